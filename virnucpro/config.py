@@ -1,0 +1,113 @@
+"""
+Settings of a run: frozen, checked in one place, the unit in the first words of each field's text.
+
+Two kinds of setting live here. ``ModelConfig`` is what decides the numbers (model, precision, plan): its
+``fingerprint`` is what a resumed run must have in common with the first one. ``RunLimits`` is what decides how long
+we wait for a worker, and never changes a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from virnucpro.errors import ConfigurationError
+
+
+class Precision(StrEnum):
+    """Number format of the forward pass; embeddings are always stored as float32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class LongPolicy(StrEnum):
+    """What happens to a sequence of more than ``max_residues`` residues."""
+
+    TRUNCATE = "truncate"
+    ERROR = "error"
+
+
+DEFAULT_MAX_RESIDUES = 1022
+"""Residues: the length ESM-2 was trained with (1024 tokens less BOS and EOS), Lin et al. 2023. Rotary positions go on
+beyond it, so that it is a setting and not a limit."""
+
+SPECIAL_TOKENS = 2
+"""Tokens: BOS and EOS, added to every sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a worker needs to know to compute rows; small and picklable, the same for every rank."""
+
+    model_name: str
+    """Name in the registry, or the stem of a checkpoint given as a path."""
+    weights_path: str
+    """Path of the weights on this machine; never part of the fingerprint."""
+    weights_sha256: str
+    """Hex sha256 of the weights file: identity of the model."""
+    hidden_dim: int
+    """Width of an embedding; 0 where it is known only once the checkpoint is open."""
+    loader: str = "virnucpro.models.esm2_flash:load_esm2_model"
+    """``module:function`` that makes (model, tokenizer) from (weights_path, device, precision=...). Set by the
+    registry, never from user input."""
+    precision: Precision = Precision.FP32
+    """Number format of the forward pass."""
+    token_budget: int = 4096
+    """Tokens, special ones included, that one block holds at the most. 0 means: the benchmarked default."""
+    threads_per_worker: int = 1
+    """Threads of a CPU worker. Part of the fingerprint: another number gives other last bits."""
+    max_residues: int = DEFAULT_MAX_RESIDUES
+    """Residues of a sequence that are embedded; see ``long_policy``."""
+    long_policy: LongPolicy = LongPolicy.TRUNCATE
+    """What happens to longer sequences."""
+    log_level: str = "INFO"
+    """Least severe level that a worker's log file records."""
+    loader_workers: int = 0
+    """Processes beside each worker that read and tokenise; 0 reads in the worker itself. Never changes a row."""
+    sequences_per_part: int = 4096
+    """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("token_budget", 1),
+            ("threads_per_worker", 1),
+            ("max_residues", 1),
+            ("loader_workers", 0),
+            ("sequences_per_part", 1),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
+
+    def result_settings(self) -> dict[str, object]:
+        """Return what decides the bytes of a row, ready for JSON; device type and versions are added by the run."""
+        everything = asdict(self)
+        for name in ("weights_path", "log_level", "loader_workers", "sequences_per_part", "hidden_dim", "loader"):
+            del everything[name]
+        return everything
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLimits:
+    """How long the parent waits, and how often it tries; results never depend on it."""
+
+    attempts: int = 3
+    """Processes started for one rank at the most, the first one included."""
+    heartbeat_timeout_s: float = 120.0
+    """Seconds without any sign of life, from the start of the process on, after which a worker is killed."""
+    startup_timeout_s: float = 1800.0
+    """Seconds from its start until a worker must have loaded its model."""
+    progress_timeout_s: float = 900.0
+    """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
+    stop_grace_s: float = 8.0
+    """Seconds between SIGTERM and SIGKILL when a worker is stopped."""
+
+
+def fingerprint(values: object) -> str:
+    """Return the hex sha256 of *values* as canonical JSON."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,0 +1,323 @@
+"""
+Every exception that VirNucPro raises on purpose, and the exit code that each one ends a command with.
+
+An error carries the values that explain it as attributes; its sentence is built once, here, and says what to do.
+Anything that is not a ``VirNucProError`` is a defect of ours and ends with ``ExitCode.INTERNAL``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class ExitCode(IntEnum):
+    """What a command ends with (the numbers of sysexits.h where it has one)."""
+
+    COMPLETE = 0
+    USAGE = 2
+    PARTIAL = 3
+    BAD_INPUT = 65
+    INTERNAL = 70
+    CANNOT_WRITE = 73
+    RUN_LOCKED = 75
+    CONFIGURATION = 78
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class VirNucProError(Exception):
+    """Base of all errors below."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InputProblem:
+    """One thing wrong with an input file, printed as ``FILE:LINE: what (id): what to do``."""
+
+    path: str
+    """The file as the user named it."""
+    line: int | None
+    """1-based line, or None where the file as a whole is meant."""
+    what: str
+    """What is wrong, without a full stop."""
+    remedy: str
+    """What the user can do about it."""
+    sequence_id: str | None = None
+    """The record's id, where there is one."""
+
+    def __str__(self) -> str:
+        where = self.path if self.line is None else f"{self.path}:{self.line}"
+        who = "" if self.sequence_id is None else f" ({printable(self.sequence_id)})"
+        return f"{where}: {self.what}{who}: {self.remedy}"
+
+
+class BadInputError(VirNucProError, ValueError):
+    """
+    The input cannot be used as it is.
+
+    Attributes:
+        problems: What was found, in file order, at most ``MAX_PROBLEMS``.
+        more: True when the check stopped at that limit.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+    MAX_PROBLEMS = 20
+
+    def __init__(self, problems: Sequence[InputProblem], *, more: bool = False) -> None:
+        self.problems = tuple(problems)
+        self.more = more
+        lines = [str(problem) for problem in self.problems]
+        if more:
+            lines.append(f"... and more: only the first {len(self.problems)} problems are shown")
+        super().__init__("\n".join(lines))
+
+
+class InputChangedError(VirNucProError):
+    """
+    An input file is not the one that was indexed.
+
+    Attributes:
+        path: The file.
+        sequence_id: The record that was being read, or None when the whole file was compared.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, path: str, sequence_id: str | None = None) -> None:
+        self.path = path
+        self.sequence_id = sequence_id
+        record = "" if sequence_id is None else f" (seen at record {printable(sequence_id)})"
+        super().__init__(f"{path}: the file changed after it was indexed{record}: start the run again on a stable copy")
+
+
+class IndexFormatError(VirNucProError, ValueError):
+    """
+    A sequence index cannot be read.
+
+    Attributes:
+        path: The index file.
+        what: What is wrong with it.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path = str(path)
+        self.what = what
+        super().__init__(f"{path}: not a usable sequence index ({what}): delete it and run `virnucpro index` again")
+
+
+class ResultError(VirNucProError, ValueError):
+    """
+    A result file is missing, damaged or does not fit its run.
+
+    Attributes:
+        path: The file.
+        what: What is wrong with it.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path = str(path)
+        self.what = what
+        super().__init__(f"{path}: {what}")
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+class ConfigurationError(VirNucProError, ValueError):
+    """A setting cannot work as given; a retry would change nothing."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class UnknownModelError(ConfigurationError):
+    """
+    No model of that name.
+
+    Attributes:
+        name: The name asked for.
+        known: The registered names.
+    """
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f"unknown model {name!r}: choose one of {', '.join(known)}, or the path of a .pt file")
+
+
+class WeightsError(ConfigurationError):
+    """
+    A model's weights are absent or unusable.
+
+    Attributes:
+        name: The model.
+        what: What is wrong and what to do.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        self.what = what
+        super().__init__(f"weights of {name}: {what}")
+
+
+class DeviceError(ConfigurationError):
+    """A device selection that names no device, names one twice, or mixes forms."""
+
+
+class TokenBudgetError(ConfigurationError):
+    """
+    A sequence alone is longer than the token budget.
+
+    Attributes:
+        tokens: Tokens of that sequence, special tokens included.
+        token_budget: Most tokens in one block.
+    """
+
+    def __init__(self, tokens: int, token_budget: int) -> None:
+        self.tokens = tokens
+        self.token_budget = token_budget
+        super().__init__(
+            f"a sequence of {tokens} tokens does not fit a token budget of {token_budget}: "
+            f"raise --token-budget to at least {tokens}, or lower --max-residues"
+        )
+
+
+class SettingsChangedError(ConfigurationError):
+    """
+    The folder holds a run made with other settings, input or model.
+
+    Attributes:
+        output_dir: The run's folder.
+        differences: Setting -> (value in the folder, value asked for).
+    """
+
+    def __init__(self, output_dir: str | Path, differences: dict[str, tuple[object, object]]) -> None:
+        self.output_dir = str(output_dir)
+        self.differences = differences
+        listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in differences.items())
+        super().__init__(
+            f"{output_dir} holds a run that cannot be continued like this: {listed}. "
+            "Use the same input and settings, or another output folder"
+        )
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+class OutputError(VirNucProError, OSError):
+    """
+    An output file or folder cannot be written.
+
+    Attributes:
+        path: What was being written.
+        what: The system's text.
+    """
+
+    exit_code = ExitCode.CANNOT_WRITE
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path = str(path)
+        self.what = what
+        super().__init__(f"cannot write {path}: {what}")
+
+
+class RunLockedError(VirNucProError):
+    """
+    Another run holds the output folder.
+
+    Attributes:
+        output_dir: The folder.
+        holder: Who holds it, as that run wrote it down.
+    """
+
+    exit_code = ExitCode.RUN_LOCKED
+
+    def __init__(self, output_dir: str | Path, holder: str) -> None:
+        self.output_dir = str(output_dir)
+        self.holder = holder
+        super().__init__(f"{output_dir} is in use by another run ({holder}): wait for it, or use another folder")
+
+
+class SequenceError(VirNucProError):
+    """
+    The model gave an unusable result for one sequence.
+
+    Attributes:
+        sequence_id: The sequence.
+        what: What is wrong with its result.
+    """
+
+    def __init__(self, sequence_id: str, what: str) -> None:
+        self.sequence_id = sequence_id
+        self.what = what
+        super().__init__(f"{printable(sequence_id)}: {what}")
+
+
+class WorkersFailedError(VirNucProError, RuntimeError):
+    """
+    Workers failed, so that rows are missing.
+
+    Attributes:
+        failures: Rank -> why it gave up.
+        world_size: How many workers there were.
+        missing_sequences: Sequences without a row.
+        total_sequences: Sequences of the input.
+        partial_path: The rows that exist, or None where there is none.
+    """
+
+    exit_code = ExitCode.PARTIAL
+
+    def __init__(
+        self,
+        failures: dict[int, str],
+        *,
+        world_size: int,
+        missing_sequences: int,
+        total_sequences: int,
+        partial_path: str | None,
+    ) -> None:
+        self.failures = failures
+        self.world_size = world_size
+        self.missing_sequences = missing_sequences
+        self.total_sequences = total_sequences
+        self.partial_path = partial_path
+        if partial_path is None:
+            self.exit_code = ExitCode.INTERNAL
+        kept = "no row was finished" if partial_path is None else f"partial result at {partial_path}"
+        reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
+        super().__init__(
+            f"{len(failures)} of {world_size} workers failed, {missing_sequences:,} of {total_sequences:,} "
+            f"sequences missing, {kept}{reasons}"
+        )
+
+
+class StoppedError(VirNucProError):
+    """
+    The run was told to stop; what is finished is kept, and the same command continues it.
+
+    Attributes:
+        signal_number: The signal that asked for it, or None when the caller did.
+    """
+
+    def __init__(self, signal_number: int | None = None) -> None:
+        self.signal_number = signal_number
+        self.exit_code = ExitCode.INTERRUPTED if signal_number in (None, 2) else ExitCode.TERMINATED
+        super().__init__("stopped; finished work is kept: start the same command again to continue")
+
+
+def printable(text: str) -> str:
+    """Return *text* with everything that a terminal or a log could act on escaped, for use in messages."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
