@@ -1,5 +1,35 @@
-"""VirNucPro tells which contigs or reads of a metagenome are viral."""
+"""
+VirNucPro tells which contigs or reads of a metagenome are viral.
+
+    import virnucpro
+
+    embeddings = virnucpro.embed_fasta("proteins.fasta", "out")
+    embeddings = virnucpro.read_embeddings("out")
+    embeddings["sp|P12345|AATM_RABIT"]   # float32 (width,)
+
+Names are looked up when they are first used, so that ``import virnucpro`` costs nothing in a worker.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from virnucpro.api import embed_fasta
+    from virnucpro.store.reader import Embeddings, read_embeddings
+
 __version__ = "0.1.0"
+__all__ = ["Embeddings", "embed_fasta", "read_embeddings"]
+
+_HOMES = {
+    "Embeddings": "virnucpro.store.reader",
+    "embed_fasta": "virnucpro.api",
+    "read_embeddings": "virnucpro.store.reader",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'virnucpro' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -35,8 +35,22 @@ DEFAULT_MAX_RESIDUES = 1022
 """Residues: the length ESM-2 was trained with (1024 tokens less BOS and EOS), Lin et al. 2023. Rotary positions go on
 beyond it, so that it is a setting and not a limit."""
 
+DEFAULT_TOKEN_BUDGET = 4096
+"""Tokens: with blocks of this many tokens a layer of the small models stays in a core's cache."""
+
 SPECIAL_TOKENS = 2
 """Tokens: BOS and EOS, added to every sequence."""
+
+
+_NO_EFFECT_ON_ROWS = (
+    "weights_path",
+    "hidden_dim",
+    "loader",
+    "long_policy",
+    "log_level",
+    "loader_workers",
+    "sequences_per_part",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +70,8 @@ class ModelConfig:
     registry, never from user input."""
     precision: Precision = Precision.FP32
     """Number format of the forward pass."""
-    token_budget: int = 4096
-    """Tokens, special ones included, that one block holds at the most. 0 means: the benchmarked default."""
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+    """Tokens, special ones included, that one block holds at the most; raised to the longest sequence."""
     threads_per_worker: int = 1
     """Threads of a CPU worker. Part of the fingerprint: another number gives other last bits."""
     max_residues: int = DEFAULT_MAX_RESIDUES
@@ -86,7 +100,7 @@ class ModelConfig:
     def result_settings(self) -> dict[str, object]:
         """Return what decides the bytes of a row, ready for JSON; device type and versions are added by the run."""
         everything = asdict(self)
-        for name in ("weights_path", "log_level", "loader_workers", "sequences_per_part", "hidden_dim", "loader"):
+        for name in _NO_EFFECT_ON_ROWS:
             del everything[name]
         return everything
 

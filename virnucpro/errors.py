@@ -288,14 +288,14 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         missing_sequences: int,
         total_sequences: int,
         partial_path: str | None,
+        exit_code: ExitCode = ExitCode.PARTIAL,
     ) -> None:
         self.failures = failures
         self.world_size = world_size
         self.missing_sequences = missing_sequences
         self.total_sequences = total_sequences
         self.partial_path = partial_path
-        if partial_path is None:
-            self.exit_code = ExitCode.INTERNAL
+        self.exit_code = exit_code
         kept = "no row was finished" if partial_path is None else f"partial result at {partial_path}"
         reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
         super().__init__(

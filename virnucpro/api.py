@@ -1,0 +1,71 @@
+"""The library face: what a script or a notebook calls. Everything else is reached through these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.store.reader import Embeddings, read_embeddings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def embed_fasta(
+    fasta_files: str | Path | Sequence[str | Path],
+    output_dir: str | Path,
+    *,
+    model: str | Path = DEFAULT_PROTEIN_MODEL,
+    devices: str = "auto",
+    workers: int | None = None,
+    precision: str = "auto",
+    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    threads: int = 1,
+    max_residues: int = DEFAULT_MAX_RESIDUES,
+    long: LongPolicy | str = LongPolicy.TRUNCATE,
+    weights_dir: str | Path | None = None,
+) -> Embeddings:
+    """
+    Embed every protein of one or more FASTA files; starting again in the same folder continues what is missing.
+
+    Args:
+        fasta_files: One path or several, plain or gzip; the result has their order.
+        output_dir: Folder of the run: result, manifest and logs.
+        model: Registered name or path of a checkpoint; by default the bundled demonstration encoder.
+        devices: ``auto``, ``cpu``, or a list such as ``0,1``.
+        workers: CPU workers, by default 1.
+        precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
+        token_budget: Tokens in one block at the most.
+        threads: Threads of each CPU worker.
+        max_residues: Residues of a sequence that are embedded.
+        long: What happens to longer sequences: ``truncate`` or ``error``.
+        weights_dir: Folder that is looked into for weights first.
+
+    Returns:
+        A mapping from sequence id to vector, open on ``output_dir/embeddings.h5``.
+
+    Raises:
+        BadInputError: The input cannot be used; tells every problem by file and line.
+        ConfigurationError: A setting cannot work, or the folder holds another run.
+        WorkersFailedError: Rows are missing.
+        OutputError: Something cannot be written.
+    """
+    files = [fasta_files] if isinstance(fasta_files, str | Path) else list(fasta_files)
+    chosen = select_devices(devices, workers=workers)
+    config = configure_model(
+        model,
+        device_type=chosen[0].type,
+        precision=precision,
+        weights_dir=None if weights_dir is None else Path(weights_dir),
+        token_budget=token_budget,
+        threads_per_worker=threads,
+        max_residues=max_residues,
+        long_policy=long,
+    )
+    result = run_embedding(files, output_dir, config, chosen)
+    result.raise_unless(allow_partial=False)
+    return read_embeddings(output_dir)

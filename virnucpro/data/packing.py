@@ -1,0 +1,134 @@
+"""
+The batch plan: which sequences are computed together.
+
+A block is a run of neighbours in the length-sorted index that fits the token budget. The plan is a pure function of
+the sequence lengths and the budget, never of ranks, world size or what is left to do; that is why a resumed run, or
+one on another number of devices, gives the same bytes. It covers each distinct sequence once: copies get their row
+when the result is put together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.config import SPECIAL_TOKENS, LongPolicy, ModelConfig, fingerprint
+from virnucpro.errors import ConfigurationError, TokenBudgetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.data.sequence_index import SequenceIndex
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Every block of a run, the same in every process that makes it from the same index and settings."""
+
+    positions: IntArray
+    """int64 (num_unique,): index positions of the distinct sequences, longest first."""
+    starts: IntArray
+    """int64 (num_blocks + 1,): block b holds ``positions[starts[b]:starts[b + 1]]``."""
+    tokens: IntArray
+    """int64 (num_blocks,): tokens of each block, special tokens included."""
+    token_budget: int
+    """Tokens: most in one block."""
+    fingerprint: str
+    """Identity of input, settings and cuts: rows computed under another one are not used."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def block_positions(self, block: int) -> IntArray:
+        """Return the index positions of *block*, int64 (num_sequences,)."""
+        return self.positions[self.starts[block] : self.starts[block + 1]]
+
+    def rank_blocks(self, rank: int, world_size: int) -> range:
+        """Return the blocks of *rank*: every world_size-th, so that ranks get equal work."""
+        return range(rank, len(self), world_size)
+
+
+def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[range]:
+    """
+    Cut a length-sorted index into blocks of at most *token_budget* tokens.
+
+    Args:
+        tokens: Tokens of each sequence, special tokens included, longest first.
+        token_budget: Most tokens in one block.
+
+    Returns:
+        Consecutive ranges that cover every position once, in order.
+
+    Raises:
+        TokenBudgetError: A sequence alone is longer than *token_budget*.
+    """
+    per_sequence = np.asarray(tokens, dtype=np.int64)
+    if not len(per_sequence):
+        return []
+    longest = int(per_sequence.max())
+    if longest > token_budget:
+        raise TokenBudgetError(longest, token_budget)
+    through = np.cumsum(per_sequence)
+    blocks = []
+    start, tokens_before = 0, 0
+    while start < len(per_sequence):
+        end = int(np.searchsorted(through, tokens_before + token_budget, side="right"))
+        blocks.append(range(start, end))
+        start, tokens_before = end, int(through[end - 1])
+    return blocks
+
+
+def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int) -> int:
+    """
+    Return the budget to plan with: as requested, but never smaller than the longest sequence.
+
+    Args:
+        requested: Tokens.
+        lengths: Residues of every sequence.
+        max_residues: Residues of a sequence that are embedded.
+    """
+    if not len(lengths):
+        return requested
+    return max(requested, int(tokens_of(lengths, max_residues=max_residues).max()))
+
+
+def tokens_of(lengths: IntArray, *, max_residues: int) -> IntArray:
+    """Return the tokens that sequences of *lengths* residues cost, int64: cut to the limit, special tokens added."""
+    return np.minimum(lengths.astype(np.int64), max_residues) + SPECIAL_TOKENS
+
+
+def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:
+    """
+    Plan the blocks of a run.
+
+    Args:
+        index: The input.
+        model_config: With a token budget that was settled.
+        device_type: ``cpu`` or ``cuda``: rows of one are not continued on the other.
+
+    Raises:
+        TokenBudgetError: The budget is smaller than the longest sequence.
+        ConfigurationError: A sequence is longer than allowed and the policy is to refuse it.
+    """
+    if model_config.long_policy is LongPolicy.ERROR and len(index) and index.lengths[0] > model_config.max_residues:
+        raise ConfigurationError(
+            f"a sequence of {index.lengths[0]} residues is longer than {model_config.max_residues}"
+        )
+    everywhere = np.arange(len(index), dtype=np.int64)
+    positions = everywhere[index.representatives[:] == everywhere]
+    tokens = tokens_of(index.lengths[positions], max_residues=model_config.max_residues)
+    blocks = plan_blocks(tokens, token_budget=model_config.token_budget)
+    starts = np.array([block.start for block in blocks] + [len(positions)], dtype=np.int64)
+    sums = np.add.reduceat(tokens, starts[:-1]) if blocks else np.empty(0, np.int64)
+    identity = {
+        "input": index.content_fingerprint,
+        "settings": model_config.result_settings(),
+        "device_type": device_type,
+        "unique": len(positions),
+        "blocks": len(blocks),
+    }
+    return BlockPlan(positions, starts, sums, model_config.token_budget, fingerprint(identity))

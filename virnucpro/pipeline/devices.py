@@ -1,0 +1,182 @@
+"""
+Which devices are ours, without importing the framework.
+
+A worker sees one device. The parent says which by the value of ``CUDA_VISIBLE_DEVICES`` that the worker starts with:
+a token of the parent's own visible list, or the empty string for a CPU worker. Inside a worker its GPU is always
+``cuda:0``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pynvml
+
+from virnucpro.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+CPU_TOKEN = ""
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device that one worker gets."""
+
+    token: str
+    """What the worker's CUDA_VISIBLE_DEVICES is; empty for a CPU worker."""
+
+    @property
+    def type(self) -> str:
+        """``cpu`` or ``cuda``: the framework's name inside the worker."""
+        return "cuda" if self.token else "cpu"
+
+    @property
+    def label(self) -> str:
+        """What logs and reports call it."""
+        return f"cuda:{self.token}" if self.token else "cpu"
+
+
+CPU = Device(CPU_TOKEN)
+
+
+def count_gpus() -> int:
+    """Return the GPUs that the driver sees, whatever is visible to us; 0 without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
+    """
+    Return the tokens of our visible GPUs, in order.
+
+    Args:
+        environ: Where CUDA_VISIBLE_DEVICES is looked up: numbers, or UUIDs of GPUs or MIG instances; unset means all,
+            empty means none, and a negative number ends the list (as CUDA has it).
+        gpu_count: GPUs of the machine, for the unset case.
+
+    Raises:
+        DeviceError: A token twice, numbers mixed with UUIDs, or something that is neither.
+    """
+    value = environ.get(VISIBLE_VARIABLE)
+    if value is None:
+        return [str(number) for number in range(gpu_count)]
+    tokens = []
+    for token in (item.strip() for item in value.split(",")) if value.strip() else ():
+        if re.fullmatch(r"-\d+", token):
+            break
+        tokens.append(token)
+    return check_tokens(tokens, source=VISIBLE_VARIABLE)
+
+
+def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
+    """
+    Return *tokens* when they name devices in one form, each once.
+
+    Raises:
+        DeviceError: They do not; names *source*.
+    """
+    numbers = [token for token in tokens if re.fullmatch(r"\d+", token)]
+    uuids = [token for token in tokens if _UUID.fullmatch(token)]
+    for token in tokens:
+        if token not in numbers and token not in uuids:
+            raise DeviceError(f"{source}: {token!r} is neither a device number nor a GPU- or MIG- UUID")
+    if numbers and uuids:
+        raise DeviceError(f"{source}: numbers and UUIDs are mixed ({', '.join(tokens)}): use one form")
+    canonical = [str(int(token)) if token in numbers else token for token in tokens]
+    if len(set(canonical)) < len(canonical):
+        raise DeviceError(f"{source}: a device is named twice ({', '.join(tokens)})")
+    return canonical
+
+
+def devices_for_ranks(world_size: int, environ: Mapping[str, str] | None = None) -> list[Device]:
+    """
+    Map ranks to the parent's own visible list; where it is empty, every rank is a CPU worker.
+
+    Args:
+        world_size: Number of ranks.
+        environ: The parent's environment, by default this process's.
+
+    Raises:
+        DeviceError: More ranks than visible GPUs, or a list that CUDA would not take.
+    """
+    tokens = visible_tokens(os.environ if environ is None else environ, gpu_count=count_gpus())
+    if not tokens:
+        return [CPU] * world_size
+    if world_size > len(tokens):
+        raise DeviceError(
+            f"{world_size} workers asked for, but only {len(tokens)} GPUs are visible ({', '.join(tokens)})"
+        )
+    return [Device(token) for token in tokens[:world_size]]
+
+
+def select_devices(
+    choice: str, *, workers: int | None = None, environ: Mapping[str, str] | None = None, gpu_count: int | None = None
+) -> list[Device]:
+    """
+    Return one device a worker, for what the user asked.
+
+    Args:
+        choice: ``auto`` (every visible GPU, else the CPU), ``cpu``, or a list: numbers count within the visible list,
+            as the framework would count them, UUIDs must be in it.
+        workers: Number of CPU workers, by default 1.
+        environ: The parent's environment, by default this process's.
+        gpu_count: GPUs of the machine, by default counted through the driver.
+
+    Raises:
+        DeviceError: A device that is not there, is named twice, or a number of CPU workers for GPUs.
+    """
+    present = count_gpus() if gpu_count is None else gpu_count
+    wanted = choice.strip()
+    if wanted == "cpu":
+        return [CPU] * _cpu_workers(workers)
+    visible = visible_tokens(os.environ if environ is None else environ, gpu_count=present) if present else []
+    if wanted == "auto" and not visible:
+        return [CPU] * _cpu_workers(workers)
+    tokens = visible if wanted == "auto" else [_pick(token, visible) for token in _listed(wanted)]
+    check_tokens(tokens, source="--devices")
+    if workers is not None and workers != len(tokens):
+        raise DeviceError(
+            f"--workers is the number of CPU workers: with GPUs there is one worker each ({len(tokens)} here)"
+        )
+    return [Device(token) for token in tokens]
+
+
+def _cpu_workers(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise DeviceError(f"--workers is {workers}: it must be at least 1")
+    return 1 if workers is None else workers
+
+
+def _listed(choice: str) -> list[str]:
+    tokens = [token.strip() for token in choice.split(",") if token.strip()]
+    if not tokens:
+        raise DeviceError("--devices is empty: give auto, cpu, or a list such as 0,1")
+    return check_tokens(tokens, source="--devices")
+
+
+def _pick(token: str, visible: Sequence[str]) -> str:
+    shown = ", ".join(visible) or "none"
+    if token.isdigit():
+        if int(token) >= len(visible):
+            raise DeviceError(f"--devices: there is no GPU {token} (visible: {shown})")
+        return visible[int(token)]
+    if not visible:
+        raise DeviceError(f"--devices: there is no GPU {token} (visible: {shown})")
+    if all(item.isdigit() for item in visible) or token in visible:
+        return token
+    raise DeviceError(f"--devices: {token} is not in the visible list ({shown})")

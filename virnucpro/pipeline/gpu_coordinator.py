@@ -1,0 +1,190 @@
+"""
+All ranks of one run, each in a process of its own on a device of its own.
+
+One thread a rank runs ``run_rank`` until the rank is complete, its failure is not worth a retry, or its attempts are
+used up. The coordinator knows processes; it does not know sequences, models or files.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from virnucpro.config import RunLimits
+from virnucpro.errors import ConfigurationError
+from virnucpro.pipeline.devices import devices_for_ranks
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.worker_process import importable_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.context import SpawnProcess
+    from pathlib import Path
+
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.rank_runner import MessageHandler
+    from virnucpro.pipeline.worker_process import WorkerFunction, WorkerProcess
+
+
+class GPUProcessCoordinator:
+    """
+    Starts, watches and ends one worker process a rank.
+
+    Args:
+        world_size: Number of ranks.
+        output_dir: The run's folder.
+        devices: One a rank; by default rank r gets entry r of the parent's visible list, and where no GPU is visible
+            every rank is a CPU worker.
+        limits: Attempts and time limits; by default one attempt.
+        on_message: Called with rank and message for everything that a worker says, from that rank's thread.
+        stop: Set by whoever wants the workers to end; by default one of our own.
+
+    Attributes:
+        world_size, output_dir: As given.
+        ctx: The spawn context.
+        workers: Rank -> its latest process.
+        results_queue: Reports that have come in and were not collected yet.
+        outcomes: Rank -> how it went so far.
+
+    Raises:
+        ConfigurationError: No rank, or not one device a rank.
+        DeviceError: More ranks than visible devices.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        output_dir: Path | str,
+        *,
+        devices: Sequence[Device] | None = None,
+        limits: RunLimits | None = None,
+        on_message: MessageHandler | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        if world_size < 1:
+            raise ConfigurationError(f"world_size is {world_size}: it must be at least 1")
+        self.world_size = world_size
+        self.output_dir = output_dir
+        self.devices = list(devices_for_ranks(world_size) if devices is None else devices)
+        if len(self.devices) != world_size:
+            raise ConfigurationError(f"{len(self.devices)} devices for {world_size} ranks")
+        self.limits = limits or RunLimits(attempts=1)
+        self.ctx = multiprocessing.get_context("spawn")
+        self.workers: dict[int, SpawnProcess] = {}
+        self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.outcomes: dict[int, RankOutcome] = {}
+        self._on_message = on_message
+        self._stop = threading.Event() if stop is None else stop
+        self._threads: dict[int, threading.Thread] = {}
+
+    def spawn_workers(self, worker_fn: WorkerFunction, worker_args: tuple[Any, ...]) -> None:
+        """
+        Start every rank; returns when each process has been started or has failed to.
+
+        Args:
+            worker_fn: ``(rank, world_size, results_queue, *worker_args)``, of an importable module.
+            worker_args: Passed on; must pickle.
+
+        Raises:
+            ConfigurationError: *worker_fn* is defined in ``__main__`` or inside a function, or workers were started.
+        """
+        importable_name(worker_fn)
+        if self._threads:
+            raise ConfigurationError("this coordinator has started its workers already: make another one")
+        launched = {rank: threading.Event() for rank in range(self.world_size)}
+        for rank, device in enumerate(self.devices):
+            self.outcomes[rank] = RankOutcome(rank=rank, device=device.label)
+            self._threads[rank] = threading.Thread(
+                target=self._run_attempts,
+                args=(rank, worker_fn, worker_args, launched[rank]),
+                name=f"rank-{rank}",
+                daemon=True,
+            )
+            self._threads[rank].start()
+        for event in launched.values():
+            event.wait()
+
+    def wait_for_completion(self, timeout: float | None = None) -> dict[int, bool]:
+        """
+        Wait for the workers, all at the same time.
+
+        Args:
+            timeout: Seconds for each worker, from now on; None waits for as long as it takes.
+
+        Returns:
+            Rank -> True when it ended well and said so. A worker that is still alive is False and keeps running.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads.values():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return {
+            rank: not thread.is_alive() and self.outcomes[rank].state == "complete"
+            for rank, thread in self._threads.items()
+        }
+
+    def collect_results(self) -> list[dict[str, Any]]:
+        """Return the reports that have come in since the last call, in the order of their arrival."""
+        reports = []
+        while not self.results_queue.empty():
+            reports.append(self.results_queue.get())
+        return reports
+
+    def terminate_all(self) -> None:
+        """End every worker: a request to stop, then by force. No process is left when this returns."""
+        self._stop.set()
+        for thread in self._threads.values():
+            thread.join()
+
+    def kill_all(self) -> None:
+        """End every worker at once."""
+        self._stop.set()
+        for process in list(self.workers.values()):
+            if process.is_alive():
+                process.kill()
+        self.terminate_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self.terminate_all()
+        else:
+            self.kill_all()
+
+    def _run_attempts(
+        self, rank: int, worker_fn: WorkerFunction, worker_args: tuple[Any, ...], launched: threading.Event
+    ) -> None:
+        outcome = self.outcomes[rank]
+
+        def note_start(worker: WorkerProcess) -> None:
+            self.workers[rank] = worker.process
+            launched.set()
+
+        try:
+            while outcome.attempts < self.limits.attempts and not self._stop.is_set():
+                run_rank(
+                    worker_fn,
+                    worker_args,
+                    outcome=outcome,
+                    world_size=self.world_size,
+                    device=self.devices[rank],
+                    limits=self.limits,
+                    stop=self._stop,
+                    on_message=self._hear,
+                    on_start=note_start,
+                )
+                if outcome.state != "failed" or not FailureClass(outcome.failure or "died").is_worth_a_retry:
+                    return
+        finally:
+            launched.set()
+
+    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+        if "kind" not in message:
+            self.results_queue.put(message)
+        if self._on_message is not None:
+            self._on_message(rank, message)

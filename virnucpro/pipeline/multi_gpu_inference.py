@@ -1,0 +1,252 @@
+"""
+The main job without an orchestrator: FASTA in, one validated embeddings file out, one process a device.
+
+``run_embedding`` reads as the pipeline: prepare, run the ranks, aggregate, validate, close. The flow does the same
+steps, each as a task.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy, ModelConfig, Precision, RunLimits
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
+from virnucpro.pipeline.devices import devices_for_ranks, select_devices
+from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
+from virnucpro.pipeline.run_completion import (
+    RunResult,
+    aggregate_run,
+    close_run,
+    failure_noted,
+    finished_result,
+    stop_run,
+    validate_run,
+)
+from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.run_lock import RunLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.rank_runner import MessageHandler, RankOutcome
+    from virnucpro.pipeline.worker_process import WorkerFunction
+
+GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
+"""By name, so that the parent does not import the framework."""
+
+
+def run_multi_gpu_inference(
+    fasta_files: Sequence[str | Path],
+    output_dir: str | Path,
+    model_config: ModelConfig,
+    world_size: int | None = None,
+    *,
+    limits: RunLimits | None = None,
+    worker_fn: WorkerFunction = GPU_WORKER,
+) -> tuple[Path, list[int]]:
+    """
+    Embed every sequence of *fasta_files*, one process a device; what survivors computed is kept.
+
+    Args:
+        fasta_files: The input, in the order of the result.
+        output_dir: The run's folder; starting again with the same arguments continues what is missing.
+        model_config: What to compute (see ``configure_model``).
+        world_size: Number of workers; by default one for each visible GPU, and one CPU worker where there is none.
+        limits: Attempts and time limits.
+        worker_fn: What each process runs, with the arguments of ``gpu_worker``.
+
+    Returns:
+        The result file (``embeddings.partial.h5`` where rows are missing), and the ranks that gave up.
+
+    Raises:
+        BadInputError: The input cannot be used.
+        ConfigurationError: A setting cannot work.
+        WorkersFailedError: No worker succeeded.
+    """
+    devices = select_devices("auto") if world_size is None else devices_for_ranks(world_size)
+    result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
+    succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
+    result.raise_unless(allow_partial=succeeded)
+    assert result.output_path is not None
+    return result.output_path, result.failed_ranks
+
+
+def run_esm2_multi_gpu(
+    fasta_files: Sequence[str | Path],
+    output_dir: str | Path,
+    model_name: str = DEFAULT_PROTEIN_MODEL,
+    world_size: int | None = None,
+    *,
+    limits: RunLimits | None = None,
+) -> Path:
+    """
+    Embed proteins with an ESM-2 model and its defaults, all or nothing.
+
+    Args:
+        fasta_files: The input, in the order of the result.
+        output_dir: The run's folder.
+        model_name: Registered name, or path of a checkpoint.
+        world_size: As in ``run_multi_gpu_inference``.
+        limits: Attempts and time limits.
+
+    Returns:
+        ``embeddings.h5``.
+
+    Raises:
+        RuntimeError: A row is missing (``WorkersFailedError``).
+        BadInputError: The input cannot be used.
+        ConfigurationError: A setting cannot work.
+    """
+    devices = select_devices("auto") if world_size is None else devices_for_ranks(world_size)
+    config = configure_model(model_name, device_type=devices[0].type)
+    result = run_embedding(fasta_files, output_dir, config, devices, limits=limits)
+    result.raise_unless(allow_partial=False)
+    assert result.output_path is not None
+    return result.output_path
+
+
+def configure_model(
+    model: str | Path = DEFAULT_PROTEIN_MODEL,
+    *,
+    device_type: str,
+    precision: str = "auto",
+    weights_dir: Path | None = None,
+    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    threads_per_worker: int = 1,
+    max_residues: int = DEFAULT_MAX_RESIDUES,
+    long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
+    log_level: str = "INFO",
+    on_download: Callable[[int, int | None], None] | None = None,
+) -> ModelConfig:
+    """
+    Find a model's weights (fetching them once if it was named and they are not here) and settle its settings.
+
+    Args:
+        model: Registered name, or path of a checkpoint.
+        device_type: ``cpu`` or ``cuda``.
+        precision: ``auto`` is fp32 on a CPU and bf16 on a GPU.
+        weights_dir: Folder that is looked into first.
+        token_budget: Tokens in one block at the most.
+        threads_per_worker: Threads of a CPU worker.
+        max_residues: Residues of a sequence that are embedded.
+        long_policy: What happens to longer ones.
+        log_level: Of the workers' log files.
+        on_download: Called with bytes fetched and bytes in all.
+
+    Raises:
+        UnknownModelError: No such model.
+        WeightsError: Its weights cannot be had.
+        ConfigurationError: A setting is out of range.
+    """
+    resolved = resolve_model(model, weights_dir=weights_dir, on_download=on_download)
+    chosen = ("fp32" if device_type == "cpu" else "bf16") if precision == "auto" else precision
+    return ModelConfig(
+        model_name=resolved.name,
+        weights_path=str(resolved.weights_path),
+        weights_sha256=resolved.weights_sha256,
+        hidden_dim=resolved.hidden_dim,
+        loader=resolved.loader,
+        precision=Precision(chosen),
+        token_budget=token_budget,
+        threads_per_worker=threads_per_worker,
+        max_residues=max_residues,
+        long_policy=LongPolicy(long_policy),
+        log_level=log_level,
+    )
+
+
+def run_embedding(
+    fasta_files: Sequence[str | Path],
+    output_dir: str | Path,
+    model_config: ModelConfig,
+    devices: Sequence[Device],
+    *,
+    limits: RunLimits | None = None,
+    worker_fn: WorkerFunction = GPU_WORKER,
+    on_prepared: Callable[[PreparedRun], None] | None = None,
+    on_message: MessageHandler | None = None,
+    stop: threading.Event | None = None,
+    keep_shards: bool = False,
+) -> RunResult:
+    """
+    Run the job to its end and say how it went; failed workers are in the result, not raised.
+
+    Args:
+        fasta_files: The input, in the order of the result.
+        output_dir: The run's folder.
+        model_config: What to compute.
+        devices: One a rank.
+        limits: Attempts and time limits.
+        worker_fn: What each process runs.
+        on_prepared: Called once before the first worker starts.
+        on_message: Called with rank and message for everything that a worker says.
+        stop: Set it to end the run at the next batch boundary.
+        keep_shards: Leave the shards of a complete run in its folder.
+
+    Raises:
+        BadInputError: The input cannot be used.
+        ConfigurationError: A setting cannot work, or the folder holds another run.
+        RunLockedError: Another run holds the folder.
+        OutputError: Something cannot be written.
+        ResultError: The result did not stand its validation.
+    """
+    stop = stop or threading.Event()
+    clock = StageClock()
+    run_id = new_run_id()
+    with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
+        run = prepare_run(fasta_files, output_dir, model_config, devices, run_id=run_id)
+        clock.lap("index")
+        if run.already_complete:
+            return finished_result(run)
+        if on_prepared is not None:
+            on_prepared(run)
+        with failure_noted(run):
+            outcomes = _run_ranks(run, limits or RunLimits(), worker_fn, on_message, stop)
+            clock.lap("embed")
+            if stop.is_set():
+                return stop_run(run, outcomes, stages_s=clock.stages_s)
+            aggregation = aggregate_run(run, outcomes)
+            clock.lap("aggregate")
+            validate_run(run, aggregation)
+            clock.lap("validate")
+            return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+
+
+def new_run_id() -> str:
+    """Return an identifier for one start of a run."""
+    return uuid.uuid4().hex[:12]
+
+
+class StageClock:
+    """Seconds by stage, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.stages_s: dict[str, float] = {}
+        self._last_s = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        """End *stage* now."""
+        now = time.monotonic()
+        self.stages_s[stage] = now - self._last_s
+        self._last_s = now
+
+
+def _run_ranks(
+    run: PreparedRun,
+    limits: RunLimits,
+    worker_fn: WorkerFunction,
+    on_message: MessageHandler | None,
+    stop: threading.Event,
+) -> list[RankOutcome]:
+    with GPUProcessCoordinator(
+        run.world_size, run.output_dir, devices=run.devices, limits=limits, on_message=on_message, stop=stop
+    ) as coordinator:
+        coordinator.spawn_workers(worker_fn, run.worker_args)
+        coordinator.wait_for_completion()
+        return [coordinator.outcomes[rank] for rank in range(run.world_size)]

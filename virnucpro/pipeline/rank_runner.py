@@ -1,0 +1,199 @@
+"""
+The life of one rank in one process: start it, watch it, say how it ended.
+
+``run_rank`` is the only place where this is done. ``GPUProcessCoordinator`` loops over it with a bounded number of
+attempts; the flow's task calls it once and lets Prefect own the attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.pipeline.failures import FailureClass, classify_exit
+from virnucpro.pipeline.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Event
+
+    from virnucpro.config import RunLimits
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.worker_process import WorkerFunction
+
+    MessageHandler = Callable[[int, dict[str, Any]], None]
+
+POLL_S = 0.2
+"""Seconds between looks at the stop event and the clocks."""
+
+
+@dataclass(kw_only=True)
+class RankOutcome:
+    """How one rank went; small and plain, so that it travels between Prefect's tasks and into ``run.json``."""
+
+    rank: int
+    """Number of the rank."""
+    device: str
+    """Its device's label."""
+    state: str = "failed"
+    """complete, failed or stopped."""
+    failure: str | None = None
+    """Failure class, where it failed."""
+    reason: str | None = None
+    """One sentence for a person, where it failed."""
+    pids: list[int] = field(default_factory=list)
+    """Every process that was started for it."""
+    exit_code: int | None = None
+    """Of the last process; negative for a signal."""
+    attempts: int = 0
+    """Processes started."""
+    sequences: int = 0
+    """Rows computed, over all attempts."""
+    sequences_resumed: int = 0
+    """Rows that the last attempt found finished."""
+    tokens: int = 0
+    """Tokens computed, over all attempts."""
+    seconds: float = 0.0
+    """Wall time, over all attempts."""
+    compute_s: float = 0.0
+    """Seconds from the loaded model to the last row, over all attempts."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens computed over the seconds that computing took."""
+        return self.tokens / self.compute_s if self.compute_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for the manifest."""
+        return {**asdict(self), "tokens_per_second": round(self.tokens_per_second, 1)}
+
+
+def run_rank(
+    worker_fn: WorkerFunction,
+    worker_args: tuple[Any, ...],
+    *,
+    outcome: RankOutcome,
+    world_size: int,
+    device: Device,
+    limits: RunLimits,
+    stop: Event,
+    on_message: MessageHandler | None = None,
+    on_start: Callable[[WorkerProcess], None] | None = None,
+) -> RankOutcome:
+    """
+    Run one process of one rank to its end; no process is left when this returns or raises.
+
+    Args:
+        worker_fn: The worker function, of an importable module.
+        worker_args: Passed on after ``results_queue``.
+        outcome: Of this rank so far; the new attempt is added to it.
+        world_size: Number of ranks.
+        device: The rank's device.
+        limits: When to give up waiting.
+        stop: Set by whoever wants the run to end.
+        on_message: Called with rank and message for everything that the worker says.
+        on_start: Called once with the started process.
+
+    Returns:
+        *outcome*, with this attempt in it.
+
+    Raises:
+        ConfigurationError: The worker function cannot be imported by another process.
+    """
+    worker = WorkerProcess(worker_fn, rank=outcome.rank, world_size=world_size, device=device, worker_args=worker_args)
+    outcome.attempts += 1
+    outcome.state, outcome.failure, outcome.reason, outcome.exit_code = "failed", None, None, None
+    watch = _Watch(outcome, limits)
+    try:
+        worker.start()
+        outcome.pids.append(worker.process.pid or 0)
+        if on_start is not None:
+            on_start(worker)
+        while worker.process.exitcode is None and not watch.overdue():
+            if stop.is_set():
+                worker.end(limits.stop_grace_s)
+            for message in worker.wait_for_messages(POLL_S):
+                watch.hear(message)
+                if on_message is not None:
+                    on_message(outcome.rank, message)
+    except OSError as error:
+        watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
+    finally:
+        if worker.process.pid is not None:
+            worker.kill()
+            for message in worker.wait_for_messages(0):
+                watch.hear(message)
+                if on_message is not None:
+                    on_message(outcome.rank, message)
+            outcome.exit_code = worker.process.exitcode
+        worker.close()
+        watch.conclude(stopping=stop.is_set())
+    return outcome
+
+
+class _Watch:
+    """What is known of a running attempt, and its clocks."""
+
+    def __init__(self, outcome: RankOutcome, limits: RunLimits) -> None:
+        self.outcome = outcome
+        self.limits = limits
+        self.started_s = self.heard_s = time.monotonic()
+        self.progress_s: float | None = None
+        self.loaded_s: float | None = None
+        self.last_row_s: float | None = None
+        self.computed = (outcome.sequences, outcome.tokens)
+        self.report: dict[str, Any] | None = None
+
+    def hear(self, message: dict[str, Any]) -> None:
+        now = self.heard_s = time.monotonic()
+        kind = message.get("kind")
+        if kind == "resumed":
+            self.outcome.sequences_resumed = int(message["sequences"])
+        elif kind == "model_loaded":
+            self.loaded_s = self.progress_s = now
+        elif kind == "progress":
+            self.progress_s = self.last_row_s = now
+            self.outcome.sequences = self.computed[0] + int(message["sequences"])
+            self.outcome.tokens = self.computed[1] + int(message["tokens"])
+        elif kind is None:
+            self.report = message
+
+    def overdue(self) -> bool:
+        """Whether a limit has passed; notes which."""
+        now, limits = time.monotonic(), self.limits
+        if now - self.heard_s > limits.heartbeat_timeout_s:
+            self.give_up(FailureClass.HUNG, f"no sign of life for {limits.heartbeat_timeout_s:g} s")
+        elif self.progress_s is None and now - self.started_s > limits.startup_timeout_s:
+            self.give_up(FailureClass.HUNG, f"not ready after {limits.startup_timeout_s:g} s")
+        elif self.progress_s is not None and now - self.progress_s > limits.progress_timeout_s:
+            self.give_up(FailureClass.HUNG, f"no batch finished for {limits.progress_timeout_s:g} s")
+        return self.outcome.failure is not None
+
+    def give_up(self, failure: FailureClass, reason: str) -> None:
+        self.outcome.failure, self.outcome.reason = failure.value, reason
+
+    def conclude(self, *, stopping: bool) -> None:
+        outcome, report = self.outcome, self.report or {}
+        outcome.seconds += time.monotonic() - self.started_s
+        if self.loaded_s is not None and self.last_row_s is not None:
+            outcome.compute_s += self.last_row_s - self.loaded_s
+        succeeded = (
+            outcome.failure is None and outcome.exit_code == 0 and bool(report) and report.get("status") != "failed"
+        )
+        if succeeded:
+            outcome.state = "complete"
+            return
+        if outcome.failure is None:
+            outcome.failure = classify_exit(outcome.exit_code, report.get("failure")).value
+        if stopping or outcome.failure == FailureClass.STOPPED:
+            outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
+        outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "the process never started"
+    if exit_code < 0:
+        return f"the process was ended by signal {-exit_code}"
+    return f"the process ended with exit code {exit_code} and without a report"

@@ -1,0 +1,273 @@
+"""
+What happens after the workers: aggregate, list what is missing, prove the result, close the manifest, tidy up.
+
+The outcome of a run follows from missing rows, not from failed ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import (
+    ConfigurationError,
+    ExitCode,
+    OutputError,
+    ResultError,
+    StoppedError,
+    WorkersFailedError,
+)
+from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.pipeline.run_preparation import read_manifest_or_fail
+from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
+from virnucpro.store import durable
+from virnucpro.store.manifest import RunManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.pipeline.rank_runner import RankOutcome
+    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.run_layout import RunLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to, for whoever reports it."""
+
+    output_dir: Path
+    """The run's folder."""
+    output_path: Path | None
+    """``embeddings.h5``, ``embeddings.partial.h5``, or None where there is no row."""
+    state: str
+    """complete, partial, failed or stopped."""
+    num_records: int
+    """Sequences of the input."""
+    num_rows: int
+    """Rows of the result."""
+    num_copies: int
+    """Records that are copies of another sequence and were not computed again."""
+    num_truncated: int
+    """Rows whose sequence was cut to the residue limit."""
+    ranks: tuple[RankOutcome, ...]
+    """How each rank went; empty when the folder held the finished result already."""
+    stages_s: Mapping[str, float]
+    """Seconds by stage."""
+
+    @property
+    def num_missing(self) -> int:
+        """Records without a row."""
+        return self.num_records - self.num_rows
+
+    @property
+    def failed_ranks(self) -> list[int]:
+        """Ranks that gave up."""
+        return [outcome.rank for outcome in self.ranks if outcome.state != "complete"]
+
+    def raise_unless(self, *, allow_partial: bool) -> None:
+        """
+        Turn what is not a success into its error.
+
+        Args:
+            allow_partial: Missing rows are fine as long as there is one.
+
+        Raises:
+            WorkersFailedError, ConfigurationError, BadInputError, OutputError, StoppedError: By what happened.
+        """
+        if self.state == "complete" or (self.state == "partial" and allow_partial):
+            return
+        if self.state == "stopped":
+            raise StoppedError
+        failed = [outcome for outcome in self.ranks if outcome.state == "failed"]
+        classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
+        reason = next((outcome.reason or "unknown" for outcome in failed), "a block's rows were found damaged")
+        if classes == {FailureClass.CONFIGURATION}:
+            raise ConfigurationError(reason)
+        if FailureClass.CANNOT_WRITE in classes:
+            raise OutputError(self.output_dir, reason)
+        code = ExitCode.PARTIAL
+        if self.output_path is None:
+            code = exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL
+        raise WorkersFailedError(
+            {outcome.rank: f"{outcome.failure}: {outcome.reason}" for outcome in failed},
+            world_size=len(self.ranks),
+            missing_sequences=self.num_missing,
+            total_sequences=self.num_records,
+            partial_path=None if self.output_path is None else str(self.output_path),
+            exit_code=code,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for ``--json`` and for task results."""
+        return {
+            "state": self.state,
+            "output_dir": str(self.output_dir),
+            "output_path": None if self.output_path is None else str(self.output_path),
+            "records": self.num_records,
+            "rows": self.num_rows,
+            "missing": self.num_missing,
+            "copies": self.num_copies,
+            "truncated": self.num_truncated,
+            "failed_ranks": self.failed_ranks,
+            "ranks": [outcome.to_json() for outcome in self.ranks],
+            "stages_s": dict(self.stages_s),
+        }
+
+
+def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome]) -> Aggregation:
+    """
+    Write the result and the list of what is missing.
+
+    Raises:
+        OutputError: Either cannot be written.
+    """
+    index = run.open_index()
+    plan = run.plan(index)
+    config = run.model_config
+    result = aggregate_shards(run.layout, index, plan, max_residues=config.max_residues, hidden_dim=config.hidden_dim)
+    by_rank = {outcome.rank: (outcome.failure or "unknown", outcome.attempts) for outcome in outcomes}
+    reasons = {block: by_rank.get(block % run.world_size, ("unknown", 0)) for block in result.missing_blocks}
+    write_failed_sequences(run.layout, index, plan, result.missing_blocks, reasons)
+    return result
+
+
+def validate_run(run: PreparedRun, aggregation: Aggregation) -> None:
+    """
+    Prove that rows and listed failures add up to the input, and that the result file is whole.
+
+    Raises:
+        ResultError: They do not, or it is not.
+    """
+    index = run.open_index()
+    if aggregation.output_path is not None:
+        validate_result(
+            aggregation.output_path, index, expected_rows=aggregation.num_rows, expected_sha256=aggregation.sha256
+        )
+    _check_failed_list(run.layout, index, expected=aggregation.num_missing)
+
+
+def close_run(
+    run: PreparedRun,
+    outcomes: Sequence[RankOutcome],
+    aggregation: Aggregation,
+    *,
+    stages_s: dict[str, float],
+    keep_shards: bool = False,
+) -> RunResult:
+    """
+    Write the outcome into the manifest; when the run is complete, remove what only served to resume it.
+
+    Raises:
+        OutputError: The manifest cannot be written.
+    """
+    layout = run.layout
+    index = run.open_index()
+    copies = len(index) - len(run.plan(index).positions)
+    state = "complete" if aggregation.is_complete else "partial" if aggregation.output_path else "failed"
+    result = RunResult(
+        output_dir=layout.output_dir,
+        output_path=aggregation.output_path,
+        state=state,
+        num_records=len(index),
+        num_rows=aggregation.num_rows,
+        num_copies=copies,
+        num_truncated=aggregation.num_truncated,
+        ranks=tuple(outcomes),
+        stages_s=stages_s,
+    )
+    manifest = RunManifest.read(layout.manifest)
+    manifest.state = state
+    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.stages_s = {name: round(seconds, 3) for name, seconds in stages_s.items()}
+    manifest.ranks = [outcome.to_json() for outcome in outcomes]
+    manifest.counts = {
+        "records": len(index),
+        "rows": aggregation.num_rows,
+        "missing": aggregation.num_missing,
+        "copies": copies,
+        "truncated": aggregation.num_truncated,
+    }
+    manifest.files = {}
+    if aggregation.output_path is not None and aggregation.sha256 is not None:
+        manifest.files[aggregation.output_path.name] = aggregation.sha256
+    if layout.failed_sequences.exists():
+        manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
+    manifest.write(layout.manifest)
+    if state == "complete":
+        _remove_what_resumes(layout, keep_shards=keep_shards)
+    return result
+
+
+def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dict[str, float]) -> RunResult:
+    """Note in the manifest that the run was stopped; parts and shards stay for the next start, nothing is merged."""
+    manifest = RunManifest.read(run.layout.manifest)
+    manifest.state = "stopped"
+    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.ranks = [outcome.to_json() for outcome in outcomes]
+    manifest.write(run.layout.manifest)
+    rows = sum(outcome.sequences + outcome.sequences_resumed for outcome in outcomes)
+    return RunResult(
+        output_dir=run.output_dir,
+        output_path=None,
+        state="stopped",
+        num_records=manifest.counts["records"],
+        num_rows=rows,
+        num_copies=0,
+        num_truncated=0,
+        ranks=tuple(outcomes),
+        stages_s=stages_s,
+    )
+
+
+@contextmanager
+def failure_noted(run: PreparedRun) -> Iterator[None]:
+    """Note in the manifest that the run failed when the block ends with an error."""
+    try:
+        yield
+    except BaseException:
+        manifest = RunManifest.read(run.layout.manifest)
+        manifest.state = "failed"
+        manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+        with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
+            manifest.write(run.layout.manifest)
+        raise
+
+
+def finished_result(run: PreparedRun) -> RunResult:
+    """Return the result of a run that the folder already holds complete."""
+    manifest = read_manifest_or_fail(run.layout)
+    return RunResult(
+        output_dir=run.output_dir,
+        output_path=run.layout.embeddings,
+        state="complete",
+        num_records=manifest.counts["records"],
+        num_rows=manifest.counts["rows"],
+        num_copies=manifest.counts["copies"],
+        num_truncated=manifest.counts["truncated"],
+        ranks=(),
+        stages_s={},
+    )
+
+
+def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
+    layout.partial_embeddings.unlink(missing_ok=True)
+    shutil.rmtree(layout.parts_dir, ignore_errors=True)
+    shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+    if not keep_shards:
+        for shard in layout.shards():
+            shard.unlink(missing_ok=True)
+
+
+def _check_failed_list(layout: RunLayout, index: SequenceIndex, *, expected: int) -> None:
+    path = layout.failed_sequences
+    listed = 0
+    if path.exists():
+        with path.open(encoding="utf-8", newline="\n") as file:
+            listed = sum(1 for _ in file) - 1
+    if listed != expected:
+        raise ResultError(path, f"lists {listed} sequences, but {expected} of {len(index)} have no row")

@@ -1,0 +1,250 @@
+"""
+What happens before any worker starts: index the input, settle the plan, and see what the folder holds already.
+
+The outcome is a ``PreparedRun``: paths and settings only, small enough for a task's argument. Index and plan are
+opened again from it wherever they are needed; both take milliseconds.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.config import LongPolicy, ModelConfig
+from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import BadInputError, InputProblem, ResultError, SettingsChangedError
+from virnucpro.run_layout import RunLayout
+from virnucpro.store import durable
+from virnucpro.store.manifest import RunManifest
+from virnucpro.store.parts import part_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.pipeline.devices import Device
+
+COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that is ready to start."""
+
+    run_id: str
+    """Unique to this start."""
+    output_dir: Path
+    """The run's folder."""
+    model_config: ModelConfig
+    """With the token budget settled."""
+    devices: tuple[Device, ...]
+    """One a rank."""
+    already_complete: bool
+    """The folder holds the finished result of this very run."""
+
+    @property
+    def layout(self) -> RunLayout:
+        """Names of the run's files."""
+        return RunLayout(self.output_dir)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.devices)
+
+    @property
+    def worker_args(self) -> tuple[Any, ...]:
+        """What ``gpu_worker`` gets after the pipe."""
+        return (str(self.layout.index), str(self.output_dir), self.model_config)
+
+    def open_index(self) -> SequenceIndex:
+        """Open the run's index."""
+        return SequenceIndex.open(self.layout.index)
+
+    def plan(self, index: SequenceIndex) -> BlockPlan:
+        """Return the run's plan."""
+        return make_plan(index, self.model_config, device_type=self.devices[0].type)
+
+
+def prepare_run(
+    fasta_files: Sequence[str | Path],
+    output_dir: str | Path,
+    model_config: ModelConfig,
+    devices: Sequence[Device],
+    *,
+    run_id: str,
+) -> PreparedRun:
+    """
+    Index the input, settle the plan, and open or continue the manifest. The caller holds the folder's lock.
+
+    Args:
+        fasta_files: The input, in the order of the result.
+        output_dir: The run's folder.
+        model_config: What to compute; its token budget is a request.
+        devices: One a rank.
+        run_id: Unique to this start.
+
+    Returns:
+        The run, ready to start.
+
+    Raises:
+        BadInputError: The input cannot be used; tells every problem.
+        SettingsChangedError: The folder holds a run of other input or settings.
+        OutputError: The folder cannot be written.
+    """
+    layout = RunLayout(Path(output_dir))
+    for folder in (layout.output_dir, layout.parts_dir):
+        if folder.is_dir():
+            durable.remove_strays(folder)
+    earlier = _earlier_manifest(layout)
+    if earlier is not None:
+        _refuse_other_input(layout, earlier, fasta_files)
+        if _finished_as_asked(layout, earlier, model_config, devices):
+            done = replace(model_config, token_budget=earlier.plan["token_budget"])
+            return PreparedRun(
+                run_id=run_id,
+                output_dir=layout.output_dir,
+                model_config=done,
+                devices=tuple(devices),
+                already_complete=True,
+            )
+    index = SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
+    _refuse_long(index, model_config)
+    budget = settle_token_budget(model_config.token_budget, index.lengths[:], max_residues=model_config.max_residues)
+    settled = replace(model_config, token_budget=budget)
+    run = PreparedRun(
+        run_id=run_id,
+        output_dir=layout.output_dir,
+        model_config=settled,
+        devices=tuple(devices),
+        already_complete=False,
+    )
+    settings = _settings(settled, devices)
+    if earlier is not None:
+        _refuse_other_settings(layout, earlier, settings)
+    _open_manifest(run, index, settings).write(layout.manifest)
+    return run
+
+
+def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
+    """Return the manifest of work that is worth keeping, None where there is none."""
+    if not layout.manifest.exists():
+        return None
+    keeps = layout.embeddings.exists() or layout.shards() or part_paths(layout.parts_dir)
+    return RunManifest.read(layout.manifest) if keeps else None
+
+
+def _refuse_other_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path]) -> None:
+    before = [(item["path"], item["sha256"]) for item in earlier.inputs]
+    now = []
+    for path in (Path(item) for item in fasta_files):
+        if not path.is_file():  # the index names what is wrong with it
+            return
+        now.append((str(path.resolve()), durable.sha256_of(path)))
+    if [path for path, _ in before] != [path for path, _ in now]:
+        raise SettingsChangedError(
+            layout.output_dir, {"input": ([path for path, _ in before], [path for path, _ in now])}
+        )
+    if before != now:
+        raise SettingsChangedError(
+            layout.output_dir, {"sha256 of the input": ([sha for _, sha in before], [sha for _, sha in now])}
+        )
+
+
+def _finished_as_asked(
+    layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, devices: Sequence[Device]
+) -> bool:
+    """Whether the folder holds the whole, undamaged result of these settings; refuses other ones."""
+    recorded = earlier.files.get(layout.embeddings.name)
+    if earlier.state != "complete" or recorded is None or not layout.embeddings.is_file():
+        return False
+    settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
+    _refuse_other_settings(layout, earlier, _settings(replace(model_config, token_budget=settled), devices))
+    return durable.sha256_of(layout.embeddings) == recorded
+
+
+def _refuse_other_settings(layout: RunLayout, earlier: RunManifest, settings: dict[str, Any]) -> None:
+    keys = sorted(set(earlier.settings) | set(settings))
+    differences = {
+        key: (earlier.settings.get(key), settings.get(key))
+        for key in keys
+        if earlier.settings.get(key) != settings.get(key)
+    }
+    if differences:
+        raise SettingsChangedError(layout.output_dir, differences)
+
+
+def _refuse_long(index: SequenceIndex, model_config: ModelConfig) -> None:
+    if model_config.long_policy is not LongPolicy.ERROR:
+        return
+    num_long = int((index.lengths[:] > model_config.max_residues).sum())
+    shown = sorted(
+        range(min(num_long, BadInputError.MAX_PROBLEMS)), key=lambda position: int(index.input_rows[position])
+    )
+    problems = [
+        InputProblem(
+            path=index.path_of(position),
+            line=index.line_of(position),
+            what=f"{index.lengths[position]} residues, more than --max-residues {model_config.max_residues}",
+            remedy="raise --max-residues, or use --long truncate",
+            sequence_id=index.sequence_id(position),
+        )
+        for position in shown
+    ]
+    if problems:
+        raise BadInputError(problems, more=num_long > len(problems))
+
+
+def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return everything that decides the bytes of a row."""
+    versions = {f"{name} version": _version(name) for name in ("torch",)}
+    return {**model_config.result_settings(), "device_type": devices[0].type, **versions}
+
+
+def _open_manifest(run: PreparedRun, index: SequenceIndex, settings: dict[str, Any]) -> RunManifest:
+    plan = run.plan(index)
+    return RunManifest(
+        run_id=run.run_id,
+        state="running",
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
+        inputs=[{"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
+        settings=settings,
+        plan={
+            "fingerprint": plan.fingerprint,
+            "token_budget": plan.token_budget,
+            "blocks": len(plan),
+            "sequences": len(plan.positions),
+            "tokens": int(plan.tokens.sum()),
+            "longest_sequence_tokens": settle_token_budget(
+                0, index.lengths[:], max_residues=run.model_config.max_residues
+            ),
+        },
+        versions={"python": platform.python_version(), **{name: _version(name) for name in COMPUTING_PACKAGES}},
+        devices=[device.label for device in run.devices],
+        counts={"records": len(index)},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def read_manifest_or_fail(layout: RunLayout) -> RunManifest:
+    """
+    Return the manifest of a folder that should hold a run.
+
+    Raises:
+        ResultError: It holds none.
+    """
+    if not layout.output_dir.is_dir():
+        raise ResultError(layout.output_dir, "is not a folder: give the output folder of a run")
+    return RunManifest.read(layout.manifest)

@@ -1,0 +1,258 @@
+"""
+From shards and left-over parts to one result file, in the order of the input; and the proof that it is right.
+
+Blocks are taken by number, each once, from whatever checked file holds them. Copies of a sequence get the row of the
+one that was computed. What has no row is listed by id: nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import structlog
+
+from virnucpro.errors import ResultError, printable
+from virnucpro.pipeline.finished_blocks import find_finished_blocks
+from virnucpro.store import durable, schema
+from virnucpro.store.parts import RowWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from virnucpro.data.packing import BlockPlan
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.pipeline.finished_blocks import FinishedBlocks
+    from virnucpro.run_layout import RunLayout
+    from virnucpro.store.parts import SealedBlocks
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+log = structlog.get_logger(__name__)
+
+FAILED_HEADER = "sequence_id\treason\tattempts\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """What came out of putting a run together."""
+
+    output_path: Path | None
+    """``embeddings.h5``, or ``embeddings.partial.h5`` where rows are missing, or None where there is no row."""
+    sha256: str | None
+    """Hex sha256 of that file."""
+    num_rows: int
+    """Rows in it."""
+    num_missing: int
+    """Records of the input without a row, copies counted."""
+    num_truncated: int
+    """Rows whose sequence was cut to the residue limit."""
+    missing_blocks: tuple[int, ...]
+    """Blocks of the plan that nobody finished."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every record has its row."""
+        return self.num_missing == 0
+
+
+def aggregate_shards(
+    layout: RunLayout, index: SequenceIndex, plan: BlockPlan, *, max_residues: int, hidden_dim: int
+) -> Aggregation:
+    """
+    Write the result file from everything that is finished.
+
+    Args:
+        layout: The run's folder.
+        index: The input.
+        plan: Of the run.
+        max_residues: Residues of a sequence that were embedded.
+        hidden_dim: Width of a row, used where there is none.
+
+    Returns:
+        What was written and what is missing.
+
+    Raises:
+        OutputError: The result cannot be written; the final name is absent or as it was.
+    """
+    finished = find_finished_blocks(layout, plan)
+    present = _present_records(index, plan, finished.blocks)
+    num_rows = int(present.sum())
+    num_missing = len(index) - num_rows
+    missing_blocks = tuple(block for block in range(len(plan)) if block not in finished.blocks)
+    if num_rows == 0 and num_missing:
+        return Aggregation(
+            output_path=None,
+            sha256=None,
+            num_rows=0,
+            num_missing=num_missing,
+            num_truncated=0,
+            missing_blocks=missing_blocks,
+        )
+    path = layout.partial_embeddings if num_missing else layout.embeddings
+    width = max((source.hidden_dim for source in finished.sources), default=hidden_dim)
+    num_truncated = _write_result(path, index, finished, present, width, max_residues)
+    log.info("result.written", result=path.name, rows=num_rows, missing=num_missing)
+    return Aggregation(
+        output_path=path,
+        sha256=durable.sha256_of(path),
+        num_rows=num_rows,
+        num_missing=num_missing,
+        num_truncated=num_truncated,
+        missing_blocks=missing_blocks,
+    )
+
+
+def write_failed_sequences(
+    layout: RunLayout,
+    index: SequenceIndex,
+    plan: BlockPlan,
+    missing_blocks: tuple[int, ...],
+    reasons: dict[int, tuple[str, int]],
+) -> None:
+    """
+    List every sequence without a row; the list of an earlier run goes when nothing is missing.
+
+    Args:
+        layout: The run's folder.
+        index: The input.
+        plan: Of the run.
+        missing_blocks: Blocks that nobody finished.
+        reasons: Block -> (failure class, attempts).
+
+    Raises:
+        OutputError: The list cannot be written.
+    """
+    if not missing_blocks:
+        layout.failed_sequences.unlink(missing_ok=True)
+        return
+    reason_of = np.full(len(index), -1, dtype=np.int64)
+    for number, block in enumerate(missing_blocks):
+        reason_of[plan.block_positions(block)] = number
+    reason_of = reason_of[index.representatives[:]]
+    missing = np.flatnonzero(reason_of >= 0)
+    in_input_order = missing[np.argsort(index.input_rows[missing], kind="stable")]
+    with durable.replacing(layout.failed_sequences) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(FAILED_HEADER)
+        for position, name in zip(in_input_order.tolist(), index.sequence_ids(in_input_order), strict=True):
+            reason, attempts = reasons[missing_blocks[reason_of[position]]]
+            file.write(f"{name}\t{reason}\t{attempts}\n")
+
+
+def validate_result(path: Path, index: SequenceIndex, *, expected_rows: int, expected_sha256: str | None) -> None:
+    """
+    Prove that a result file is whole: bytes, shape, ids in the input's order and each once, finite numbers.
+
+    Args:
+        path: ``embeddings.h5`` or ``embeddings.partial.h5``.
+        index: The input.
+        expected_rows: Rows that it must have.
+        expected_sha256: Hex sha256 that its bytes must have, or None to leave that out.
+
+    Raises:
+        ResultError: Something does not hold; says what.
+    """
+    if not path.is_file():
+        raise ResultError(path, "is missing")
+    if expected_sha256 is not None and durable.sha256_of(path) != expected_sha256:
+        raise ResultError(path, "damaged: its sha256 is not the one that run.json recorded")
+    with schema.open_checked(path) as file:
+        rows = schema.embeddings_of(file, path)
+        if rows.shape[0] != expected_rows:
+            raise ResultError(path, f"has {rows.shape[0]} rows, expected {expected_rows}")
+        _check_ids(schema.iter_sequence_ids(file, path), index, path, expected_rows)
+        step = max(1, (16 << 20) // max(1, rows.shape[1] * 4))
+        for start in range(0, rows.shape[0], step):
+            if not np.isfinite(rows[start : start + step]).all():
+                raise ResultError(path, f"a number in rows {start} to {start + step - 1} is not finite")
+
+
+def _check_ids(found: Iterator[list[str]], index: SequenceIndex, path: Path, num_rows: int) -> None:
+    """Ids must be the input's in its order; in a partial file some are left out."""
+    expected = _ids_in_input_order(index, np.ones(len(index), dtype=np.bool_))
+    is_complete = num_rows == len(index)
+    for names in found:
+        for name in names:
+            wanted = next(expected, None)
+            while not is_complete and wanted is not None and wanted != name:
+                wanted = next(expected, None)
+            if wanted != name:
+                raise ResultError(path, f"id {printable(name)!r} is not the input's, or stands in the wrong place")
+
+
+def _present_records(index: SequenceIndex, plan: BlockPlan, blocks: set[int]) -> BoolArray:
+    """Return, for every index position, whether its sequence (or the one it is a copy of) has a row."""
+    present = np.zeros(len(index), dtype=np.bool_)
+    for block in blocks:
+        present[plan.block_positions(block)] = True
+    return np.asarray(present[index.representatives[:]])
+
+
+def _write_result(
+    path: Path, index: SequenceIndex, finished: FinishedBlocks, present: BoolArray, width: int, max_residues: int
+) -> int:
+    """Write ids and rows under a temporary name, then take the final one; return how many rows were cut."""
+    num_rows = int(present.sum())
+    output_rows = _output_rows(index, present)
+    truncated_from = np.zeros(num_rows, dtype=np.int64)
+    long = np.flatnonzero(present & (index.lengths[:] > max_residues))
+    truncated_from[output_rows[long]] = index.lengths[long]
+    with durable.replacing(path) as temporary:
+        with h5py.File(temporary, "w") as file:
+            ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
+            chunk: list[str] = []
+            filled = 0
+            for name in _ids_in_input_order(index, present):
+                chunk.append(name)
+                if len(chunk) == schema.IDS_PER_WRITE:
+                    ids[filled : filled + len(chunk)] = chunk
+                    filled, chunk = filled + len(chunk), []
+            if chunk:
+                ids[filled:] = chunk
+            if len(long):
+                file.create_dataset(schema.TRUNCATED_FROM, data=truncated_from, track_times=False)
+            offset = schema.early_allocated(file, schema.EMBEDDINGS, (num_rows, width))
+        with RowWriter(temporary, offset, num_rows, width) as writer:
+            _write_rows(writer, index, finished.sources, output_rows)
+    return len(long)
+
+
+def _write_rows(writer: RowWriter, index: SequenceIndex, sources: list[SealedBlocks], output_rows: IntArray) -> None:
+    copies = np.argsort(index.representatives[:], kind="stable")
+    represented = index.representatives[:][copies]
+    written: set[int] = set()
+    for source in sources:
+        fresh_blocks = [block not in written for block in source.blocks[:, 0].tolist()]
+        is_fresh = np.repeat(np.array(fresh_blocks, dtype=np.bool_), source.blocks[:, 1])
+        written.update(source.blocks[:, 0].tolist())
+        first = 0
+        for rows in source.iter_rows():
+            numbers = np.flatnonzero(is_fresh[first : first + len(rows)])
+            positions = source.positions[first : first + len(rows)][numbers]
+            start = np.searchsorted(represented, positions, side="left")
+            count = np.searchsorted(represented, positions, side="right") - start
+            within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            targets = output_rows[copies[np.repeat(start, count) + within]]
+            order = np.argsort(targets, kind="stable")
+            writer.write(targets[order], rows[np.repeat(numbers, count)[order]])
+            first += len(rows)
+
+
+def _output_rows(index: SequenceIndex, present: BoolArray) -> IntArray:
+    """Return, for every index position that is present, its row in the result; -1 for the others."""
+    by_input = np.zeros(len(index), dtype=np.bool_)
+    by_input[index.input_rows[:]] = present
+    row_of_input = np.cumsum(by_input) - 1
+    return np.where(present, row_of_input[index.input_rows[:]], -1)
+
+
+def _ids_in_input_order(index: SequenceIndex, present: BoolArray) -> Iterator[str]:
+    positions = np.empty(len(index), dtype=np.int64)
+    positions[index.input_rows[:]] = np.arange(len(index))
+    wanted = positions[present[positions]]
+    for start in range(0, len(wanted), schema.IDS_PER_WRITE):
+        yield from index.sequence_ids(wanted[start : start + schema.IDS_PER_WRITE])

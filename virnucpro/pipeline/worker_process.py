@@ -1,0 +1,258 @@
+"""
+One worker process, from both ends of its pipe.
+
+Child side: ``run_isolated`` is what a spawned process runs first. It is torch-free: it proves that the process sees
+exactly its device before anything can import the framework, then imports the worker function by name. Parent side:
+``WorkerProcess`` starts the process and reads what it says.
+
+Each worker has a pipe of its own with messages of at most 4096 bytes, which the kernel writes whole or not at all:
+a worker killed while it writes can neither block its parent nor tear a message. Messages are small records; where a
+record has a ``kind`` it is telemetry (heartbeat, progress), otherwise it is the worker's report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import ConfigurationError, ExitCode
+from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnContext, SpawnProcess
+
+    WorkerFunction = Callable[..., None] | str
+    """A function of an importable module, or ``module:function``, which the parent then need not import."""
+
+MAX_MESSAGE_BYTES = 4096 - 4
+"""Bytes of one message: PIPE_BUF less the length that ``Connection`` puts before it, so that one write carries both."""
+HEARTBEAT_INTERVAL_S = 1.0
+_START_LOCK = threading.Lock()
+"""Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
+
+
+class ReportPipe:
+    """The object that a worker function gets as ``results_queue``; its ``put`` may be called from any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def put(self, message: dict[str, Any]) -> None:
+        """
+        Send a small record to the parent.
+
+        Raises:
+            ValueError: It is longer than a pipe takes in one piece, or holds something that JSON has no form for.
+        """
+        data = json.dumps(message, default=_plain).encode()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} fit, put the rest in a file")
+        with self._lock:
+            self._connection.send_bytes(data)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} does not go through the pipe: send numbers, text, lists and dicts")
+
+
+def run_isolated(
+    worker: tuple[str, str],
+    rank: int,
+    world_size: int,
+    connection: Connection,
+    device: Device,
+    worker_args: tuple[Any, ...],
+) -> None:
+    """
+    Run a worker function in this freshly spawned process, then end the process.
+
+    Args:
+        worker: Module and name of the worker function.
+        rank: Of this worker.
+        world_size: Number of ranks.
+        connection: Our end of the pipe.
+        device: What this process must see, and nothing else.
+        worker_args: Passed on to the worker function.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    reports = ReportPipe(connection)
+    threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
+    exit_code = 0
+    try:
+        _check_isolation(device)
+        function = getattr(importlib.import_module(worker[0]), worker[1])
+        function(rank, world_size, reports, *worker_args)
+    except SystemExit as stop:
+        exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException as error:  # noqa: BLE001  # the boundary of the process: reported, then turned into its exit code
+        traceback.print_exc()
+        exit_code = int(getattr(error, "exit_code", ExitCode.INTERNAL))
+        reports.put({"rank": rank, "status": "failed", "error": f"{type(error).__name__}: {error}"[:1000]})
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)  # HDF5's own teardown after a full disk can crash, which would look like a poisoned input
+
+
+def _check_isolation(device: Device) -> None:
+    seen = os.environ.get(VISIBLE_VARIABLE)
+    if seen != device.token:
+        raise ConfigurationError(f"{VISIBLE_VARIABLE} is {seen!r} in the worker, expected {device.token!r}")
+    if "torch" in sys.modules:
+        raise ConfigurationError(
+            "torch was imported before the worker's device was checked: pass plain arguments to workers"
+        )
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(ExitCode.TERMINATED)
+
+
+def _beat(reports: ReportPipe) -> None:
+    while True:
+        try:
+            reports.put({"kind": "heartbeat"})
+        except OSError:  # the parent closed its end: it has stopped listening
+            return
+        time.sleep(HEARTBEAT_INTERVAL_S)
+
+
+class WorkerProcess:
+    """
+    One spawned process as its parent sees it.
+
+    Args:
+        worker_fn: Function of an importable module, or its ``module:function``.
+        rank: Of the worker.
+        world_size: Number of ranks.
+        device: The one device that it will see.
+        worker_args: Passed on after the pipe.
+
+    Raises:
+        ConfigurationError: *worker_fn* cannot be imported by name in another process.
+    """
+
+    def __init__(
+        self, worker_fn: WorkerFunction, *, rank: int, world_size: int, device: Device, worker_args: tuple[Any, ...]
+    ) -> None:
+        ctx: SpawnContext = multiprocessing.get_context("spawn")
+        self.rank = rank
+        self.device = device
+        self._connection, self._child_end = ctx.Pipe(duplex=False)
+        self.process: SpawnProcess = ctx.Process(
+            target=run_isolated,
+            name=f"gpu_worker_{rank}",
+            args=(importable_name(worker_fn), rank, world_size, self._child_end, device, worker_args),
+        )
+
+    def start(self) -> None:
+        """
+        Start the process with its device as the only visible one; safe from any thread.
+
+        Raises:
+            OSError: The system would not start it.
+        """
+        try:
+            with _START_LOCK, _environment(VISIBLE_VARIABLE, self.device.token), _hidden_main():
+                self.process.start()
+        finally:
+            self._child_end.close()
+
+    def wait_for_messages(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what the worker has said, waiting up to *timeout_s* seconds for it to speak or to end."""
+        wait([self._connection, self.process.sentinel], timeout_s)
+        messages = []
+        try:
+            while self._connection.poll():
+                messages.append(json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES)))
+        except (EOFError, OSError):  # ended: everything it had said was read before
+            pass
+        return messages
+
+    def end(self, grace_s: float) -> None:
+        """Make the process end: SIGTERM, then SIGKILL after *grace_s* seconds. Returns when it is gone."""
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process at once. Returns when it is gone."""
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+
+    def close(self) -> None:
+        """Close our end of the pipe."""
+        self._connection.close()
+
+
+def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:
+    """
+    Return module and name under which another process finds *worker_fn*.
+
+    Raises:
+        ConfigurationError: It is defined in ``__main__`` or inside a function.
+    """
+    if isinstance(worker_fn, str):
+        module, _, name = worker_fn.partition(":")
+        return module, name
+    module, name = worker_fn.__module__, worker_fn.__qualname__
+    if module == "__main__":
+        raise ConfigurationError(
+            f"worker function {name} is defined in __main__: move it into a module that can be imported"
+        )
+    if "." in name:
+        raise ConfigurationError(
+            f"worker function {name} is not at the top level of {module}: workers import it by name"
+        )
+    return module, name
+
+
+@contextmanager
+def _environment(variable: str, value: str) -> Iterator[None]:
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep the child from importing our ``__main__`` again (Prefect and all), which would cost it 6 to 12 s."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    main.__spec__ = None
+    if path is not None:
+        del main.__file__
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if path is not None:
+            main.__file__ = path

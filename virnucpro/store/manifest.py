@@ -1,0 +1,86 @@
+"""
+``run.json``: what a run is (input, settings, plan, versions) and how it went (ranks, counts, files).
+
+Everything that must not be in the result file stands here: host, dates, device, run id. It is replaced as a whole,
+so a reader never sees half of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import ResultError
+from virnucpro.store import durable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+
+
+@dataclass(kw_only=True)
+class RunManifest:
+    """The content of ``run.json``."""
+
+    run_id: str
+    """Of the last run in this folder."""
+    state: str
+    """running, complete, partial, failed or stopped."""
+    started: str
+    """UTC, ISO 8601."""
+    host: str
+    """Where it ran."""
+    inputs: list[dict[str, Any]]
+    """path, size_bytes and sha256 of each input file, in the order given."""
+    settings: dict[str, Any]
+    """What decides the bytes of the result; a resumed run must have the same."""
+    plan: dict[str, Any]
+    """fingerprint, token budget, blocks, unique sequences, tokens."""
+    versions: dict[str, str]
+    """Of Python and the packages that compute."""
+    devices: list[str]
+    """One name a rank."""
+    finished: str | None = None
+    """UTC, ISO 8601."""
+    stages_s: dict[str, float] = field(default_factory=dict)
+    """Seconds a stage took."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """How each rank went."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """records, rows, missing, unique, duplicates, truncated."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Final file name -> hex sha256."""
+    format: int = FORMAT
+    """Version of this layout."""
+
+    def write(self, path: Path) -> None:
+        """
+        Replace the manifest on disk.
+
+        Raises:
+            OutputError: The system refused.
+        """
+        durable.write_bytes(path, (json.dumps(asdict(self), indent=2, ensure_ascii=True) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> RunManifest:
+        """
+        Read a manifest.
+
+        Raises:
+            ResultError: It is absent, unreadable, or of another layout.
+        """
+        try:
+            data = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ResultError(path, error.strerror or str(error)) from error
+        except ValueError as error:
+            raise ResultError(path, f"not a run manifest ({error})") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ResultError(path, f"not a run manifest of format {FORMAT}")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ResultError(path, f"not a run manifest ({error})") from error

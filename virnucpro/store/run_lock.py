@@ -1,0 +1,64 @@
+"""
+One run at a time in an output folder.
+
+The lock is the kernel's (``flock``): it goes when its holder goes, however that ends, and its file only tells who
+holds it. Workers inherit nothing of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+from virnucpro.errors import OutputError, RunLockedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class RunLock:
+    """
+    Context manager that holds *path* for the time of a run.
+
+    Raises:
+        RunLockedError: Another process holds it.
+        OutputError: The folder cannot be written.
+    """
+
+    def __init__(self, path: Path, *, run_id: str) -> None:
+        self.path = path
+        self.run_id = run_id
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise OutputError(self.path.parent, error.strerror or str(error)) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            os.close(descriptor)
+            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
+        about = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "run_id": self.run_id,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None

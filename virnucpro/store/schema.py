@@ -1,0 +1,147 @@
+"""
+What is inside our HDF5 files, and what an HDF5 file must be before we read it.
+
+Three kinds of file share one schema of rows: parts and shards (with the block bookkeeping that lets a run resume) and
+the final ``embeddings.h5`` (without it). Everything is contiguous, uncompressed and free of dates, so that equal rows
+give equal bytes.
+
+This module knows names, types and the checks on untrusted files. It does not know blocks, plans or runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from virnucpro.errors import ResultError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EMBEDDINGS = "embeddings"
+"""float32 (num_sequences, hidden_dim)."""
+SEQUENCE_IDS = "sequence_ids"
+"""Variable-length UTF-8 (num_sequences,)."""
+TRUNCATED_FROM = "truncated_from"
+"""int64 (num_sequences,), only in files where a sequence was cut: its residues before the cut, 0 where it was whole."""
+POSITIONS = "positions"
+"""int64 (num_sequences,): position of each row's sequence in the sequence index. Parts and shards only."""
+BLOCKS = "blocks"
+"""int64 (num_blocks, 2): block number and its rows; rows stand in the order of this table. Parts and shards only."""
+PLAN_FINGERPRINT = "plan_fingerprint"
+"""Attribute: the plan that the rows were computed by. Parts and shards only."""
+
+UTF8 = h5py.string_dtype(encoding="utf-8")
+IDS_PER_WRITE = 100_000
+"""Sequences: ids converted at a time, which bounds the memory of reading and writing them."""
+
+
+def open_checked(path: Path) -> h5py.File:
+    """
+    Open an HDF5 file that may come from anywhere.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ResultError: It does not open, or it holds anything but hard links to plain, internally stored datasets.
+    """
+    try:
+        file = h5py.File(path, "r")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ResultError(path, f"not a readable HDF5 file ({error})") from error
+    try:
+        _refuse_foreign_storage(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_foreign_storage(file: h5py.File, path: Path) -> None:
+    for name in file:
+        if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+            raise ResultError(path, f"{name!r} is a link to something outside the file: refused")
+        item = file[name]
+        if not isinstance(item, h5py.Dataset) or item.is_virtual or item.external:
+            raise ResultError(path, f"{name!r} is not a plain dataset stored in the file: refused")
+
+
+def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
+    """
+    Return the embeddings dataset, float32 (num_sequences, hidden_dim); (0, 0) is accepted.
+
+    Raises:
+        ResultError: It is missing or of another type or shape, or there is not one id for each row.
+    """
+    rows = _dataset(file, EMBEDDINGS, path)
+    ids = _dataset(file, SEQUENCE_IDS, path)
+    if rows.dtype != np.float32 or rows.ndim != 2:
+        raise ResultError(path, f"{EMBEDDINGS!r} is {rows.dtype} {rows.shape}, expected float32 (sequences, width)")
+    if h5py.check_string_dtype(ids.dtype) is None or ids.shape != (rows.shape[0],):
+        raise ResultError(
+            path, f"{SEQUENCE_IDS!r} has shape {ids.shape}, expected one id for each of {rows.shape[0]} rows"
+        )
+    return rows
+
+
+def integers_of(
+    file: h5py.File, name: str, path: Path, *, shape: tuple[int | None, ...]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """
+    Read the int64 dataset *name*; None in *shape* admits any length there.
+
+    Raises:
+        ResultError: It is missing or of another type or shape.
+    """
+    data = _dataset(file, name, path)
+    fits = len(shape) == data.ndim and all(
+        want is None or want == have for want, have in zip(shape, data.shape, strict=True)
+    )
+    if data.dtype != np.int64 or not fits:
+        raise ResultError(path, f"{name!r} is {data.dtype} {data.shape}, expected int64 {shape}")
+    return np.asarray(data[()])
+
+
+def iter_sequence_ids(file: h5py.File, path: Path) -> Iterator[list[str]]:
+    """
+    Yield the ids in order, at most ``IDS_PER_WRITE`` at a time.
+
+    Raises:
+        ResultError: An id is not UTF-8.
+    """
+    ids = _dataset(file, SEQUENCE_IDS, path)
+    for start in range(0, ids.shape[0], IDS_PER_WRITE):
+        raw: list[bytes] = ids[start : start + IDS_PER_WRITE].tolist()
+        try:
+            yield [item.decode("utf-8") for item in raw]
+        except UnicodeDecodeError as error:
+            raise ResultError(path, f"an id in {SEQUENCE_IDS!r} is not UTF-8") from error
+
+
+def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
+    if name not in file:
+        raise ResultError(path, f"has no dataset {name!r}")
+    return file[name]
+
+
+def early_allocated(file: h5py.File, name: str, shape: tuple[int, int]) -> int | None:
+    """
+    Create the float32 dataset *name* with its space reserved and unwritten.
+
+    Returns:
+        The byte offset of its first element in the file, so that rows can be written there with plain writes; None
+        when it has no elements.
+    """
+    space = h5py.h5s.create_simple(shape)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F32LE, space, dcpl=properties)
+    offset: int | None = dataset.get_offset()
+    return offset
