@@ -1,0 +1,381 @@
+"""
+One pass over a FASTA file: where each record is, its id, its residues, and a hash of what the model will see.
+
+The file goes by in blocks. A block in which nothing is unusual is read as arrays; any other goes record by record
+through the strict rules of ``virnucpro.data.fasta``, which also word the faults. Both give the same rows. Memory grows
+with the number of records and the bytes of their ids only: a record longer than a block is read in pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from virnucpro.data.fasta import (
+    BLANKS,
+    MAX_HEADER_BYTES,
+    MAX_ID_BYTES,
+    NORMALISE,
+    PRINTABLE_ASCII,
+    Fault,
+    SequenceReader,
+    empty_fault,
+    read_header,
+    read_record,
+    shown_id,
+)
+from virnucpro.data.input_files import UTF8_BOM
+from virnucpro.errors import BadInputError, InputProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+HASH_BYTES = 16
+"""Bytes of sha256 kept for each sequence."""
+_BLOCK_BYTES = 1 << 20
+_RECORD_START = b"\n>"
+_RECORD_STARTS = re.compile(rb"(?:\A|(?<=\n))>")
+_UNUSUAL = 0
+_PLAIN_RESIDUES = bytes(NORMALISE[byte] if chr(byte).isalpha() and byte < 0x80 else _UNUSUAL for byte in range(256))
+_NO_HASH = bytes(HASH_BYTES)
+
+
+class Rows(NamedTuple):
+    """Some records in the order of their file."""
+
+    offsets: IntArray
+    """int64 (n,): bytes from the start of the file to each ``>``."""
+    record_bytes: IntArray
+    """int64 (n,): bytes from ``>`` to just before the next record."""
+    residues: IntArray
+    """int64 (n,): residues after normalisation."""
+    id_bytes: IntArray
+    """int64 (n,): bytes of each id."""
+    id_hashes: IntArray
+    """int64 (n,): Python's hash of each id, of use in this process only."""
+    sequence_hashes: ByteArray
+    """uint8 (n, 16): first bytes of the sha256 of each normalised sequence."""
+    ids: bytes
+    """The ids, end to end."""
+
+
+@dataclass
+class ScannedFile:
+    """What one pass over a file found."""
+
+    rows: list[Rows] = field(default_factory=list)
+    """Records in file order, a block at a time."""
+    size_bytes: int = 0
+    """Bytes read."""
+    sha256: str = ""
+    """Hex sha256 of the bytes read."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often something was normalised: ``mapped_j``, ``removed_blanks``, ``stripped_stops``."""
+
+
+class Problems:
+    """
+    Collects what is wrong with the inputs, up to the limit of one error message.
+
+    Raises:
+        BadInputError: By ``add`` and ``extend``, once there are more than fit; by ``raise_if_any``.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[InputProblem] = []
+
+    def add(self, problem: InputProblem) -> None:
+        """Note *problem*; give up when there are too many."""
+        if len(self._found) == BadInputError.MAX_PROBLEMS:
+            raise BadInputError(self._found, more=True)
+        self._found.append(problem)
+
+    def extend(self, error: BadInputError) -> None:
+        """Note the problems of *error*, unless it says itself that there were too many."""
+        if error.more:
+            raise error
+        for problem in error.problems:
+            self.add(problem)
+
+    def raise_if_any(self) -> None:
+        """End the check."""
+        if self._found:
+            raise BadInputError(self._found)
+
+
+def scan_fasta(descriptor: int, path: str, problems: Problems, *, hashing: bool = True) -> ScannedFile:
+    """
+    Read an open file from its start to its end.
+
+    Args:
+        descriptor: A regular file.
+        path: As the user named it, for messages.
+        problems: Takes every broken rule.
+        hashing: False leaves out all hashes; benchmarks measure the parsing alone so.
+
+    Returns:
+        Its records; not to be used when a problem was added.
+
+    Raises:
+        BadInputError: Too many problems, or the system refuses to read.
+    """
+    scanner = _Scanner(path, problems, hashing=hashing)
+    digest = hashlib.sha256()
+    size_bytes = 0
+    rest = b""
+    while block := _read(descriptor, size_bytes, path):
+        size_bytes += len(block)
+        if hashing:
+            digest.update(block)
+        rest = scanner.feed(rest + block)
+        if scanner.gave_up:
+            break
+    scanner.finish(rest)
+    scanner.found.size_bytes = size_bytes
+    scanner.found.sha256 = digest.hexdigest() if hashing else ""
+    return scanner.found
+
+
+class _Scanner:
+    """The state between two blocks. ``feed`` returns the bytes that it needs to see again, before the next block."""
+
+    def __init__(self, path: str, problems: Problems, *, hashing: bool) -> None:
+        self.found = ScannedFile()
+        self.gave_up = False
+        self._path = path
+        self._problems = problems
+        self._hashing = hashing
+        self._offset = 0  # bytes before the buffer
+        self._line = 1  # of the buffer's first byte
+        self._started = False  # the first record has begun
+        self._long: _LongRecord | None = None
+
+    def feed(self, buffer: bytes) -> bytes:
+        if not self._started:
+            buffer = self._skip_to_first_record(buffer)
+            if not self._started:
+                return buffer
+        if self._long is not None:
+            buffer = self._continue_long(self._long, buffer)
+            if self._long is not None:
+                return buffer
+        cut = buffer.rfind(_RECORD_START) + 1
+        if cut:
+            self._whole_records(buffer[:cut])
+            return buffer[cut:]
+        return buffer if len(buffer) < _BLOCK_BYTES else self._begin_long(buffer)
+
+    def finish(self, buffer: bytes) -> None:
+        """Take the last bytes of the file."""
+        if self.gave_up:
+            return
+        if not self._started:
+            self._fault(Fault(self._line, "no records", "name a file with at least one FASTA record"), b"", whole=True)
+        elif self._long is not None:
+            self._end_long(self._long, buffer)
+        else:
+            self._whole_records(buffer)
+
+    def _skip_to_first_record(self, buffer: bytes) -> bytes:
+        if self._offset == 0 and buffer.startswith(UTF8_BOM):
+            buffer = self._pass(buffer, len(UTF8_BOM))
+        text = buffer.lstrip(BLANKS)
+        if not text:
+            keep = 0 if buffer.endswith(b"\n") else 1  # so that a blank before the first `>` is still seen
+            return self._pass(buffer, len(buffer) - keep) if len(buffer) > keep else buffer
+        blank_bytes = len(buffer) - len(text)
+        if text.startswith(b">") and (blank_bytes == 0 or buffer[blank_bytes - 1 : blank_bytes] == b"\n"):
+            self._started = True
+            return self._pass(buffer, blank_bytes)
+        line = self._line + buffer.count(b"\n", 0, blank_bytes)
+        remedy = "begin the file with a header line, '>' and an id"
+        self._fault(Fault(line, "text before the first '>'", remedy), b"")
+        self.gave_up = True
+        return b""
+
+    def _pass(self, buffer: bytes, num_bytes: int) -> bytes:
+        """Count the first *num_bytes* of *buffer* as done; return the rest."""
+        self._offset += num_bytes
+        self._line += buffer.count(b"\n", 0, num_bytes)
+        return buffer[num_bytes:]
+
+    def _whole_records(self, buffer: bytes) -> None:
+        """Take whole records, the first at the start of *buffer*, the last up to its end."""
+        rows = _plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
+        self.found.rows.append(self._strict_rows(buffer) if rows is None else rows)
+        self._pass(buffer, len(buffer))
+
+    def _strict_rows(self, buffer: bytes) -> Rows:
+        """Read *buffer* record by record."""
+        starts = [match.start() for match in _RECORD_STARTS.finditer(buffer)]
+        line = self._line
+        names, residues, hashes = [], [], []
+        for start, end in pairwise([*starts, len(buffer)]):
+            record, reader = read_record(buffer[start:end], line)
+            if record.fault is not None:
+                self._fault(record.fault, record.name)
+            self._count(reader)
+            names.append(record.name)
+            residues.append(len(record.sequence))
+            hashes.append(sequence_hash(record.sequence) if self._hashing else _NO_HASH)
+            line += buffer.count(b"\n", start, end)
+        return _rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes))
+
+    def _begin_long(self, buffer: bytes) -> bytes:
+        header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 2)
+        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else len(buffer)], self._line)
+        if fault is not None:
+            self._fault(fault, name)
+        if header_end < 0:
+            self.gave_up = True
+            return b""
+        self._long = _LongRecord(name, self._offset, self._line, has_fault=fault is not None)
+        return self._continue_long(self._long, self._pass(buffer, header_end + 1))
+
+    def _continue_long(self, long: _LongRecord, buffer: bytes) -> bytes:
+        cut = buffer.find(_RECORD_START) + 1
+        if cut:
+            self._end_long(long, buffer[:cut])
+            return buffer[cut:]
+        held_back = 2 if buffer.endswith(b"\r\n") else int(buffer.endswith((b"\r", b"\n")))
+        piece = buffer[: len(buffer) - held_back]
+        long.feed(piece)
+        return self._pass(buffer, len(piece))
+
+    def _end_long(self, long: _LongRecord, last_piece: bytes) -> None:
+        long.feed(last_piece)
+        self._pass(last_piece, len(last_piece))
+        fault = long.reader.fault or empty_fault(long.reader, long.line)
+        if fault is not None and not long.has_fault:
+            self._fault(fault, long.name)
+        self._count(long.reader)
+        digest = long.digest.digest()[:HASH_BYTES] if self._hashing else _NO_HASH
+        length = self._offset - long.offset
+        self.found.rows.append(_rows([0], length, long.offset, [long.reader.residues], [long.name], digest))
+        self._long = None
+
+    def _count(self, reader: SequenceReader) -> None:
+        counts = self.found.counts
+        counts["mapped_j"] += reader.mapped_j
+        counts["removed_blanks"] += reader.removed_blanks
+        counts["stripped_stops"] += reader.stripped_stop
+
+    def _fault(self, fault: Fault, name: bytes, *, whole: bool = False) -> None:
+        line = None if whole else fault.line
+        self._problems.add(InputProblem(self._path, line, fault.what, fault.remedy, shown_id(name)))
+
+
+class _LongRecord:
+    """A record that is read in pieces."""
+
+    def __init__(self, name: bytes, offset: int, line: int, *, has_fault: bool) -> None:
+        self.name = name
+        self.offset = offset
+        self.line = line
+        self.has_fault = has_fault
+        self.reader = SequenceReader(line + 1)
+        self.digest = hashlib.sha256()
+
+    def feed(self, piece: bytes) -> None:
+        self.digest.update(self.reader.feed(piece))
+
+
+def sequence_hash(sequence: bytes) -> bytes:
+    """Return the 16-byte hash of a normalised sequence."""
+    return hashlib.sha256(sequence).digest()[:HASH_BYTES]
+
+
+def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bool) -> Rows | None:
+    """
+    Read whole records as arrays.
+
+    Args:
+        buffer: Whole records from the first ``>`` on.
+        offset: Bytes before *buffer* in its file.
+        counts: Takes the number of J.
+        hashing: Whether sequences are hashed.
+
+    Returns:
+        The rows, or None where anything at all is unusual: the strict rules decide then.
+    """
+    if b"\r" in buffer:
+        return None
+    text = buffer if buffer.endswith(b"\n") else buffer + b"\n"
+    bytes_B = np.frombuffer(text, dtype=np.uint8)
+    line_ends = np.flatnonzero(bytes_B == ord("\n"))
+    line_starts = np.empty_like(line_ends)
+    line_starts[0] = 0
+    np.add(line_ends[:-1], 1, out=line_starts[1:])
+    header_lines = np.flatnonzero(bytes_B[line_starts] == ord(">"))
+    starts, header_ends = line_starts[header_lines], line_ends[header_lines]
+    record_ends = np.append(starts[1:], len(text))
+    sequence_lines = np.diff(header_lines, append=len(line_ends)) - 1
+    residues = record_ends - header_ends - 1 - sequence_lines
+    if residues.min() < 1 or (header_ends - starts).max() > MAX_HEADER_BYTES:
+        return None
+    header_ends_list, record_ends_list = header_ends.tolist(), record_ends.tolist()
+    body = b"".join([text[a + 1 : b] for a, b in zip(header_ends_list, record_ends_list, strict=True)])
+    sequences = body.translate(_PLAIN_RESIDUES, b"\n")
+    if _UNUSUAL in sequences:
+        return None
+    headers = [text[a + 1 : b] for a, b in zip(starts.tolist(), header_ends_list, strict=True)]
+    names = [header.partition(b" ")[0] for header in headers]
+    if b"\t" in text:
+        names = [name.partition(b"\t")[0] for name in names]
+    if not _plain_names(names):
+        return None
+    if b"J" in body or b"j" in body:
+        counts["mapped_j"] += body.count(b"J") + body.count(b"j")
+    hashes = _hash_all(sequences, residues) if hashing else bytes(HASH_BYTES * len(names))
+    return _rows(starts, len(buffer), offset, residues, names, hashes)
+
+
+def _plain_names(names: list[bytes]) -> bool:
+    joined = b"".join(names)
+    return all(names) and max(map(len, names)) <= MAX_ID_BYTES and not joined.translate(None, PRINTABLE_ASCII)
+
+
+def _hash_all(sequences: bytes, residues: IntArray) -> bytes:
+    """Hash each of *sequences*, which lie end to end; return the 16 bytes of each, end to end."""
+    sha256 = hashlib.sha256
+    ends = [0, *np.cumsum(residues).tolist()]
+    digests = b"".join([sha256(sequences[a:b]).digest() for a, b in pairwise(ends)])
+    return np.frombuffer(digests, dtype=np.uint8).reshape(len(residues), -1)[:, :HASH_BYTES].tobytes()
+
+
+def _rows(
+    starts: Sequence[int] | IntArray,
+    buffer_bytes: int,
+    offset: int,
+    residues: Sequence[int] | IntArray,
+    names: list[bytes],
+    hashes: bytes,
+) -> Rows:
+    starts = np.asarray(starts, dtype=np.int64)
+    return Rows(
+        offsets=starts + offset,
+        record_bytes=np.diff(starts, append=buffer_bytes),
+        residues=np.asarray(residues, dtype=np.int64),
+        id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
+        id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
+        sequence_hashes=np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
+        ids=b"".join(names),
+    )
+
+
+def _read(descriptor: int, offset: int, path: str) -> bytes:
+    try:
+        return os.pread(descriptor, _BLOCK_BYTES, offset)
+    except OSError as error:
+        problem = InputProblem(path, None, error.strerror or str(error), "check the disk, then copy the file again")
+        raise BadInputError([problem]) from error

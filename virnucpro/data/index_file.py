@@ -1,0 +1,165 @@
+"""
+The file of a sequence index: columns end to end, read through a memory map, written whole or not at all.
+
+Layout: a preamble (magic, version, counts, sha256 of all that follows), the columns of ``COLUMNS``, the ids end to end
+in the order of the input, and a JSON text that describes the input files. Little-endian; 68 bytes a record besides its
+id. This module knows the bytes of the file, not what the columns mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from virnucpro.errors import IndexFormatError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    Column = np.ndarray[Any, np.dtype[Any]]
+
+MAGIC = b"VNPINDEX"
+VERSION = 1
+_PREAMBLE = struct.Struct("<8sIIQQQ32s")  # magic, version, reserved, records, id bytes, description bytes, sha256
+_HASHED_BYTES_AT_ONCE = 1 << 24
+
+COLUMNS = (
+    ("offsets", "<i8", 1),
+    ("record_bytes", "<i8", 1),
+    ("lengths", "<i8", 1),
+    ("input_rows", "<i8", 1),
+    ("representatives", "<i8", 1),
+    ("id_ends", "<i8", 1),
+    ("sequence_hashes", "|u1", 16),
+    ("file_numbers", "<u4", 1),
+)
+"""Name, dtype and width of each column, in the order of the file. ``id_ends`` goes by row of the input, all others by
+position in the sorted index."""
+
+
+class MappedIndex(NamedTuple):
+    """An index file, mapped into memory."""
+
+    columns: dict[str, Column]
+    """Read-only arrays by the names of ``COLUMNS``."""
+    ids: memoryview
+    """The ids in the order of the input, end to end, UTF-8."""
+    description: dict[str, Any]
+    """The JSON text."""
+    sha256: str
+    """Hex sha256 of all that follows the preamble, as the file states it."""
+
+
+def write_index(
+    path: Path,
+    num_records: int,
+    columns: Mapping[str, Callable[[], Column]],
+    ids: Iterable[bytes],
+    description: dict[str, Any],
+) -> None:
+    """
+    Write an index file: temporary name, fsync, rename, fsync of the folder.
+
+    Args:
+        path: The final name.
+        num_records: Length of every column.
+        columns: Makes each column when its turn comes, so that one at a time is in memory.
+        ids: The ids in the order of the input, in pieces.
+        description: Ready for JSON.
+
+    Raises:
+        OutputError: The system refused; *path* is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    digest = hashlib.sha256()
+    id_bytes = 0
+    text = json.dumps(description, sort_keys=True).encode("ascii")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(bytes(_PREAMBLE.size))
+            for name, dtype, width in COLUMNS:
+                data = np.ascontiguousarray(columns[name](), dtype=dtype)
+                assert data.size == num_records * width, name
+                digest.update(data.data)
+                file.write(data.data)
+            for piece in ids:
+                digest.update(piece)
+                id_bytes += file.write(piece)
+            digest.update(text)
+            file.write(text)
+            file.seek(0)
+            file.write(_PREAMBLE.pack(MAGIC, VERSION, 0, num_records, id_bytes, len(text), digest.digest()))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def map_index(path: Path) -> MappedIndex:
+    """
+    Map an index file.
+
+    Raises:
+        IndexFormatError: It is missing, of another version, or its size is not what it says.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < _PREAMBLE.size:
+                raise IndexFormatError(path, "cut short")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise IndexFormatError(path, error.strerror or str(error)) from error
+    magic, version, _, num_records, id_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
+    if magic != MAGIC:
+        raise IndexFormatError(path, "it does not begin like one")
+    if version != VERSION:
+        raise IndexFormatError(path, f"version {version} instead of {VERSION}")
+    columns: dict[str, Column] = {}
+    at = _PREAMBLE.size
+    record_bytes = sum(np.dtype(dtype).itemsize * width for _, dtype, width in COLUMNS)
+    if size != at + num_records * record_bytes + id_bytes + text_bytes:
+        raise IndexFormatError(path, f"{size} bytes are not what it says it has")
+    for name, dtype, width in COLUMNS:
+        column = np.frombuffer(mapped, dtype=dtype, count=num_records * width, offset=at)
+        at += column.nbytes
+        columns[name] = column if width == 1 else column.reshape(num_records, width)
+    ids = memoryview(mapped)[at : at + id_bytes]
+    try:
+        description = json.loads(mapped[at + id_bytes : size])
+    except ValueError as error:
+        raise IndexFormatError(path, "its description is damaged") from error
+    return MappedIndex(columns, ids, description, digest.hex())
+
+
+def content_is_intact(path: Path) -> bool:
+    """Compare an index file with the sha256 that it states; False when a byte differs or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            preamble = file.read(_PREAMBLE.size)
+            digest = hashlib.sha256()
+            while data := file.read(_HASHED_BYTES_AT_ONCE):
+                digest.update(data)
+    except OSError:
+        return False
+    return len(preamble) == _PREAMBLE.size and bool(_PREAMBLE.unpack(preamble)[-1] == digest.digest())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,44 @@
+"""
+The sequences of one worker by number, read when they are asked for.
+
+A map-style dataset as torch's ``DataLoader`` expects it, without importing torch. Pickled into another process it
+opens the index there again; order and content of what it gives are those of the index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.data.sequence_index import SequenceIndex, SequenceRecord
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class IndexBasedDataset:
+    """
+    Some records of an index.
+
+    Args:
+        index: Where they are.
+        indices: int64 (num_sequences,): their positions in the index, in the order wanted.
+    """
+
+    def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray) -> None:
+        self.index = index
+        self.indices: IntArray = np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> SequenceRecord:
+        """Read sequence *number* of this dataset."""
+        return self.index.read(int(self.indices[number]))
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[SequenceRecord]:
+        """Read several sequences of this dataset, in the order asked for."""
+        return [self[number] for number in numbers]

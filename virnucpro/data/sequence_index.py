@@ -1,0 +1,293 @@
+"""
+The sequence index: where every record of the input is, longest first, in a file that every worker maps.
+
+It is built in one pass over the input and belongs to exactly that input: the ordered list of (path, size, sha256).
+Dates are never looked at. Identical sequences are known by a hash, so that each is computed once. Whoever reads a
+record through the index gets the bytes that were indexed, or an error; never other bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from virnucpro.config import fingerprint
+from virnucpro.data.fasta import read_record
+from virnucpro.data.fasta_scan import sequence_hash
+from virnucpro.data.index_build import IndexedFile, build_index, lines_at
+from virnucpro.data.index_file import content_is_intact, map_index
+from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
+from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+_MAX_OPEN_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRecord:
+    """One sequence, as models see it."""
+
+    position: int
+    """Place in the sorted index."""
+    sequence_id: str
+    """The header up to its first space or tab."""
+    sequence: str
+    """Normalised residues."""
+
+
+class Plan(Protocol):
+    """What ``get_worker_indices`` needs of a batch plan."""
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+
+    def block_positions(self, block: int) -> IntArray:
+        """Return the index positions of *block*."""
+
+
+class SequenceIndex:
+    """
+    A mapped sequence index. Make one with ``build``, ``open`` or ``ensure``; pickling passes the path on.
+
+    Attributes:
+        path: The index file, absolute.
+        file_sha256: Hex sha256 of the index file's content.
+        files: The input, in the order given.
+        lengths: int64 (n,): residues of each sequence, longest first; ties in the order of the input.
+        input_rows: int64 (n,): row in the order of the input of each position.
+        representatives: int64 (n,): first position that holds the same sequence; its own where there is none before.
+        sequence_hashes: uint8 (n, 16): first bytes of the sha256 of each normalised sequence.
+        counts: What was normalised while indexing: ``mapped_j``, ``removed_blanks``, ``stripped_stops``.
+        content_fingerprint: Hex sha256 of the ordered list of (path, size, sha256) of the input.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        mapped = map_index(self.path)
+        self.file_sha256 = mapped.sha256
+        self._ids = mapped.ids
+        columns = mapped.columns
+        self.lengths: IntArray = columns["lengths"]
+        self.input_rows: IntArray = columns["input_rows"]
+        self.representatives: IntArray = columns["representatives"]
+        self.sequence_hashes: ByteArray = columns["sequence_hashes"]
+        self._offsets: IntArray = columns["offsets"]
+        self._record_bytes: IntArray = columns["record_bytes"]
+        self._id_ends: IntArray = columns["id_ends"]
+        self._file_numbers = columns["file_numbers"]
+        self.files = tuple(IndexedFile(**values) for values in mapped.description["files"])
+        self.counts: dict[str, int] = mapped.description["counts"]
+        self._descriptors: dict[int, int] = {}
+
+    @classmethod
+    def build(
+        cls,
+        fasta_files: Sequence[str | Path],
+        index_path: Path,
+        *,
+        unpack_dir: Path,
+        max_unpacked_bytes: int = DEFAULT_MAX_UNPACKED_BYTES,
+    ) -> SequenceIndex:
+        """
+        Read and check the whole input, and write its index.
+
+        Args:
+            fasta_files: Plain or gzip FASTA files; their order is the order of the input.
+            index_path: Where the index goes.
+            unpack_dir: Where unpacked copies of gzip files go; they are needed as long as the index is.
+            max_unpacked_bytes: Bytes that one gzip file may unpack to.
+
+        Raises:
+            BadInputError: The input breaks a rule; all problems are collected, up to the limit of that error.
+            OutputError: The index or an unpacked copy cannot be written.
+        """
+        build_index(fasta_files, index_path, unpack_dir=unpack_dir, max_unpacked_bytes=max_unpacked_bytes)
+        return cls(index_path)
+
+    @classmethod
+    def open(cls, index_path: Path) -> SequenceIndex:
+        """
+        Map an existing index; the input itself is not looked at.
+
+        Raises:
+            IndexFormatError: There is no usable index.
+        """
+        return cls(index_path)
+
+    @classmethod
+    def ensure(
+        cls,
+        fasta_files: Sequence[str | Path],
+        index_path: Path,
+        *,
+        unpack_dir: Path,
+        max_unpacked_bytes: int = DEFAULT_MAX_UNPACKED_BYTES,
+    ) -> SequenceIndex:
+        """
+        Return the index of exactly this input: the existing one if it still fits, else a new one.
+
+        The content of every file is hashed, unpacked copies too; a copy that is missing or damaged is made again.
+        Arguments and errors are those of ``build``.
+        """
+        try:
+            index = cls(index_path)
+        except IndexFormatError:
+            index = None
+        if index is not None and content_is_intact(index.path) and index.fits(fasta_files):
+            return index
+        return cls.build(fasta_files, index_path, unpack_dir=unpack_dir, max_unpacked_bytes=max_unpacked_bytes)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.file_sha256)
+
+    def __del__(self) -> None:
+        self._close_files()
+
+    @cached_property
+    def content_fingerprint(self) -> str:
+        """Identity of the input; see the class."""
+        return fingerprint([[file.real_path, file.size_bytes, file.sha256] for file in self.files])
+
+    def sequence_id(self, position: int) -> str:
+        """Return the id of the record at *position*."""
+        return self._id_bytes(position).decode("utf-8")
+
+    def sequence_ids(self, positions: Sequence[int] | IntArray) -> list[str]:
+        """Return the ids of the records at *positions*, in their order."""
+        rows = self.input_rows[np.asarray(positions, dtype=np.int64)]
+        ends = self._id_ends[rows]
+        starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
+        ids = self._ids
+        return [str(ids[start:end], "utf-8") for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def read(self, position: int) -> SequenceRecord:
+        """
+        Read one record and compare it with what was indexed: id, residues, hash.
+
+        Raises:
+            InputChangedError: The file no longer holds that record there.
+        """
+        file_number = int(self._file_numbers[position])
+        name = self._id_bytes(position)
+        try:
+            descriptor = self._descriptor(file_number)
+            data = _read_at(descriptor, int(self._offsets[position]), int(self._record_bytes[position]))
+        except OSError as error:
+            raise self._changed(file_number, name) from error
+        record, _ = read_record(data, line=1)
+        same = (
+            data[:1] == b">"
+            and record.name == name
+            and len(record.sequence) == self.lengths[position]
+            and sequence_hash(record.sequence) == self.sequence_hashes[position].tobytes()
+        )
+        if not same:
+            raise self._changed(file_number, name)
+        return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
+
+    def line_of(self, position: int) -> int:
+        """Return the 1-based line of a record's header, counted in the file; for messages."""
+        offset = int(self._offsets[position])
+        file = self.files[int(self._file_numbers[position])]
+        return lines_at(file.read_path, [offset])[offset]
+
+    def path_of(self, position: int) -> str:
+        """Return the input file that holds the record at *position*, as the user named it."""
+        return self.files[int(self._file_numbers[position])].path
+
+    def _id_bytes(self, position: int) -> bytes:
+        row = int(self.input_rows[position])
+        start = int(self._id_ends[row - 1]) if row else 0
+        return bytes(self._ids[start : int(self._id_ends[row])])
+
+    def _changed(self, file_number: int, name: bytes) -> InputChangedError:
+        return InputChangedError(self.files[file_number].path, name.decode("utf-8"))
+
+    def _descriptor(self, file_number: int) -> int:
+        descriptor = self._descriptors.get(file_number)
+        if descriptor is None:
+            if len(self._descriptors) == _MAX_OPEN_FILES:
+                self._close_files()
+            descriptor = os.open(self.files[file_number].read_path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[file_number] = descriptor
+        return descriptor
+
+    def _close_files(self) -> None:
+        for descriptor in self.__dict__.pop("_descriptors", {}).values():
+            os.close(descriptor)
+        self._descriptors = {}
+
+    def fits(self, fasta_files: Sequence[str | Path]) -> bool:
+        """Return whether the content of *fasta_files*, in their order, is what was indexed."""
+        if [os.path.realpath(path) for path in fasta_files] != [file.real_path for file in self.files]:
+            return False
+        return all(_holds_same(file) for file in self.files)
+
+
+def get_worker_indices(index: SequenceIndex, rank: int, world_size: int, plan: Plan | None = None) -> IntArray:
+    """
+    Return the positions that one worker computes.
+
+    Args:
+        index: The sorted input.
+        rank: The worker, from 0.
+        world_size: How many workers there are.
+        plan: Batch plan; its blocks rank, rank + world_size, ... are the worker's. Without one, so are positions.
+
+    Returns:
+        int64 (num_sequences,), in the order in which they are computed.
+
+    Raises:
+        ConfigurationError: There is no such rank.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank {rank} does not exist among {world_size} workers: ranks go from 0")
+    if plan is None:
+        return np.arange(rank, len(index), world_size, dtype=np.int64)
+    blocks = [plan.block_positions(block) for block in range(rank, len(plan), world_size)]
+    return np.concatenate(blocks, dtype=np.int64) if blocks else np.empty(0, dtype=np.int64)
+
+
+def _reopen(path: Path, sha256: str) -> SequenceIndex:
+    """Open an index in another process; refuse one that was built anew in between."""
+    index = SequenceIndex.open(path)
+    if index.file_sha256 != sha256:
+        raise IndexFormatError(path, "it was built anew while a run used it")
+    return index
+
+
+def _holds_same(file: IndexedFile) -> bool:
+    """Whether a file, and its unpacked copy where it has one, still hold what was indexed."""
+    expected = {
+        file.real_path: (file.size_bytes, file.sha256),
+        file.read_path: (file.read_size_bytes, file.read_sha256),
+    }
+    try:
+        for path, (size_bytes, sha256) in expected.items():
+            with open_regular(path) as descriptor:
+                if os.fstat(descriptor).st_size != size_bytes or hash_content(descriptor) != (size_bytes, sha256):
+                    return False
+    except (BadInputError, OSError):
+        return False
+    return True
+
+
+def _read_at(descriptor: int, offset: int, num_bytes: int) -> bytes:
+    """Read *num_bytes* from *offset*, fewer at the end of the file; one call returns 2 GiB at the most."""
+    data = os.pread(descriptor, num_bytes, offset)
+    while len(data) < num_bytes and (more := os.pread(descriptor, num_bytes - len(data), offset + len(data))):
+        data += more
+    return data
