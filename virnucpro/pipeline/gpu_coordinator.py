@@ -135,7 +135,8 @@ class GPUProcessCoordinator:
 
     def terminate_all(self) -> None:
         """End every worker: a request to stop, then by force. No process is left when this returns."""
-        self._stop.set()
+        if any(thread.is_alive() for thread in self._threads.values()):
+            self._stop.set()
         for thread in self._threads.values():
             thread.join()
 

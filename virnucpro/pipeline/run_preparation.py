@@ -188,7 +188,7 @@ def _refuse_long(index: SequenceIndex, model_config: ModelConfig) -> None:
     )
     problems = [
         InputProblem(
-            path=index.path_of(position),
+            path=index.file_of(position).path,
             line=index.line_of(position),
             what=f"{index.lengths[position]} residues, more than --max-residues {model_config.max_residues}",
             remedy="raise --max-residues, or use --long truncate",
@@ -213,7 +213,7 @@ def _open_manifest(run: PreparedRun, index: SequenceIndex, settings: dict[str, A
         state="running",
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         host=socket.gethostname(),
-        inputs=[{"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
+        inputs=[{"path": file.real_path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
         settings=settings,
         plan={
             "fingerprint": plan.fingerprint,

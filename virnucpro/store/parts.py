@@ -10,6 +10,7 @@ This module does not know ranks, plans or models: who reads compares the positio
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -113,7 +114,7 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
         plan_fingerprint: Plan that they were computed by.
 
     Returns:
-        The part's path; its name tells its first and last block and how many there are.
+        The part's path; its name tells its first block and is the same for the same blocks only.
 
     Raises:
         OutputError: The system refused; nothing has appeared under the final name.
@@ -128,7 +129,8 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
         _write_bookkeeping(file, table, np.concatenate([item.positions for item in blocks]))
         file.flush()
         image = file.id.get_file_image()
-    path = folder / f"part_{table[0, 0]:09d}_{table[-1, 0]:09d}_{len(table)}.h5"
+    which = hashlib.sha256(table.tobytes()).hexdigest()[:12]  # parts of other blocks never take each other's name
+    path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
     durable.write_bytes(path, image, seal=True)
     return path
 

@@ -38,7 +38,9 @@ class Embeddings(Mapping[str, "FloatArray"]):
         except FileNotFoundError as error:
             raise ResultError(path, "is missing") from error
         self._rows = schema.embeddings_of(self._file, path)
-        self.ids: tuple[str, ...] = tuple(name for names in schema.iter_sequence_ids(self._file, path) for name in names)
+        self.ids: tuple[str, ...] = tuple(
+            name for names in schema.iter_sequence_ids(self._file, path) for name in names
+        )
         """Sequence ids in the order of the rows."""
         self._row_of = {name: row for row, name in enumerate(self.ids)}
 

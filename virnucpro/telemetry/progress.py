@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,4 +119,42 @@ class RunProgress:
         rate = sum(rank.rate() for rank in self._ranks)
         left = f", about {max(0.0, (total - tokens) / rate):,.0f} s left" if rate else ""
         share = 100 * tokens / total if total else 0.0
-        print(f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}", file=sys.stderr, flush=True)
+        print(
+            f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class DownloadProgress:
+    """
+    Context manager around something that may fetch weights; shows a bar from the first byte on.
+
+    Args:
+        is_quiet: Show nothing.
+    """
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def advance(self, done_bytes: int, total_bytes: int | None) -> None:
+        """Show that *done_bytes* of *total_bytes* are here."""
+        if self._is_quiet:
+            return
+        if self._bar is None or self._task is None:
+            console = Console(stderr=True)
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console
+            )
+            self._task = self._bar.add_task("weights", total=total_bytes)
+            self._bar.start()
+        self._bar.update(self._task, completed=done_bytes, total=total_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

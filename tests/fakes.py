@@ -1,0 +1,197 @@
+"""
+Hand-written stand-ins for the tests: a model whose vectors identify their sequence, and workers that fail for real.
+
+Everything here is at module level because workers are spawned and import it by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from virnucpro.config import ModelConfig
+
+HASH_WIDTH = 8
+
+
+def hash_vector(sequence: str) -> np.ndarray:
+    """The vector that the hash model gives *sequence*: float32 (HASH_WIDTH,), different for every sequence."""
+    digest = hashlib.sha256(sequence.encode()).digest()
+    return (np.frombuffer(digest, dtype="<u4").astype(np.float64) / 2**32).astype(np.float32)
+
+
+class ByteTokenizer:
+    """One token a letter, 0 before and 1 after."""
+
+    def encode(self, sequences):
+        ids = np.concatenate([np.concatenate([[0], np.frombuffer(s.encode(), np.uint8), [1]]) for s in sequences])
+        return ids.astype(np.int64), np.array([len(s) + 2 for s in sequences], dtype=np.int32)
+
+
+class HashModel:
+    """Gives each packed sequence its ``hash_vector``; *before_batch* runs first, with the number of the batch."""
+
+    hidden_dim = HASH_WIDTH
+
+    def __init__(self, before_batch=lambda number, sequences: None):
+        self.before_batch = before_batch
+        self.batches = 0
+
+    def __call__(self, input_ids_T, cu_seqlens, lengths):
+        import torch
+
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        assert bounds.tolist() == cu_seqlens.tolist()
+        tokens = input_ids_T.numpy().astype(np.uint8)
+        sequences = [bytes(tokens[a + 1 : b - 1]).decode() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self.before_batch(self.batches, sequences)
+        self.batches += 1
+        return torch.from_numpy(np.stack([hash_vector(sequence) for sequence in sequences]))
+
+
+def load_hash_model(weights_path, device, *, precision="fp32"):
+    return HashModel(), ByteTokenizer()
+
+
+def load_faulty_model(weights_path, device, *, precision="fp32"):
+    """
+    A hash model that fails as the JSON file *weights_path* says.
+
+    ``rank``: which worker; ``how``: see ``fail``; ``before_batch``: when; ``times``: in how many processes (counted by
+    files beside the JSON, so that a new process sees what the earlier ones did).
+    """
+    plan = json.loads(Path(weights_path).read_text())
+    slow_s = plan.get("slow_s", 0.0)
+
+    def before_batch(number, sequences):
+        time.sleep(slow_s)
+        mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"
+        if mine and number == plan["before_batch"] and claim_failure(Path(weights_path), plan["times"]):
+            fail(plan["how"])
+
+    return HashModel(before_batch), ByteTokenizer()
+
+
+def claim_failure(control: Path, times: int) -> bool:
+    """Whether this process is one of the first *times* that get here; each leaves its pid."""
+    for number in range(times):
+        try:
+            descriptor = os.open(control.with_suffix(f".failed{number}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            continue
+        os.write(descriptor, str(os.getpid()).encode())
+        os.close(descriptor)
+        return True
+    return False
+
+
+def fail(how: str) -> None:
+    """Fail for real."""
+    if how == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "exit7":
+        os._exit(7)
+    elif how == "sigstop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif how == "hang":
+        time.sleep(3600)
+    elif how == "raise":
+        raise RuntimeError("a fault that the test asked for")
+    else:
+        raise ValueError(how)
+
+
+def hash_config(**changes) -> ModelConfig:
+    """Settings for the hash model: small blocks and parts, so that little input makes many of them."""
+    settings = {
+        "model_name": "hash",
+        "weights_path": "",
+        "weights_sha256": "0" * 64,
+        "hidden_dim": HASH_WIDTH,
+        "loader": "tests.fakes:load_hash_model",
+        "token_budget": 64,
+        "sequences_per_part": 4,
+    }
+    return ModelConfig(**{**settings, **changes})
+
+
+def faulty_config(control: Path, plan: dict, **changes) -> ModelConfig:
+    """Settings for the faulty model; ``control`` is written here and may be rewritten between runs."""
+    control.write_text(json.dumps({"times": 1, "before_batch": 0, **plan}))
+    return hash_config(weights_path=str(control), loader="tests.fakes:load_faulty_model", **changes)
+
+
+# --- worker functions --------------------------------------------------------------------------------------------------
+
+
+def report_environment(rank, world_size, results_queue, *args):
+    """Say what this process sees."""
+    import sys
+
+    results_queue.put(
+        {
+            "rank": rank,
+            "status": "complete",
+            "world_size": world_size,
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "pid": os.getpid(),
+            "process_name": multiprocessing.current_process().name,
+            "modules": [name for name in ("torch", "prefect", "esm") if name in sys.modules],
+            "args": list(args),
+            "started_s": time.time(),
+        }
+    )
+
+
+def fail_on_rank(rank, world_size, results_queue, failing_rank, how):
+    """Fail on one rank, succeed on the others."""
+    if rank == failing_rank:
+        fail(how)
+    results_queue.put({"rank": rank, "status": "complete", "pid": os.getpid()})
+
+
+def fail_until_attempt(rank, world_size, results_queue, folder, how, succeeding_attempt):
+    """Fail until the given attempt; every attempt leaves its pid in *folder*."""
+    number = len(list(Path(folder).glob(f"{rank}_*")))
+    (Path(folder) / f"{rank}_{number}").write_text(str(os.getpid()))
+    if number + 1 < succeeding_attempt:
+        fail(how)
+    results_queue.put({"rank": rank, "status": "complete", "pid": os.getpid()})
+
+
+def end_without_a_word(rank, world_size, results_queue):
+    """Exit with 0 and no report."""
+
+
+def sleep_long(rank, world_size, results_queue, seconds=3600):
+    time.sleep(seconds)
+
+
+def sleep_after_report_of_start(rank, world_size, results_queue, folder):
+    (Path(folder) / f"pid_{rank}").write_text(str(os.getpid()))
+    time.sleep(3600)
+
+
+def flood(rank, world_size, results_queue, messages):
+    for number in range(messages):
+        results_queue.put({"kind": "progress", "sequences": number, "tokens": number})
+    results_queue.put({"rank": rank, "status": "complete", "messages": messages})
+
+
+def send_too_much(rank, world_size, results_queue):
+    results_queue.put({"rank": rank, "status": "complete", "blob": "x" * 8_000_000})
+
+
+def fail_with_configuration_error(rank, world_size, results_queue):
+    from virnucpro.errors import ConfigurationError
+
+    raise ConfigurationError("this cannot work")

@@ -1,0 +1,344 @@
+"""
+The command line. It turns options into the pipeline's settings, shows progress, and ends with the right exit code.
+
+It does not import Prefect: ``embed --flow`` hands the same job over to ``flows.embed`` by name, at that moment only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import structlog
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import virnucpro
+from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import ConfigurationError, ExitCode, StoppedError, VirNucProError
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
+from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.verification import verify_run
+from virnucpro.telemetry.progress import DownloadProgress, RunProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virnucpro.pipeline.run_completion import RunResult
+
+app = typer.Typer(
+    name="virnucpro",
+    help="Tell which contigs or reads of a metagenome are viral.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(
+    help="The models that sequences can be embedded with.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(models_app, name="models")
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+FastaFiles = Annotated[
+    list[Path], typer.Argument(metavar="FASTA...", help="Protein FASTA files, plain or gzip.", show_default=False)
+]
+
+
+def main() -> None:
+    """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("WARNING"),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+    try:
+        app()
+    except VirNucProError as error:
+        print(f"virnucpro: {error}" if len(str(error).splitlines()) == 1 else str(error), file=sys.stderr)
+        raise SystemExit(int(error.exit_code)) from error
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"virnucpro {virnucpro.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def embed(
+    fasta: FastaFiles,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="Folder of the run: result, manifest, logs.", show_default=False
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="A name from `virnucpro models list`, or the path of a fair-esm .pt file. Without it, the bundled demonstration encoder.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Annotated[
+        str, typer.Option(metavar="LIST", help="auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="CPU workers (with GPUs there is one worker each).", show_default="1")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="auto|fp32|bf16|fp16", help="auto is fp32 on a CPU and bf16 on a GPU.")
+    ] = "auto",
+    token_budget: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Tokens in one block at the most; never less than the longest sequence."
+        ),
+    ] = DEFAULT_TOKEN_BUDGET,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of each CPU worker. Other numbers give other last bits.")
+    ] = 1,
+    max_residues: Annotated[
+        int, typer.Option(min=1, metavar="RESIDUES", help="Residues of a sequence that are embedded.")
+    ] = DEFAULT_MAX_RESIDUES,
+    long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
+    weights_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that is looked into for weights first.",
+            envvar="VIRNUCPRO_WEIGHTS",
+            show_default=False,
+        ),
+    ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="End with 0 when some rows are missing, as long as there are any.")
+    ] = False,
+    keep_shards: Annotated[
+        bool, typer.Option("--keep-shards", help="Keep each worker's shard beside the result.")
+    ] = False,
+    flow: Annotated[
+        bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")] = "INFO",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+) -> None:
+    """
+    Embed every protein of FASTA... into OUT/embeddings.h5, in the order of the input.
+
+    Starting the same command again continues what is missing.
+    """
+    if model is None:
+        print(
+            f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
+            "(for the published models see `virnucpro models list`).",
+            file=sys.stderr,
+        )
+    _check_choice("--log-level", log_level, LOG_LEVELS)
+    _check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    if flow:
+        result = importlib.import_module("flows.embed").run_from_command_line(
+            fasta_files=[str(path) for path in fasta],
+            output_dir=str(output),
+            model=model or DEFAULT_PROTEIN_MODEL,
+            devices=devices,
+            workers=workers,
+            precision=precision,
+            token_budget=token_budget,
+            threads=threads,
+            max_residues=max_residues,
+            long=long.value,
+            weights_dir=None if weights_dir is None else str(weights_dir),
+            allow_partial=allow_partial,
+            keep_shards=keep_shards,
+            log_level=log_level,
+        )
+    else:
+        chosen = select_devices(devices, workers=workers)
+        with DownloadProgress(is_quiet=as_json) as download:
+            config = configure_model(
+                model or DEFAULT_PROTEIN_MODEL,
+                device_type=chosen[0].type,
+                precision=precision,
+                weights_dir=weights_dir,
+                token_budget=token_budget,
+                threads_per_worker=threads,
+                max_residues=max_residues,
+                long_policy=long,
+                log_level=log_level,
+                on_download=download.advance,
+            )
+        with _stop_on_signals() as stop, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
+            result = run_embedding(
+                fasta, output, config, chosen, on_message=progress.on_message, stop=stop.event, keep_shards=keep_shards
+            )
+        if result.state == "stopped":
+            raise StoppedError(stop.signal_number)
+    _report(result, as_json=as_json, allow_partial=allow_partial)
+
+
+@app.command()
+def index(
+    fasta: FastaFiles,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The index file.", show_default=False)],
+) -> None:
+    """Check FASTA... and write a sequence index, or say what is wrong by file and line."""
+    built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"))
+    lengths = built.lengths
+    span = f", {lengths[-1]:,} to {lengths[0]:,} residues" if len(built) else ""
+    print(f"{output}: {len(built):,} sequences of {len(built.files)} file(s){span}")
+
+
+@app.command()
+def verify(
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder of a run.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+) -> None:
+    """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
+    found = verify_run(output)
+    if as_json:
+        print(
+            json.dumps(
+                {"state": found.state, "records": found.num_records, "rows": found.num_rows, "problems": found.problems}
+            )
+        )
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    unfinished = found.state not in {"complete", "partial"}
+    if found.problems:
+        raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
+    if not as_json:
+        missing = found.num_records - found.num_rows
+        verdict = "complete and intact" if not missing else f"intact, but {missing:,} sequences are missing"
+        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} sequences")
+    if found.state == "partial":
+        raise typer.Exit(int(ExitCode.PARTIAL))
+
+
+@models_app.command("list")
+def models_list(
+    weights_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that is looked into for weights first.",
+            envvar="VIRNUCPRO_WEIGHTS",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List the models: name, parameters, width, where the weights come from, whether they are here."""
+    table = Table("name", "parameters", "width", "source", "weights", box=None, pad_edge=False)
+    for row in models_table(weights_dir=weights_dir):
+        table.add_row(row.name, f"{row.num_parameters / 1e6:,.1f} M", f"{row.hidden_dim:,}", row.source, row.where)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{option} is {value!r}: choose one of {', '.join(allowed)}")
+
+
+class _Stop:
+    """What the signal handlers and the run share."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.signal_number: int | None = None
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[_Stop]:
+    """The first SIGINT or SIGTERM asks the run to stop at a batch boundary, the second one ends it at once."""
+    stop = _Stop()
+
+    def handle(number: int, _frame: object) -> None:
+        if stop.event.is_set():
+            raise KeyboardInterrupt
+        stop.signal_number = number
+        stop.event.set()
+        print("\nstopping at the next batch boundary; once more to stop at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        _print_summary(result)
+    result.raise_unless(allow_partial=allow_partial)
+    if result.state == "partial":
+        print(
+            f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}",
+            file=sys.stderr,
+        )
+
+
+def _print_summary(result: RunResult) -> None:
+    if not result.ranks:
+        print(f"{result.output_path}: already complete, {result.num_rows:,} sequences; nothing was computed")
+        return
+    table = Table(
+        "rank",
+        "device",
+        "sequences",
+        "resumed",
+        "tokens",
+        "seconds",
+        "tokens/s",
+        "attempts",
+        "state",
+        box=None,
+        pad_edge=False,
+    )
+    for rank in result.ranks:
+        table.add_row(
+            str(rank.rank),
+            rank.device,
+            f"{rank.sequences:,}",
+            f"{rank.sequences_resumed:,}",
+            f"{rank.tokens:,}",
+            f"{rank.seconds:.1f}",
+            f"{rank.tokens_per_second:,.0f}",
+            str(rank.attempts),
+            rank.state,
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    notes = []
+    if result.num_copies:
+        notes.append(f"{result.num_copies:,} copies of another sequence took its row")
+    if result.num_truncated:
+        notes.append(f"{result.num_truncated:,} cut to the residue limit (dataset truncated_from)")
+    print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {result.output_path}")
+    for note in notes:
+        print(f"  {note}")
+
+
+if __name__ == "__main__":
+    main()

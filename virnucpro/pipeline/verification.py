@@ -1,0 +1,80 @@
+"""``verify``: is what lies in a run's folder still what the run wrote, and does it add up to its input?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import IndexFormatError, ResultError
+from virnucpro.pipeline.run_preparation import read_manifest_or_fail
+from virnucpro.pipeline.shard_aggregator import validate_result
+from virnucpro.run_layout import RunLayout
+from virnucpro.store import durable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.store.manifest import RunManifest
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was checked and what was found."""
+
+    state: str
+    """Of the run, as its manifest has it."""
+    num_records: int
+    """Sequences of the input."""
+    num_rows: int
+    """Rows of the result."""
+    problems: list[str] = field(default_factory=list)
+    """Everything that does not hold; empty for an intact run."""
+
+
+def verify_run(output_dir: Path) -> Verification:
+    """
+    Check a finished run: whole files by sha256, then rows (shape, ids, order, finiteness), then the counts.
+
+    Args:
+        output_dir: The run's folder.
+
+    Returns:
+        What was found; nothing is changed.
+
+    Raises:
+        ResultError: The folder holds no run.
+    """
+    layout = RunLayout(output_dir)
+    manifest = read_manifest_or_fail(layout)
+    records, rows = manifest.counts.get("records", 0), manifest.counts.get("rows", 0)
+    problems: list[str] = []
+    if manifest.state not in {"complete", "partial"}:
+        problems.append(f"{layout.manifest}: the run is {manifest.state}: start the same command again to finish it")
+        return Verification(manifest.state, records, rows, problems)
+    for name, recorded in manifest.files.items():
+        path = layout.output_dir / name
+        if not path.is_file():
+            problems.append(f"{path}: is missing")
+        elif durable.sha256_of(path) != recorded:
+            problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
+    if rows + manifest.counts.get("missing", 0) != records:
+        problems.append(
+            f"{layout.manifest}: {rows} rows and {manifest.counts.get('missing')} missing of {records} records"
+        )
+    problems.extend(_check_rows(layout, manifest, rows))
+    return Verification(manifest.state, records, rows, problems)
+
+
+def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str]:
+    path = layout.embeddings if manifest.state == "complete" else layout.partial_embeddings
+    if not path.is_file():
+        return [] if path.name in manifest.files else [f"{path}: is missing"]
+    try:
+        index = SequenceIndex.open(layout.index)
+        validate_result(path, index, expected_rows=rows, expected_sha256=None)
+    except (IndexFormatError, ResultError) as error:
+        return [str(error)]
+    if len(index) != manifest.counts.get("records"):
+        return [f"{layout.index}: has {len(index)} records, run.json has {manifest.counts.get('records')}"]
+    return []
