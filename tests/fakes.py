@@ -195,3 +195,15 @@ def fail_with_configuration_error(rank, world_size, results_queue):
     from virnucpro.errors import ConfigurationError
 
     raise ConfigurationError("this cannot work")
+
+
+def always_exit7(rank, world_size, results_queue, *args):
+    os._exit(7)
+
+
+def gpu_worker_that_never_starts_on_rank_0(rank, world_size, results_queue, *args):
+    if rank == 0:
+        time.sleep(3600)
+    from virnucpro.pipeline.gpu_worker import gpu_worker
+
+    gpu_worker(rank, world_size, results_queue, *args)

@@ -188,7 +188,7 @@ def _refuse_long(index: SequenceIndex, model_config: ModelConfig) -> None:
     )
     problems = [
         InputProblem(
-            path=index.file_of(position).path,
+            path=index.path_of(position),
             line=index.line_of(position),
             what=f"{index.lengths[position]} residues, more than --max-residues {model_config.max_residues}",
             remedy="raise --max-residues, or use --long truncate",

@@ -1,0 +1,67 @@
+# make demo   real proteins become embeddings through the real flow: no GPU, no server to start
+# make test   the tests, under 10 minutes on two cores
+# make e2e    the minutes-long tests on real data
+# make lint   ruff, mypy --strict, import directions
+# make bench  the benchmarks; results go to benchmarks/results/
+# make venv   only set up .venv
+
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/.ready
+DEMO := .demo
+
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: venv demo test e2e lint format bench clean
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+# A Prefect home of its own: the demo neither sees nor touches the user's server, profile or database.
+demo: export PREFECT_HOME := $(CURDIR)/$(DEMO)/prefect
+demo: export PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW := ignore
+demo: unexport PREFECT_API_URL
+demo: unexport PREFECT_PROFILE
+demo: $(READY)
+	@rm -rf $(DEMO)/out
+	$(PY) -m virnucpro embed examples/proteins.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
+	@echo
+	$(PY) -m virnucpro verify $(DEMO)/out
+	@echo
+	@echo 'The embeddings are in $(DEMO)/out/embeddings.h5. To open them, start $(PY) and type:'
+	@echo
+	@echo '    import virnucpro'
+	@echo '    embeddings = virnucpro.read_embeddings("$(DEMO)/out")'
+	@echo '    print(embeddings, embeddings[embeddings.ids[0]][:4])'
+	@echo
+	@cd . && $(PY) -c 'import virnucpro; embeddings = virnucpro.read_embeddings("$(DEMO)/out"); print("which prints:", embeddings, embeddings[embeddings.ids[0]][:4])'
+
+test: $(READY)
+	$(PY) -m pytest -m 'not slow'
+
+e2e: $(READY)
+	$(PY) -m pytest -m slow
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY)
+	$(PY) benchmarks/index.py --write
+
+clean:
+	rm -rf .venv $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,212 @@
+"""
+The embedding job as a Prefect flow: build_index -> embed_shard per device -> aggregate_shards -> validate_embeddings.
+
+Completed when every sequence has its row; Completed and named ``Partial`` when rows are missing and that was allowed;
+Failed otherwise, with a sentence that counts what is missing and names where the rest is. Running it again in the
+same folder continues it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.futures import wait
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
+from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET
+from virnucpro.errors import VirNucProError
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
+from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.run_completion import RunResult, close_run, failure_noted, finished_result, stop_run
+from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.run_lock import RunLock
+
+MAX_RANKS = 64
+"""Ranks that run at the same time; more than any one machine has devices."""
+
+
+@flow(
+    name="embed",
+    flow_run_name="embed into {output_dir}",
+    task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
+    persist_result=False,
+    validate_parameters=True,
+)
+def embed(
+    fasta_files: list[str],
+    output_dir: str,
+    model: str = DEFAULT_PROTEIN_MODEL,
+    devices: str = "auto",
+    workers: int | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    threads: int = 1,
+    max_residues: int = DEFAULT_MAX_RESIDUES,
+    long: Literal["truncate", "error"] = "truncate",
+    weights_dir: str | None = None,
+    allow_partial: bool = False,
+    keep_shards: bool = False,
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
+    worker_retries: int = 2,
+) -> State[Any]:
+    """
+    Embed every protein of the input into OUT/embeddings.h5, one process a device.
+
+    Args:
+        fasta_files: Protein FASTA files, plain or gzip; the result has their order.
+        output_dir: Folder of the run: result, manifest, logs. A second run in it continues the first.
+        model: A registered name, or the path of a fair-esm checkpoint; by default the bundled demonstration encoder.
+        devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
+        workers: CPU workers; with GPUs there is one worker each.
+        precision: auto is fp32 on a CPU and bf16 on a GPU.
+        token_budget: Tokens in one block at the most; never less than the longest sequence.
+        threads: Threads of each CPU worker.
+        max_residues: Residues of a sequence that are embedded.
+        long: What happens to longer sequences.
+        weights_dir: Folder that is looked into for weights first.
+        allow_partial: Complete with the name Partial when some rows are missing.
+        keep_shards: Keep each worker's shard beside the result.
+        log_level: Of the workers' log files.
+        worker_retries: How often a rank's process is started again after it failed.
+    """
+    clock = StageClock()
+    run_id = new_run_id()
+    try:
+        chosen = select_devices(devices, workers=workers)
+        model_config = configure_model(
+            model,
+            device_type=chosen[0].type,
+            precision=precision,
+            weights_dir=None if weights_dir is None else Path(weights_dir),
+            token_budget=token_budget,
+            threads_per_worker=threads,
+            max_residues=max_residues,
+            long_policy=long,
+            log_level=log_level,
+        )
+        with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
+            run = build_index(fasta_files, output_dir, model_config, chosen, run_id)
+            clock.lap("index")
+            if run.already_complete:
+                result = finished_result(run)
+            else:
+                result = _embed_and_aggregate(run, clock, worker_retries=worker_retries, keep_shards=keep_shards)
+        _publish(result)
+        result.raise_unless(allow_partial=allow_partial)
+    except VirNucProError as error:
+        return Failed(message=str(error), data=error)
+    if result.state == "partial":
+        missing = f"{result.num_missing:,} of {result.num_records:,} sequences missing"
+        return Completed(name="Partial", message=f"{missing}, partial result at {result.output_path}", data=result)
+    return Completed(message=f"{result.num_rows:,} sequences in {result.output_path}", data=result)
+
+
+def run_from_command_line(**parameters: Any) -> RunResult:
+    """
+    Run the flow in this process, against the API that the environment names or an embedded server.
+
+    Args:
+        parameters: Of ``embed``.
+
+    Returns:
+        How it went.
+
+    Raises:
+        VirNucProError: As the plain command would raise, with the same exit code.
+    """
+    run_embed: Callable[..., State[Any]] = embed
+    state = run_embed(**parameters, return_state=True)
+    outcome = state.result(raise_on_failure=False)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    assert isinstance(outcome, RunResult)
+    return outcome
+
+
+def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries: int, keep_shards: bool) -> RunResult:
+    book = RankBook(run)
+    with failure_noted(run):
+        try:
+            _run_ranks(run, book, worker_retries)
+        except BaseException:
+            stop_run(run, _in_order(book), stages_s=clock.stages_s)
+            raise
+        clock.lap("embed")
+        outcomes = _in_order(book)
+        aggregation = aggregate_shards(run, outcomes)
+        clock.lap("aggregate")
+        validate_embeddings(run, aggregation)
+        clock.lap("validate")
+        return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+
+
+def _run_ranks(run: PreparedRun, book: RankBook, worker_retries: int) -> None:
+    """Run one task a rank to its last attempt; when we are told to stop, no worker is left."""
+    embed_rank = embed_shard.with_options(retries=worker_retries)
+    futures = []
+    try:
+        futures.extend(embed_rank.submit(run, rank, book) for rank in range(run.world_size))
+        wait(futures)
+    except BaseException:
+        book.stop.set()
+        get_run_logger().warning("stopping: workers end at their next batch boundary")
+        wait(futures)
+        raise
+
+
+def _in_order(book: RankBook) -> list[RankOutcome]:
+    return [book.outcomes[rank] for rank in sorted(book.outcomes)]
+
+
+def _publish(result: RunResult) -> None:
+    """Leave a table of the ranks and a page about the run where Prefect's users look for them."""
+    rows = [
+        {
+            "rank": rank.rank,
+            "device": rank.device,
+            "sequences": rank.sequences,
+            "resumed": rank.sequences_resumed,
+            "tokens": rank.tokens,
+            "seconds": round(rank.seconds, 1),
+            "tokens/s": round(rank.tokens_per_second),
+            "retries": max(0, rank.attempts - 1),
+            "state": rank.state if rank.failure is None else f"{rank.state}: {rank.failure}",
+        }
+        for rank in result.ranks
+    ]
+    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {result.output_dir}")
+    create_markdown_artifact(markdown=_markdown(result, rows), key="embed-summary", description=str(result.output_dir))
+
+
+def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
+    layout = RunLayout(result.output_dir)
+    lines = [
+        f"# Embedding: {result.state}",
+        "",
+        f"{result.num_rows:,} of {result.num_records:,} sequences have their row; {result.num_copies:,} are copies of "
+        f"another sequence, {result.num_truncated:,} were cut to the residue limit.",
+        "",
+    ]
+    if rows:
+        header = list(rows[0])
+        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+        lines += ["| " + " | ".join(str(row[name]) for name in header) + " |" for row in rows]
+        tokens, seconds = sum(row["tokens"] for row in rows), sum(result.stages_s.values())
+        lines += ["", f"In all {tokens:,} tokens in {seconds:.1f} s (all stages)."]
+    else:
+        lines += ["The folder held the finished result already; nothing was computed."]
+    lines += ["", "| file | where |", "| --- | --- |"]
+    files = [("result", result.output_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
+    if result.num_missing:
+        files.append(("missing sequences", layout.failed_sequences))
+    lines += [f"| {name} | `{path}` |" for name, path in files if path is not None]
+    return "\n".join(lines)

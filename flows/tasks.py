@@ -1,0 +1,110 @@
+"""
+Each stage of the pipeline wrapped once as a task: its name, its retries, what must not be cached.
+
+The files in the run's folder are the truth about what is done, so no task result is cached or persisted: a task that
+runs again finds there what the one before has finished.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+from prefect.runtime import task_run
+
+from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.errors import VirNucProError
+from virnucpro.pipeline.devices import Device
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
+from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.run_completion import aggregate_run, validate_run
+from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
+from virnucpro.pipeline.shard_aggregator import Aggregation
+
+
+class RankFailedError(VirNucProError):
+    """One attempt at a rank failed; Prefect decides whether there is another."""
+
+    def __init__(self, outcome: RankOutcome) -> None:
+        self.rank = outcome.rank
+        self.failure = FailureClass(outcome.failure or FailureClass.DIED)
+        super().__init__(f"rank {outcome.rank} on {outcome.device}: {outcome.failure}: {outcome.reason}")
+
+
+class RankBook:
+    """What the task runs of one flow run share: the stop event, and how each rank went over all its attempts."""
+
+    def __init__(self, run: PreparedRun) -> None:
+        self.stop = threading.Event()
+        self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
+
+
+def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, RankFailedError) and error.failure.is_worth_a_retry
+
+
+def _rank_run_name() -> str:
+    parameters = task_run.parameters
+    return f"embed_shard {parameters['rank']} on {parameters['run'].devices[parameters['rank']].label}"
+
+
+@task(name="build_index", cache_policy=NO_CACHE, persist_result=False)
+def build_index(
+    fasta_files: list[str], output_dir: str, model_config: ModelConfig, devices: list[Device], run_id: str
+) -> PreparedRun:
+    """Check and index the input and settle the plan; see ``prepare_run``."""
+    run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id)
+    index = run.open_index()
+    get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
+    return run
+
+
+@task(
+    name="embed_shard",
+    task_run_name=_rank_run_name,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retry_delay_seconds=[1, 5, 30],
+    retry_jitter_factor=0.5,
+    retry_condition_fn=_another_process_may_help,
+)
+def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
+    """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
+    logger = get_run_logger()
+    outcome = run_rank(
+        GPU_WORKER,
+        run.worker_args,
+        outcome=book.outcomes[rank],
+        world_size=run.world_size,
+        device=run.devices[rank],
+        limits=RunLimits(attempts=1),
+        stop=book.stop,
+    )
+    if outcome.state != "complete":
+        logger.error("rank %s, process %s: %s: %s", rank, outcome.pids[-1:], outcome.failure, outcome.reason)
+        raise RankFailedError(outcome)
+    logger.info(
+        "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",
+        rank,
+        f"{outcome.sequences:,}",
+        f"{outcome.sequences_resumed:,}",
+        outcome.tokens_per_second,
+    )
+    return outcome
+
+
+@task(name="aggregate_shards", cache_policy=NO_CACHE, persist_result=False)
+def aggregate_shards(run: PreparedRun, outcomes: list[RankOutcome]) -> Aggregation:
+    """Put the result together in the order of the input, and list what is missing."""
+    return aggregate_run(run, outcomes)
+
+
+@task(name="validate_embeddings", cache_policy=NO_CACHE, persist_result=False)
+def validate_embeddings(run: PreparedRun, aggregation: Aggregation) -> None:
+    """Prove that the result is whole and that the counts add up."""
+    validate_run(run, aggregation)

@@ -1,0 +1,303 @@
+"""The main job with real processes: result, failures, resumption, identity of bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests import fakes
+from virnucpro.config import RunLimits
+from virnucpro.errors import (
+    BadInputError,
+    ConfigurationError,
+    OutputError,
+    RunLockedError,
+    SettingsChangedError,
+    WorkersFailedError,
+)
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
+from virnucpro.pipeline.verification import verify_run
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.reader import read_embeddings
+
+ONCE = RunLimits(attempts=1, stop_grace_s=1.0)
+
+
+@pytest.fixture
+def proteins(tmp_path):
+    chooser = random.Random(11)
+    sequences = {
+        f"p{number}|é": "".join(chooser.choice("ACDEFGHIKLMNPQRSTVWY") for _ in range(chooser.randint(1, 40)))
+        for number in range(80)
+    }
+    sequences["a_copy"] = sequences["p7|é"]
+    path = tmp_path / "proteins.fasta"
+    path.write_text("".join(f">{name} described\n{sequence}\n" for name, sequence in sequences.items()))
+    return path, sequences
+
+
+def check_rows(path, sequences, *, missing=()):
+    with read_embeddings(path) as embeddings:
+        assert embeddings.ids == tuple(name for name in sequences if name not in missing)
+        for name in embeddings.ids:
+            assert (embeddings[name] == fakes.hash_vector(sequences[name])).all(), name
+
+
+def failed_ids(layout):
+    lines = layout.failed_sequences.read_text().splitlines()
+    assert lines[0] == "sequence_id\treason\tattempts"
+    return [line.split("\t") for line in lines[1:]]
+
+
+def test_every_sequence_gets_its_row_in_the_order_of_the_input(tmp_path, proteins):
+    fasta, sequences = proteins
+    path, failed_ranks = run_multi_gpu_inference([fasta], tmp_path / "out", fakes.hash_config(), world_size=2)
+    assert (path, failed_ranks) == (tmp_path / "out" / "embeddings.h5", [])
+    check_rows(path, sequences)
+    found = verify_run(tmp_path / "out")
+    assert (found.state, found.num_rows, found.problems) == ("complete", len(sequences), [])
+
+
+def test_files_keep_the_order_in_which_they_are_given(tmp_path):
+    (tmp_path / "z.fa").write_text(">z\nMKVLA\n")
+    (tmp_path / "a.fa").write_text(">a\nMKVLAMKV\n")
+    path, _ = run_multi_gpu_inference([tmp_path / "z.fa", tmp_path / "a.fa"], tmp_path / "out", fakes.hash_config())
+    assert read_embeddings(path).ids == ("z", "a")
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, proteins):
+    fasta, _ = proteins
+    results = {
+        world_size: run_multi_gpu_inference([fasta], tmp_path / str(world_size), fakes.hash_config(), world_size)[0]
+        for world_size in (1, 2, 3)
+    }
+    assert len({path.read_bytes() for path in results.values()}) == 1
+
+
+def test_more_workers_than_sequences(tmp_path):
+    fasta = tmp_path / "two.fasta"
+    fasta.write_text(">one\nMKV\n>two\nMKVA\n")
+    path, failed_ranks = run_multi_gpu_inference([fasta], tmp_path / "out", fakes.hash_config(), world_size=4)
+    assert failed_ranks == []
+    check_rows(path, {"one": "MKV", "two": "MKVA"})
+
+
+@pytest.mark.parametrize("how", ["raise", "sigkill", "exit7", "sigstop"])
+def test_a_failing_rank_leaves_the_others_rows_intact_and_a_second_run_completes_them(tmp_path, proteins, how):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 1, "how": how, "before_batch": 8})
+    limits = RunLimits(attempts=1, heartbeat_timeout_s=4.0, stop_grace_s=1.0)
+    result = run_embedding([fasta], out, config, [CPU] * 3, limits=limits)
+    assert result.failed_ranks == [1]
+    assert result.state == "partial"
+    assert result.output_path == out / "embeddings.partial.h5"
+    assert not (out / "embeddings.h5").exists()
+    missing = failed_ids(RunLayout(out))
+    assert 0 < len(missing) < len(sequences)
+    expected_class = {"raise": "application_error", "sigstop": "hung"}.get(how, "died")
+    assert {tuple(line[1:]) for line in missing} == {(expected_class, "1")}
+    check_rows(result.output_path, sequences, missing={line[0] for line in missing})
+    assert result.num_missing == len(missing)
+    assert verify_run(out).problems == []
+
+    first_pid = result.ranks[1].pids[0]
+    again = run_embedding([fasta], out, config, [CPU] * 3, limits=limits)
+    assert again.state == "complete"
+    assert again.ranks[1].pids[0] != first_pid
+    computed = sum(rank.sequences for rank in again.ranks)
+    resumed = sum(rank.sequences_resumed for rank in again.ranks)
+    unique_missing = {sequences[line[0]] for line in missing}
+    assert computed == len(unique_missing)
+    assert resumed == len(set(sequences.values())) - computed
+    check_rows(out, sequences)
+    assert not (out / "embeddings.partial.h5").exists()
+    assert not (out / "failed_sequences.tsv").exists()
+
+    undisturbed, _ = run_multi_gpu_inference([fasta], tmp_path / "whole", config, 1)
+    assert undisturbed.read_bytes() == (out / "embeddings.h5").read_bytes()
+
+
+def test_a_worker_that_never_starts_is_named_with_its_sequences(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    worker = "tests.fakes:gpu_worker_that_never_starts_on_rank_0"
+    path, failed_ranks = run_multi_gpu_inference(
+        [fasta], out, fakes.hash_config(), 2, limits=RunLimits(startup_timeout_s=1.5, attempts=1), worker_fn=worker
+    )
+    assert failed_ranks == [0]
+    missing = failed_ids(RunLayout(out))
+    check_rows(path, sequences, missing={line[0] for line in missing})
+    assert {line[1] for line in missing} == {"hung"}
+    path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2)
+    assert failed_ranks == []
+    check_rows(path, sequences)
+
+
+def test_a_retry_resumes_in_a_new_process_within_one_run(tmp_path, proteins):
+    fasta, sequences = proteins
+    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": "sigkill", "before_batch": 8, "times": 2})
+    result = run_embedding([fasta], tmp_path / "out", config, [CPU] * 2, limits=RunLimits(attempts=3))
+    assert result.state == "complete"
+    assert result.failed_ranks == []
+    rank = result.ranks[0]
+    assert (rank.attempts, len(set(rank.pids))) == (3, 3)
+    assert rank.sequences_resumed > 0
+    check_rows(tmp_path / "out", sequences)
+
+
+def test_it_raises_only_when_no_worker_succeeded(tmp_path, proteins):
+    fasta, _ = proteins
+    with pytest.raises(WorkersFailedError) as caught:
+        run_multi_gpu_inference([fasta], tmp_path / "a", fakes.hash_config(), 2, limits=ONCE, worker_fn=fakes.always_exit7)
+    assert "2 of 2 workers failed, 81 of 81 sequences missing, no row was finished" in str(caught.value)
+    assert caught.value.failures.keys() == {0, 1}
+    assert caught.value.exit_code == 70
+    with pytest.raises(ConfigurationError, match="this cannot work"):
+        run_multi_gpu_inference([fasta], tmp_path / "b", fakes.hash_config(), 2, worker_fn=fakes.fail_with_configuration_error)
+
+
+def test_run_esm2_multi_gpu_is_a_runtime_error_when_a_row_is_missing():
+    assert issubclass(WorkersFailedError, RuntimeError)
+
+
+def test_run_esm2_multi_gpu_embeds_with_the_bundled_model(tmp_path):
+    fasta = tmp_path / "two.fasta"
+    fasta.write_text(">one\nMKVLAAGIVG\n>two\nMKVW\n")
+    path = run_esm2_multi_gpu([fasta], tmp_path / "out", world_size=1)
+    assert path == tmp_path / "out" / "embeddings.h5"
+    with read_embeddings(path) as embeddings:
+        assert embeddings.ids == ("one", "two")
+        assert embeddings.hidden_dim > 0
+        assert abs(embeddings["one"]).sum() > 0
+
+
+def test_a_finished_run_is_not_computed_again(tmp_path, proteins):
+    fasta, _ = proteins
+    out = tmp_path / "out"
+    first = run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    before = (first.output_path.read_bytes(), first.output_path.stat().st_mtime_ns)
+    again = run_embedding([fasta], out, fakes.hash_config(), [CPU] * 2)
+    assert (again.state, again.ranks, again.num_rows) == ("complete", (), first.num_rows)
+    assert (again.output_path.read_bytes(), again.output_path.stat().st_mtime_ns) == before
+
+
+def test_a_damaged_result_is_computed_again(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    whole = (out / "embeddings.h5").read_bytes()
+    damaged = bytearray(whole)
+    damaged[-1] ^= 1
+    (out / "embeddings.h5").write_bytes(damaged)
+    assert verify_run(out).problems != []
+    run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    assert (out / "embeddings.h5").read_bytes() == whole
+    check_rows(out, sequences)
+
+
+@pytest.mark.parametrize("changes", [{"max_residues": 30}, {"weights_sha256": "1" * 64}, {"token_budget": 128}])
+def test_another_setting_in_the_same_folder_is_refused_with_what_differs(tmp_path, proteins, changes):
+    fasta, _ = proteins
+    out = tmp_path / "out"
+    run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name != ".run.lock"}
+    with pytest.raises(SettingsChangedError, match=next(iter(changes))) as caught:
+        run_embedding([fasta], out, fakes.hash_config(**changes), [CPU])
+    assert caught.value.exit_code == 78
+    assert before == {path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name != ".run.lock"}
+
+
+def test_another_input_in_the_same_folder_is_refused_and_the_old_result_stays_verifiable(tmp_path, proteins):
+    fasta, _ = proteins
+    out = tmp_path / "out"
+    run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    fasta.write_text(">other\nMKVVV\n")
+    with pytest.raises(SettingsChangedError, match="sha256 of the input"):
+        run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    assert verify_run(out).problems == []
+
+
+def test_bad_input_is_refused_before_any_worker_starts(tmp_path):
+    fasta = tmp_path / "bad.fasta"
+    fasta.write_text(">one\nMKV\n>one\nMK-V\n")
+    with pytest.raises(BadInputError, match=r"bad\.fasta:3: .*\(one\): "):
+        run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU], worker_fn=fakes.always_exit7)
+    assert not (tmp_path / "out" / "logs").exists()
+
+
+def test_a_second_run_in_the_same_folder_touches_nothing_and_says_who_holds_it(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.1})
+    started = threading.Event()
+    thread = threading.Thread(
+        target=run_embedding,
+        args=([fasta], out, config, [CPU]),
+        kwargs={"on_message": lambda rank, message: started.set()},
+    )
+    thread.start()
+    assert started.wait(30)
+    with pytest.raises(RunLockedError, match=f'"pid": {os.getpid()}') as caught:
+        run_embedding([fasta], out, config, [CPU])
+    assert caught.value.exit_code == 75
+    thread.join()
+    check_rows(out, sequences)
+
+
+def test_a_stopped_run_keeps_what_is_finished_and_can_be_continued(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.1})
+    stop = threading.Event()
+
+    def stop_in_the_middle(rank, message):
+        if message.get("sequences", 0) > 10 and message["kind"] == "progress":
+            stop.set()
+
+    result = run_embedding([fasta], out, config, [CPU], on_message=stop_in_the_middle, stop=stop)
+    assert result.state == "stopped"
+    assert result.output_path is None
+    assert json.loads((out / "run.json").read_text())["state"] == "stopped"
+    again = run_embedding([fasta], out, config, [CPU])
+    assert again.ranks[0].sequences_resumed >= 10
+    check_rows(out, sequences)
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path, proteins):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="file"):
+        run_embedding([proteins[0]], tmp_path / "file" / "out", fakes.hash_config(), [CPU])
+
+
+def test_a_parent_killed_in_the_middle_leaves_no_worker_and_a_folder_that_resumes(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.05})
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run_embedding([fasta], out, config, [CPU] * 2)
+        finally:
+            os._exit(0)
+    parent = psutil.Process(pid)
+    deadline_s = time.monotonic() + 60
+    while len(list((out / "work" / "parts").glob("part_*.h5"))) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    workers = [child for child in parent.children() if "spawn_main" in " ".join(child.cmdline())]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, timeout=3)
+    assert alive == []
+    result = run_embedding([fasta], out, config, [CPU])
+    assert result.ranks[0].sequences_resumed > 0
+    check_rows(out, sequences)
