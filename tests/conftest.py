@@ -1,0 +1,35 @@
+"""What all tests share: where the real data is, and that CI does not skip in silence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real data: proteins, weights, golden outputs."""
+    folder = Path(os.environ.get("VIRNUCPRO_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}: set VIRNUCPRO_TEST_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def examples_dir() -> Path:
+    """The bundled input."""
+    return REPOSITORY / "examples"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """With VIRNUCPRO_NO_SKIPS set, a test that skips for a missing tool or missing data fails; GPU tests may skip."""
+    report = yield
+    if report.skipped and os.environ.get("VIRNUCPRO_NO_SKIPS") and not item.get_closest_marker("gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
+    return report
