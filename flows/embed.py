@@ -6,22 +6,21 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
-from prefect.futures import wait
+from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET
 from virnucpro.errors import VirNucProError
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
 from virnucpro.pipeline.rank_runner import RankOutcome
@@ -123,8 +122,7 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
-    run_embed: Callable[..., State[Any]] = embed
-    state = run_embed(**parameters, return_state=True)
+    state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
     outcome = state.result(raise_on_failure=False)
     if isinstance(outcome, BaseException):
         raise outcome
@@ -152,7 +150,7 @@ def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries:
 def _run_ranks(run: PreparedRun, book: RankBook, worker_retries: int) -> None:
     """Run one task a rank to its last attempt; when we are told to stop, no worker is left."""
     embed_rank = embed_shard.with_options(retries=worker_retries)
-    futures = []
+    futures: list[PrefectFuture[Any]] = []
     try:
         futures.extend(embed_rank.submit(run, rank, book) for rank in range(run.world_size))
         wait(futures)
@@ -189,13 +187,11 @@ def _publish(result: RunResult) -> None:
 
 def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     layout = RunLayout(result.output_dir)
-    lines = [
-        f"# Embedding: {result.state}",
-        "",
+    counts = (
         f"{result.num_rows:,} of {result.num_records:,} sequences have their row; {result.num_copies:,} are copies of "
-        f"another sequence, {result.num_truncated:,} were cut to the residue limit.",
-        "",
-    ]
+        f"another sequence, {result.num_truncated:,} were cut to the residue limit."
+    )
+    lines = [f"# Embedding: {result.state}", "", counts, ""]
     if rows:
         header = list(rows[0])
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]

@@ -7,6 +7,7 @@ Everything here is at module level because workers are spawned and import it by 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -50,7 +51,7 @@ class HashModel:
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         assert bounds.tolist() == cu_seqlens.tolist()
         tokens = input_ids_T.numpy().astype(np.uint8)
-        sequences = [bytes(tokens[a + 1 : b - 1]).decode() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        sequences = [bytes(tokens[a + 1 : b - 1]).decode() for a, b in itertools.pairwise(bounds.tolist())]
         self.before_batch(self.batches, sequences)
         self.batches += 1
         return torch.from_numpy(np.stack([hash_vector(sequence) for sequence in sequences]))
@@ -130,7 +131,7 @@ def faulty_config(control: Path, plan: dict, **changes) -> ModelConfig:
     return hash_config(weights_path=str(control), loader="tests.fakes:load_faulty_model", **changes)
 
 
-# --- worker functions --------------------------------------------------------------------------------------------------
+# --- worker functions ---
 
 
 def report_environment(rank, world_size, results_queue, *args):
@@ -187,11 +188,11 @@ def flood(rank, world_size, results_queue, messages):
     results_queue.put({"rank": rank, "status": "complete", "messages": messages})
 
 
-def send_too_much(rank, world_size, results_queue):
+def send_too_much(rank, world_size, results_queue, *args):
     results_queue.put({"rank": rank, "status": "complete", "blob": "x" * 8_000_000})
 
 
-def fail_with_configuration_error(rank, world_size, results_queue):
+def fail_with_configuration_error(rank, world_size, results_queue, *args):
     from virnucpro.errors import ConfigurationError
 
     raise ConfigurationError("this cannot work")

@@ -96,7 +96,7 @@ def test_a_failing_rank_leaves_the_others_rows_intact_and_a_second_run_completes
     out = tmp_path / "out"
     config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 1, "how": how, "before_batch": 8})
     limits = RunLimits(attempts=1, heartbeat_timeout_s=4.0, stop_grace_s=1.0)
-    result = run_embedding([fasta], out, config, [CPU] * 3, limits=limits)
+    result = run_embedding([fasta], out, config, [CPU] * 2, limits=limits)
     assert result.failed_ranks == [1]
     assert result.state == "partial"
     assert result.output_path == out / "embeddings.partial.h5"
@@ -110,7 +110,7 @@ def test_a_failing_rank_leaves_the_others_rows_intact_and_a_second_run_completes
     assert verify_run(out).problems == []
 
     first_pid = result.ranks[1].pids[0]
-    again = run_embedding([fasta], out, config, [CPU] * 3, limits=limits)
+    again = run_embedding([fasta], out, config, [CPU] * 2, limits=limits)
     assert again.state == "complete"
     assert again.ranks[1].pids[0] != first_pid
     computed = sum(rank.sequences for rank in again.ranks)
@@ -157,12 +157,16 @@ def test_a_retry_resumes_in_a_new_process_within_one_run(tmp_path, proteins):
 def test_it_raises_only_when_no_worker_succeeded(tmp_path, proteins):
     fasta, _ = proteins
     with pytest.raises(WorkersFailedError) as caught:
-        run_multi_gpu_inference([fasta], tmp_path / "a", fakes.hash_config(), 2, limits=ONCE, worker_fn=fakes.always_exit7)
+        run_multi_gpu_inference(
+            [fasta], tmp_path / "a", fakes.hash_config(), 2, limits=ONCE, worker_fn=fakes.always_exit7
+        )
     assert "2 of 2 workers failed, 81 of 81 sequences missing, no row was finished" in str(caught.value)
     assert caught.value.failures.keys() == {0, 1}
     assert caught.value.exit_code == 70
     with pytest.raises(ConfigurationError, match="this cannot work"):
-        run_multi_gpu_inference([fasta], tmp_path / "b", fakes.hash_config(), 2, worker_fn=fakes.fail_with_configuration_error)
+        run_multi_gpu_inference(
+            [fasta], tmp_path / "b", fakes.hash_config(), 2, worker_fn=fakes.fail_with_configuration_error
+        )
 
 
 def test_run_esm2_multi_gpu_is_a_runtime_error_when_a_row_is_missing():
@@ -213,7 +217,9 @@ def test_another_setting_in_the_same_folder_is_refused_with_what_differs(tmp_pat
     with pytest.raises(SettingsChangedError, match=next(iter(changes))) as caught:
         run_embedding([fasta], out, fakes.hash_config(**changes), [CPU])
     assert caught.value.exit_code == 78
-    assert before == {path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name != ".run.lock"}
+    assert before == {
+        path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name != ".run.lock"
+    }
 
 
 def test_another_input_in_the_same_folder_is_refused_and_the_old_result_stays_verifiable(tmp_path, proteins):

@@ -1,0 +1,178 @@
+"""The flow on a real, private Prefect server: end to end, a retry, a partial result, stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.embed import embed, run_from_command_line
+from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
+from virnucpro.pipeline.verification import verify_run
+from virnucpro.store.reader import read_embeddings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_server():
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def small(tmp_path, examples_dir):
+    """The first 120 example proteins."""
+    records = (examples_dir / "proteins.fasta").read_text().split(">")[1:121]
+    path = tmp_path / "small.fasta"
+    path.write_text("".join(f">{record}" for record in records))
+    return path
+
+
+def worker_processes():
+    return {
+        child.pid: child
+        for child in psutil.Process().children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline() if child.is_running() else [])
+    }
+
+
+class FirstWorkerKiller(threading.Thread):
+    """Kills the first *kills* worker processes that appear, for real."""
+
+    def __init__(self, kills: int) -> None:
+        super().__init__(daemon=True)
+        self.kills = kills
+        self.killed: list[int] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.is_set() and len(self.killed) < self.kills:
+            for pid in worker_processes():
+                if pid not in self.killed and len(self.killed) < self.kills:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(pid)
+            time.sleep(0.05)
+
+
+def artifact(key):
+    with get_client(sync_client=True) as client:
+        found = client.request(
+            "POST",
+            "/artifacts/filter",
+            json={
+                "artifacts": ArtifactFilter(key=ArtifactFilterKey(any_=[key])).model_dump(mode="json"),
+                "sort": "CREATED_DESC",
+            },
+        ).json()
+    return found[0]["data"]
+
+
+def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small):
+    out = tmp_path / "out"
+    state = embed([str(small)], str(out), devices="cpu", workers=2, return_state=True)
+    assert state.is_completed()
+    assert state.name == "Completed"
+    assert verify_run(out).problems == []
+    with read_embeddings(out) as embeddings:
+        assert len(embeddings) == 120
+    page = artifact("embed-summary")
+    assert "# Embedding: complete" in page
+    assert "120 of 120 sequences have their row" in page
+    assert str(out / "embeddings.h5") in page
+    assert '"rank": 0' in artifact("embed-ranks")
+    assert '"retries": 0' in artifact("embed-ranks")
+
+
+def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
+    from virnucpro.api import embed_fasta
+
+    embed([str(small)], str(tmp_path / "flow"), devices="cpu", workers=2)
+    embed_fasta(small, tmp_path / "plain", devices="cpu", workers=1).close()
+    assert (tmp_path / "flow/embeddings.h5").read_bytes() == (tmp_path / "plain/embeddings.h5").read_bytes()
+
+
+def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, small):
+    out = tmp_path / "out"
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    result = run_from_command_line(fasta_files=[str(small)], output_dir=str(out), devices="cpu", workers=2)
+    killer.done.set()
+    assert len(killer.killed) == 1
+    assert result.state == "complete"
+    retried = [rank for rank in result.ranks if rank.attempts == 2]
+    assert len(retried) == 1
+    assert retried[0].pids[0] == killer.killed[0] != retried[0].pids[1]
+    assert '"retries": 1' in artifact("embed-ranks")
+    assert verify_run(out).problems == []
+
+
+def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, small):
+    out = tmp_path / "out"
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    state = embed([str(small)], str(out), devices="cpu", workers=2, worker_retries=0, return_state=True)
+    killer.done.set()
+    assert state.is_failed()
+    assert "1 of 2 workers failed, " in state.message
+    assert "of 120 sequences missing, partial result at" in state.message
+    assert isinstance(state.result(raise_on_failure=False), WorkersFailedError)
+    assert state.result(raise_on_failure=False).exit_code == 3
+    assert "# Embedding: partial" in artifact("embed-summary")
+    again = embed([str(small)], str(out), devices="cpu", workers=2, return_state=True)
+    assert again.is_completed()
+    assert verify_run(out).problems == []
+
+
+def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(tmp_path, small):
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    state = embed(
+        [str(small)],
+        str(tmp_path / "out"),
+        devices="cpu",
+        workers=2,
+        worker_retries=0,
+        allow_partial=True,
+        return_state=True,
+    )
+    killer.done.set()
+    assert state.is_completed()
+    assert state.name == "Partial"
+    assert verify_run(tmp_path / "out").state == "partial"
+
+
+def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small):
+    bad = tmp_path / "bad.fasta"
+    bad.write_text("no header\n")
+    with pytest.raises(BadInputError, match=r"bad\.fasta:1: "):
+        run_from_command_line(fasta_files=[str(bad)], output_dir=str(tmp_path / "a"), devices="cpu")
+    with pytest.raises(UnknownModelError):
+        run_from_command_line(fasta_files=[str(small)], output_dir=str(tmp_path / "b"), devices="cpu", model="nonsense")
+    assert not (tmp_path / "a" / "logs").exists()
+
+
+def test_an_interrupt_leaves_no_process_and_a_folder_that_resumes(tmp_path, small):
+    out = tmp_path / "out"
+
+    def interrupt():
+        while not worker_processes():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        embed([str(small)], str(out), devices="cpu", workers=2, token_budget=1500)
+    thread.join()
+    assert worker_processes() == {}
+    assert embed([str(small)], str(out), devices="cpu", workers=2, token_budget=1500, return_state=True).is_completed()

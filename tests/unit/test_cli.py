@@ -1,0 +1,207 @@
+"""The command line as a user meets it: every command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import virnucpro
+from virnucpro.store.reader import read_embeddings
+
+
+def virnucpro_command(*arguments, cwd=None, **changes):
+    environment = {**os.environ, "COLUMNS": "80", **changes}
+    return subprocess.run(
+        [sys.executable, "-m", "virnucpro", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def proteins(tmp_path, examples_dir):
+    records = (examples_dir / "proteins.fasta").read_text().split(">")[1:41]
+    path = tmp_path / "proteins.fasta"
+    path.write_text("".join(f">{record}" for record in records))
+    return path
+
+
+def test_version():
+    done = virnucpro_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"virnucpro {virnucpro.__version__}\n")
+
+
+def test_help_names_every_command_and_every_option_has_its_help():
+    done = virnucpro_command("--help")
+    assert done.returncode == 0
+    for command in ("embed", "index", "verify", "models"):
+        assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE)
+    done = virnucpro_command("embed", "--help", COLUMNS="200")
+    assert done.returncode == 0
+    for option in [
+        "--output",
+        "--model",
+        "--devices",
+        "--workers",
+        "--precision",
+        "--token-budget",
+        "--threads",
+        "--allow-partial",
+        "--log-level",
+        "--json",
+        "--flow",
+        "--max-residues",
+        "--long",
+        "--weights-dir",
+    ]:
+        assert re.search(rf"{option}\b.*\w{{3,}}", done.stdout), option
+
+
+def test_a_typo_in_an_option_is_a_usage_error_in_plain_text():
+    done = virnucpro_command("embed", "x.fasta", "-o", "out", "--tokens-budget", "3")
+    assert done.returncode == 2
+    assert "No such option: --tokens-budget" in done.stderr
+    assert not any(char in done.stderr for char in "╭│╰")
+
+
+def test_a_missing_file_is_named_with_the_systems_text_on_one_unwrapped_line(tmp_path):
+    name = "a_rather_long_file_name_" * 6 + ".fasta"
+    done = virnucpro_command("embed", name, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 65
+    assert f"{name}: No such file or directory" in done.stderr
+    assert len([line for line in done.stderr.splitlines() if name in line]) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_the_plain_command_imports_neither_prefect_nor_torch(tmp_path):
+    code = (
+        "import sys; sys.argv = ['virnucpro', 'models', 'list']\n"
+        "import virnucpro.cli\n"
+        "try:\n    virnucpro.cli.main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('prefect', 'torch', 'esm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_embed_verify_and_again(tmp_path, proteins):
+    out = tmp_path / "out folder"
+    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "bundled demonstration encoder virnucpro-tiny-protein" in done.stderr
+    assert f"40 of 40 sequences -> {out / 'embeddings.h5'}" in done.stdout
+    with read_embeddings(out) as embeddings:
+        assert len(embeddings) == 40
+    done = virnucpro_command("verify", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
+    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu")
+    assert done.returncode == 0
+    assert "already complete, 40 sequences; nothing was computed" in done.stdout
+    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--max-residues", "99")
+    assert done.returncode == 78
+    assert "max_residues was 1022, now 99" in done.stderr
+
+
+def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, proteins):
+    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", "--json")
+    outcome = json.loads(done.stdout)
+    assert (outcome["state"], outcome["records"], outcome["rows"], outcome["missing"]) == ("complete", 40, 40, 0)
+    assert outcome["ranks"][0]["state"] == "complete"
+    done = virnucpro_command("verify", tmp_path / "out", "--json")
+    assert json.loads(done.stdout) == {"state": "complete", "records": 40, "rows": 40, "problems": []}
+
+
+def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
+    out = tmp_path / "out"
+    virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu")
+    data = bytearray((out / "embeddings.h5").read_bytes())
+    data[len(data) // 2] ^= 1
+    (out / "embeddings.h5").write_bytes(data)
+    done = virnucpro_command("verify", out)
+    assert done.returncode == 65
+    assert "embeddings.h5: damaged: its sha256 is not the one that run.json recorded" in done.stderr
+    done = virnucpro_command("verify", tmp_path / "nothing")
+    assert done.returncode == 65
+    assert "is not a folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--model", "esm2_t6_8M"], 78, "unknown model 'esm2_t6_8M'"),
+        (["--devices", "5"], 78, "there is no GPU 5"),
+        (["--devices", "gpu"], 78, "neither a device number nor"),
+        (["--precision", "fp8"], 78, "choose one of auto, fp32, bf16, fp16"),
+        (["--log-level", "loud"], 78, "choose one of DEBUG"),
+        (["--workers", "0"], 2, "--workers"),
+        (["--long", "cut"], 2, "--long"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_in_a_sentence(tmp_path, proteins, options, code, message):
+    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", *options)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_long_sequence_is_an_error_when_that_is_asked_for(tmp_path):
+    fasta = tmp_path / "long.fasta"
+    fasta.write_text(">short\nMKV\n>long\n" + "MKVA" * 10 + "\n")
+    arguments = ("embed", fasta, "-o", tmp_path / "out", "--devices", "cpu", "--max-residues", "20")
+    done = virnucpro_command(*arguments, "--long", "error")
+    assert done.returncode == 65
+    assert f"{fasta}:3: 40 residues, more than --max-residues 20 (long): raise --max-residues" in done.stderr
+    done = virnucpro_command(*arguments, "--long", "truncate")
+    assert done.returncode == 0
+    assert "1 cut to the residue limit" in done.stdout
+
+
+def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
+    done = virnucpro_command("index", proteins, "-o", tmp_path / "proteins.index")
+    assert done.returncode == 0
+    assert "40 sequences of 1 file(s)" in done.stdout
+    (tmp_path / "bad.fasta").write_text(">a\nMK1\n")
+    done = virnucpro_command("index", tmp_path / "bad.fasta", "-o", tmp_path / "bad.index")
+    assert done.returncode == 65
+    assert f"{tmp_path / 'bad.fasta'}:2: " in done.stderr
+    assert not (tmp_path / "bad.index").exists()
+
+
+def test_models_list_names_the_family_and_whether_weights_are_here(tmp_path):
+    done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(tmp_path))
+    assert done.returncode == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "bundled" in lines["virnucpro-tiny-protein"]
+    for name in ("esm2_t6_8M_UR50D", "esm2_t33_650M_UR50D", "esm2_t48_15B_UR50D"):
+        assert "absent" in lines[name]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_and_the_same_command_continues_it(tmp_path, examples_dir, number, code):
+    out = tmp_path / "out"
+    arguments = ["embed", examples_dir / "proteins.fasta", "-o", out, "--devices", "cpu", "--token-budget", "1500"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "virnucpro", *map(str, arguments)], stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    log = out / "logs" / "worker_0.log"
+    deadline_s = time.monotonic() + 60
+    while not (log.exists() and "model.loaded" in log.read_text()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == code, errors
+    assert "start the same command again to continue" in errors
+    done = virnucpro_command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert virnucpro_command("verify", out).returncode == 0
