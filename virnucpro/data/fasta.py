@@ -17,13 +17,13 @@ MAX_ID_BYTES = 1024
 MAX_HEADER_BYTES = 64 << 10
 """Bytes of a header line at the most, ``>`` left out."""
 
-_LETTERS_LOWER = b"abcdefghijklmnopqrstuvwxyz"
-_LETTERS_UPPER = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SHOWN_ID_CHARACTERS = 80
 
+LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Bytes that stand for residues, in either case: ESM-2 knows them all but J."""
 BLANKS = b" \t\r\n"
 """Bytes that may stand inside a sequence and are removed. CR counts only at the end of a line."""
-NORMALISE = bytes.maketrans(_LETTERS_LOWER + b"J", _LETTERS_UPPER.replace(b"J", b"X") + b"X")
+NORMALISE = bytes.maketrans(LETTERS.lower() + b"J", LETTERS.replace(b"J", b"X") + b"X")
 """Translation of residues: upper case, and J (leucine or isoleucine, unknown to ESM-2's alphabet) to X."""
 PRINTABLE_ASCII = bytes(range(0x21, 0x7F))
 """The bytes of a plain id."""
@@ -105,17 +105,17 @@ class SequenceReader:
         if self._stop is not None and piece.strip(BLANKS):
             self.fault = self._stop
             return
-        match = _FAULTY_BYTE.search(piece)
-        if match is None:
-            return
-        at = match.start()
+        for match in _FAULTY_BYTE.finditer(piece):
+            fault = self._fault_at(piece, match.start())
+            if match[0] != b"*" or piece[match.end() :].strip(BLANKS):
+                self.fault = fault
+                return
+            self._stop = fault
+
+    def _fault_at(self, piece: bytes, at: int) -> Fault:
         line_end = piece.rfind(b"\n", 0, at)
         column = at - line_end if line_end >= 0 else self._column + at
-        fault = Fault(self._line + piece.count(b"\n", 0, at), *_explain(piece[at : at + 24], column))
-        if match[0] == b"*" and not piece[at + 1 :].strip(BLANKS):
-            self._stop = fault
-        else:
-            self.fault = fault
+        return Fault(self._line + piece.count(b"\n", 0, at), *_explain(piece[at : at + 24], column))
 
 
 def read_record(record: bytes, line: int) -> tuple[Record, SequenceReader]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from virnucpro.data.fasta import (
     BLANKS,
+    LETTERS,
     MAX_HEADER_BYTES,
     MAX_ID_BYTES,
     NORMALISE,
@@ -42,12 +43,9 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 16
 """Bytes of sha256 kept for each sequence."""
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
 _RECORD_STARTS = re.compile(rb"(?:\A|(?<=\n))>")
-_UNUSUAL = 0
-_PLAIN_RESIDUES = bytes(NORMALISE[byte] if chr(byte).isalpha() and byte < 0x80 else _UNUSUAL for byte in range(256))
-_NO_HASH = bytes(HASH_BYTES)
 
 
 class Rows(NamedTuple):
@@ -113,7 +111,9 @@ class Problems:
             raise BadInputError(self._found)
 
 
-def scan_fasta(descriptor: int, path: str, problems: Problems, *, hashing: bool = True) -> ScannedFile:
+def scan_fasta(
+    descriptor: int, path: str, problems: Problems, *, hashing: bool = True, block_bytes: int = _BLOCK_BYTES
+) -> ScannedFile:
     """
     Read an open file from its start to its end.
 
@@ -122,6 +122,7 @@ def scan_fasta(descriptor: int, path: str, problems: Problems, *, hashing: bool 
         path: As the user named it, for messages.
         problems: Takes every broken rule.
         hashing: False leaves out all hashes; benchmarks measure the parsing alone so.
+        block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
     Returns:
         Its records; not to be used when a problem was added.
@@ -129,11 +130,11 @@ def scan_fasta(descriptor: int, path: str, problems: Problems, *, hashing: bool 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
     """
-    scanner = _Scanner(path, problems, hashing=hashing)
+    scanner = _Scanner(path, problems, hashing=hashing, block_bytes=block_bytes)
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
-    while block := _read(descriptor, size_bytes, path):
+    while block := _read(descriptor, size_bytes, block_bytes, path):
         size_bytes += len(block)
         if hashing:
             digest.update(block)
@@ -149,12 +150,13 @@ def scan_fasta(descriptor: int, path: str, problems: Problems, *, hashing: bool 
 class _Scanner:
     """The state between two blocks. ``feed`` returns the bytes that it needs to see again, before the next block."""
 
-    def __init__(self, path: str, problems: Problems, *, hashing: bool) -> None:
+    def __init__(self, path: str, problems: Problems, *, hashing: bool, block_bytes: int) -> None:
         self.found = ScannedFile()
         self.gave_up = False
         self._path = path
         self._problems = problems
         self._hashing = hashing
+        self._block_bytes = block_bytes
         self._offset = 0  # bytes before the buffer
         self._line = 1  # of the buffer's first byte
         self._started = False  # the first record has begun
@@ -173,7 +175,7 @@ class _Scanner:
         if cut:
             self._whole_records(buffer[:cut])
             return buffer[cut:]
-        return buffer if len(buffer) < _BLOCK_BYTES else self._begin_long(buffer)
+        return buffer if len(buffer) < self._block_bytes else self._begin_long(buffer)
 
     def finish(self, buffer: bytes) -> None:
         """Take the last bytes of the file."""
@@ -211,9 +213,14 @@ class _Scanner:
 
     def _whole_records(self, buffer: bytes) -> None:
         """Take whole records, the first at the start of *buffer*, the last up to its end."""
-        rows = _plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
-        self.found.rows.append(self._strict_rows(buffer) if rows is None else rows)
-        self._pass(buffer, len(buffer))
+        plain = _plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
+        if plain is None:
+            rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
+        else:
+            rows, num_lines = plain
+        self.found.rows.append(rows)
+        self._offset += len(buffer)
+        self._line += num_lines
 
     def _strict_rows(self, buffer: bytes) -> Rows:
         """Read *buffer* record by record."""
@@ -227,12 +234,14 @@ class _Scanner:
             self._count(reader)
             names.append(record.name)
             residues.append(len(record.sequence))
-            hashes.append(sequence_hash(record.sequence) if self._hashing else _NO_HASH)
+            hashes.append(sequence_hash(record.sequence))
             line += buffer.count(b"\n", start, end)
         return _rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes))
 
     def _begin_long(self, buffer: bytes) -> bytes:
-        header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 2)
+        header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 3)  # `>`, the header, CR LF
+        if header_end + 1 == len(buffer) or (header_end < 0 and len(buffer) < MAX_HEADER_BYTES + 3):
+            return buffer
         name, fault = read_header(buffer[1 : header_end if header_end >= 0 else len(buffer)], self._line)
         if fault is not None:
             self._fault(fault, name)
@@ -259,7 +268,7 @@ class _Scanner:
         if fault is not None and not long.has_fault:
             self._fault(fault, long.name)
         self._count(long.reader)
-        digest = long.digest.digest()[:HASH_BYTES] if self._hashing else _NO_HASH
+        digest = long.digest.digest()[:HASH_BYTES]
         length = self._offset - long.offset
         self.found.rows.append(_rows([0], length, long.offset, [long.reader.residues], [long.name], digest))
         self._long = None
@@ -295,7 +304,7 @@ def sequence_hash(sequence: bytes) -> bytes:
     return hashlib.sha256(sequence).digest()[:HASH_BYTES]
 
 
-def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bool) -> Rows | None:
+def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bool) -> tuple[Rows, int] | None:
     """
     Read whole records as arrays.
 
@@ -306,7 +315,7 @@ def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bo
         hashing: Whether sequences are hashed.
 
     Returns:
-        The rows, or None where anything at all is unusual: the strict rules decide then.
+        The rows and the number of lines, or None where anything at all is unusual: the strict rules decide then.
     """
     if b"\r" in buffer:
         return None
@@ -323,33 +332,40 @@ def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bo
     residues = record_ends - header_ends - 1 - sequence_lines
     if residues.min() < 1 or (header_ends - starts).max() > MAX_HEADER_BYTES:
         return None
-    header_ends_list, record_ends_list = header_ends.tolist(), record_ends.tolist()
-    body = b"".join([text[a + 1 : b] for a, b in zip(header_ends_list, record_ends_list, strict=True)])
-    sequences = body.translate(_PLAIN_RESIDUES, b"\n")
-    if _UNUSUAL in sequences:
+    header_ends_list = header_ends.tolist()
+    body = b"".join([text[a + 1 : b] for a, b in zip(header_ends_list, record_ends.tolist(), strict=True)])
+    if _count_letters(body) != residues.sum():
         return None
-    headers = [text[a + 1 : b] for a, b in zip(starts.tolist(), header_ends_list, strict=True)]
-    names = [header.partition(b" ")[0] for header in headers]
+    names = [text[a + 1 : b].partition(b" ")[0] for a, b in zip(starts.tolist(), header_ends_list, strict=True)]
     if b"\t" in text:
         names = [name.partition(b"\t")[0] for name in names]
-    if not _plain_names(names):
+    rows = _rows(starts, len(buffer), offset, residues, names, _hash_all(body, residues) if hashing else None)
+    if not _plain_ids(rows):
         return None
-    if b"J" in body or b"j" in body:
-        counts["mapped_j"] += body.count(b"J") + body.count(b"j")
-    hashes = _hash_all(sequences, residues) if hashing else bytes(HASH_BYTES * len(names))
-    return _rows(starts, len(buffer), offset, residues, names, hashes)
+    counts["mapped_j"] += (b"J" in body and body.count(b"J")) + (b"j" in body and body.count(b"j"))
+    return rows, len(line_ends)
 
 
-def _plain_names(names: list[bytes]) -> bool:
-    joined = b"".join(names)
-    return all(names) and max(map(len, names)) <= MAX_ID_BYTES and not joined.translate(None, PRINTABLE_ASCII)
+def _count_letters(body: bytes) -> int:
+    letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
+    letters_B -= ord("a")
+    return int(np.count_nonzero(letters_B < len(LETTERS)))
 
 
-def _hash_all(sequences: bytes, residues: IntArray) -> bytes:
-    """Hash each of *sequences*, which lie end to end; return the 16 bytes of each, end to end."""
+def _plain_ids(rows: Rows) -> bool:
+    ids_B = np.frombuffer(rows.ids, dtype=np.uint8)
+    if rows.id_bytes.min() < 1 or rows.id_bytes.max() > MAX_ID_BYTES:
+        return False
+    return bool(ids_B.min() >= PRINTABLE_ASCII[0] and ids_B.max() <= PRINTABLE_ASCII[-1])
+
+
+def _hash_all(body: bytes, residues: IntArray) -> bytes:
+    """Hash sequences of letters and line feeds, which lie end to end; return the 16 bytes of each, end to end."""
+    normal = b"J" not in body and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z")
+    sequences = body.replace(b"\n", b"") if normal else body.translate(NORMALISE, b"\n")
     sha256 = hashlib.sha256
-    ends = [0, *np.cumsum(residues).tolist()]
-    digests = b"".join([sha256(sequences[a:b]).digest() for a, b in pairwise(ends)])
+    ends = np.cumsum(residues).tolist()
+    digests = b"".join([sha256(sequences[a:b]).digest() for a, b in zip([0, *ends], ends, strict=False)])
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(residues), -1)[:, :HASH_BYTES].tobytes()
 
 
@@ -359,8 +375,9 @@ def _rows(
     offset: int,
     residues: Sequence[int] | IntArray,
     names: list[bytes],
-    hashes: bytes,
+    hashes: bytes | None,
 ) -> Rows:
+    """Make rows; *starts* are offsets in a buffer that begins *offset* bytes into the file."""
     starts = np.asarray(starts, dtype=np.int64)
     return Rows(
         offsets=starts + offset,
@@ -368,14 +385,14 @@ def _rows(
         residues=np.asarray(residues, dtype=np.int64),
         id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
         id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
-        sequence_hashes=np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
+        sequence_hashes=np.frombuffer(hashes or bytes(HASH_BYTES * len(names)), dtype=np.uint8).reshape(-1, HASH_BYTES),
         ids=b"".join(names),
     )
 
 
-def _read(descriptor: int, offset: int, path: str) -> bytes:
+def _read(descriptor: int, offset: int, num_bytes: int, path: str) -> bytes:
     try:
-        return os.pread(descriptor, _BLOCK_BYTES, offset)
+        return os.pread(descriptor, num_bytes, offset)
     except OSError as error:
         problem = InputProblem(path, None, error.strerror or str(error), "check the disk, then copy the file again")
         raise BadInputError([problem]) from error

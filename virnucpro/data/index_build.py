@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.data.fasta import shown_id
-from virnucpro.data.fasta_scan import Problems, Rows, ScannedFile, scan_fasta
+from virnucpro.data.fasta_scan import HASH_BYTES, Problems, Rows, ScannedFile, scan_fasta
 from virnucpro.data.index_file import write_index
 from virnucpro.data.input_files import ReadableFile, make_readable, open_regular
 from virnucpro.errors import BadInputError, InputProblem, OutputError
@@ -97,13 +97,13 @@ def _write(scanned: list[tuple[ReadableFile, ScannedFile]], index_path: Path, *,
     """Sort the records and write the index, one column in memory at a time."""
     blocks = [rows for _, found in scanned for rows in found.rows]
     residues = _joined(blocks, "residues")
-    order = np.argsort(-residues, kind="stable")
+    order = longest_first(residues)
     lengths = residues[order]
     del residues
 
     def sequence_hashes() -> ByteArray:
         hashes: ByteArray = _joined(blocks, "sequence_hashes")
-        return hashes[order]
+        return hashes.view(f"V{HASH_BYTES}")[order].view(np.uint8).reshape(-1, HASH_BYTES)
 
     columns = {
         "offsets": lambda: _joined(blocks, "offsets")[order],
@@ -123,6 +123,16 @@ def _write(scanned: list[tuple[ReadableFile, ScannedFile]], index_path: Path, *,
     write_index(index_path, len(lengths), columns, (rows.ids for rows in blocks), description)
 
 
+def longest_first(residues: IntArray) -> IntArray:
+    """Return the rows by residues, longest first, ties in their order: one sort of keys that hold both numbers."""
+    row_bits = len(residues).bit_length()
+    assert int(residues.max()).bit_length() + row_bits < 64
+    keys = ((residues.max() - residues) << row_bits) | np.arange(len(residues))
+    keys.sort()
+    rows: IntArray = keys & ((1 << row_bits) - 1)
+    return rows
+
+
 def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntArray:
     """
     Find the first of each set of identical sequences.
@@ -135,12 +145,15 @@ def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntAr
         int64 (n,): for each position the first one with the same hash and the same length.
     """
     words = np.ascontiguousarray(sequence_hashes).view("<u8")
-    order = np.lexsort((words[:, 1], words[:, 0]))  # stable: equal hashes stay in the order of their positions
-    differs = np.ones(len(order), dtype=bool)
-    differs[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1) | (lengths[order[1:]] != lengths[order[:-1]])
-    first = order[differs]
+    order = np.argsort(words[:, 0])
+    differs = np.zeros(len(order), dtype=bool)
+    differs[0] = True
+    for values in (words[:, 0], words[:, 1], lengths):
+        in_order = values[order]
+        differs[1:] |= in_order[1:] != in_order[:-1]
+    groups = np.cumsum(differs) - 1
     representatives: IntArray = np.empty_like(order)
-    representatives[order] = first[np.cumsum(differs) - 1]
+    representatives[order] = np.minimum.reduceat(order, np.flatnonzero(differs))[groups]
     return representatives
 
 
@@ -168,12 +181,11 @@ def _refuse_duplicates(scanned: list[tuple[ReadableFile, ScannedFile]], problems
 def _duplicate_rows(blocks: list[Rows]) -> list[tuple[int, int]]:
     """Return (first row, later row) for every row whose id occurred before, by later row."""
     hashes = _joined(blocks, "id_hashes")
-    order = np.argsort(hashes, kind="stable")
-    in_order = hashes[order]
-    same = in_order[1:] == in_order[:-1]
-    if not same.any():
+    in_order = np.sort(hashes)
+    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+    if not len(repeated):
         return []
-    candidates = np.unique(np.concatenate([order[1:][same], order[:-1][same]])).tolist()
+    candidates = np.flatnonzero(np.isin(hashes, repeated)).tolist()
     first_rows: dict[bytes, int] = {}
     pairs = []
     for row, name in _names_of(blocks, candidates).items():

@@ -1,7 +1,7 @@
 """
 The file of a sequence index: columns end to end, read through a memory map, written whole or not at all.
 
-Layout: a preamble (magic, version, counts, sha256 of all that follows), the columns of ``COLUMNS``, the ids end to end
+Layout: a preamble (magic, version, sizes, checksums), the columns of ``COLUMNS``, the ids end to end
 in the order of the input, and a JSON text that describes the input files. Little-endian; 68 bytes a record besides its
 id. This module knows the bytes of the file, not what the columns mean.
 """
@@ -13,6 +13,8 @@ import json
 import mmap
 import os
 import struct
+import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"VNPINDEX"
 VERSION = 1
-_PREAMBLE = struct.Struct("<8sIIQQQ32s")  # magic, version, reserved, records, id bytes, description bytes, sha256
+_PREAMBLE = struct.Struct("<8sIIQQQ32s")  # magic, version, CRC-32 of the description, records, bytes, bytes, sha256
 _HASHED_BYTES_AT_ONCE = 1 << 24
 
 COLUMNS = (
@@ -96,7 +98,8 @@ def write_index(
             digest.update(text)
             file.write(text)
             file.seek(0)
-            file.write(_PREAMBLE.pack(MAGIC, VERSION, 0, num_records, id_bytes, len(text), digest.digest()))
+            checksums = zlib.crc32(text), digest.digest()
+            file.write(_PREAMBLE.pack(MAGIC, VERSION, checksums[0], num_records, id_bytes, len(text), checksums[1]))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -104,7 +107,8 @@ def write_index(
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have come to be
+            temporary.unlink()
 
 
 def map_index(path: Path) -> MappedIndex:
@@ -122,7 +126,7 @@ def map_index(path: Path) -> MappedIndex:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise IndexFormatError(path, error.strerror or str(error)) from error
-    magic, version, _, num_records, id_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
+    magic, version, checksum, num_records, id_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
     if magic != MAGIC:
         raise IndexFormatError(path, "it does not begin like one")
     if version != VERSION:
@@ -137,11 +141,10 @@ def map_index(path: Path) -> MappedIndex:
         at += column.nbytes
         columns[name] = column if width == 1 else column.reshape(num_records, width)
     ids = memoryview(mapped)[at : at + id_bytes]
-    try:
-        description = json.loads(mapped[at + id_bytes : size])
-    except ValueError as error:
-        raise IndexFormatError(path, "its description is damaged") from error
-    return MappedIndex(columns, ids, description, digest.hex())
+    text = mapped[at + id_bytes : size]
+    if zlib.crc32(text) != checksum:
+        raise IndexFormatError(path, "its description is damaged")
+    return MappedIndex(columns, ids, json.loads(text), digest.hex())
 
 
 def content_is_intact(path: Path) -> bool:

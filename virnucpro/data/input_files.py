@@ -14,7 +14,7 @@ import hashlib
 import os
 import stat
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,7 +143,8 @@ def _unpack(descriptor: int, name: str, unpacked: Path, max_unpacked_bytes: int)
     except OSError as error:
         raise OutputError(unpacked, _system_text(error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have come to be
+            temporary.unlink()
 
 
 def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Iterator[bytes]:
