@@ -81,6 +81,10 @@ REFUSED = {
     "old Mac CR": (b">a\rMKV\r>b\rM\r", f"FILE:1: {CONVERT_CR}"),
     "one CR inside": (b">a\nMK\rV\n", "FILE:2: CR line ends (a)" + CONVERT_CR.removeprefix("CR line ends")),
     "CR in a header": (b">a\rMK\n>b\nM\n", "FILE:1: CR line ends (a\\rMK)" + CONVERT_CR.removeprefix("CR line ends")),
+    "CR in a description": (
+        b">a x\rMK\nM\n",
+        "FILE:1: CR line ends (a)" + CONVERT_CR.removeprefix("CR line ends"),
+    ),
     "stop inside": (b">a\nM\nK*V\n", f"FILE:3: stop '*' inside the sequence at column 2 (a): {STOPS}"),
     "two stops": (b">a\nMKV**\n", f"FILE:2: stop '*' inside the sequence at column 4 (a): {STOPS}"),
     "gap -": (b">a\nMK-V\n", f"FILE:2: gap '-' at column 3 (a): {GAPS}"),
@@ -413,8 +417,16 @@ tidy = st.lists(tidy_records.map(lambda pair: b">" + b"\n".join([pair[0], *pair[
 )
 
 
-@settings(max_examples=400, deadline=None)
-@given(data=messy | tidy | st.tuples(tidy, messy).map(b"\n".join), block_bytes=st.integers(1, 40) | st.just(1 << 19))
+@st.composite
+def almost_tidy(draw: st.DrawFn) -> bytes:
+    """Tidy records, with other line ends perhaps, and one odd thing somewhere perhaps."""
+    data = draw(tidy).replace(b"\n", draw(st.sampled_from([b"\n", b"\r\n"])))
+    at = draw(st.integers(0, len(data)))
+    return data[:at] + draw(st.sampled_from([b"", *TOKENS])) + data[at:]
+
+
+@settings(max_examples=600, deadline=None)
+@given(data=messy | tidy | almost_tidy(), block_bytes=st.integers(1, 40) | st.just(1 << 19))
 def test_every_block_size_reads_what_a_plain_reader_reads(data, block_bytes):
     expected, fault_lines = plain_read(data)
     if len(fault_lines) > BadInputError.MAX_PROBLEMS:
@@ -431,6 +443,28 @@ def test_every_block_size_reads_what_a_plain_reader_reads(data, block_bytes):
         (name, len(sequence), hashlib.sha256(sequence.encode()).digest()[:16]) for name, sequence in expected
     ]
     assert [plain_read(place)[0] for *_, place in rows] == [[record] for record in expected]
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        (b">a\nMKV\nMK*\n\nMKV\n", "x:3: stop '*' inside the sequence at column 3 (a): "),
+        (b">a\r\nMKV\r\nMKVLAMKV-\r\n", "x:3: gap '-' at column 9 (a): "),
+        (b">a\nMKV\n\n  MK\rV\n", "x:4: CR line ends (a): "),
+        (b">a\nMKVLAMKV*MKV*\n", "x:2: stop '*' inside the sequence at column 9 (a): "),
+    ],
+)
+def test_a_fault_is_told_at_the_same_place_however_the_record_is_cut(record, place):
+    for block_bytes in range(1, 60):
+        problems = Problems()
+        descriptor = os.memfd_create("fasta")
+        os.write(descriptor, record + b">b\nM\n")
+        scan_fasta(descriptor, "x", problems, block_bytes=block_bytes)
+        os.close(descriptor)
+        with pytest.raises(BadInputError) as caught:
+            problems.raise_if_any()
+        assert len(caught.value.problems) == 1
+        assert str(caught.value).startswith(place)
 
 
 @settings(max_examples=200, deadline=None)
