@@ -1,0 +1,231 @@
+"""
+ESM-2 over packed sequences: fair-esm's weights, one stream of tokens, no padding.
+
+``load_esm2_model`` opens a checkpoint (fair-esm's ``.pt`` or safetensors) and takes depth, width and heads from it.
+The model equals fair-esm's own forward pass within 1e-5 in fp32, whatever else is in the batch; in bf16 and fp16 the
+weights are cast, while rotary positions and pooling stay in float32. It knows nothing of files of sequences, batches
+or devices beyond the one it is on. Legend: T packed tokens, S sequences, N heads, H head width, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from virnucpro.config import Precision
+from virnucpro.models.attention import choose_attention
+from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
+from virnucpro.models.pooling import mean_over_residues
+from virnucpro.models.registry import locate_weights
+from virnucpro.models.tokenizer import ProteinTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.models.attention import AttentionKernel
+    from virnucpro.models.checkpoint import Architecture
+
+TRAINING_MASK_SHARE = 0.15 * 0.8
+"""Share of tokens that were masked in training; token dropout scales every embedding by what was left (0.88)."""
+
+DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+def load_esm2_model(
+    model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
+) -> tuple[PackedESM2, ProteinTokenizer]:
+    """
+    Open an ESM-2 whose weights are on this machine; nothing is downloaded.
+
+    Args:
+        model_name: Name in the registry, or path of a ``.pt`` or ``.safetensors`` file.
+        device: Where to put it.
+        precision: Number format of the weights and the forward pass.
+
+    Returns:
+        The model, ready for inference on *device*, and its tokenizer.
+
+    Raises:
+        UnknownModelError: Neither a registered name nor a path.
+        WeightsError: The weights are absent, damaged or not those of an ESM-2.
+    """
+    tokenizer = ProteinTokenizer()
+    weights_path = locate_weights(model_name)
+    architecture, tensors = open_checkpoint(weights_path, vocabulary=len(tokenizer.alphabet))
+    dtype = DTYPES[Precision(precision)]
+    with torch.device("meta"):
+        model = PackedESM2(architecture, mask_idx=tokenizer.alphabet.mask_idx)
+    packed = _packed_tensors(tensors, architecture)
+    kept_dtypes = {ROTARY_NAME: torch.float32}
+    placed = {name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in packed.items()}
+    model.load_state_dict(placed, assign=True)
+    model.eval().requires_grad_(requires_grad=False)
+    model.choose_kernel()
+    return model, tokenizer
+
+
+class PackedESM2(nn.Module):
+    """
+    ESM-2's encoder, without its heads, over packed tokens.
+
+    Attributes:
+        architecture: Depth, width, heads and token dropout, as the checkpoint has them.
+        hidden_dim: Width of an embedding.
+        attention: The attention kernel in use, with the reason.
+    """
+
+    rotary_frequencies: torch.Tensor
+
+    def __init__(self, architecture: Architecture, *, mask_idx: int) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.hidden_dim = architecture.hidden_dim
+        self.mask_idx = mask_idx
+        self.embed_tokens = nn.Embedding(architecture.vocabulary, architecture.hidden_dim)
+        self.layers = nn.ModuleList(PackedLayer(architecture) for _ in range(architecture.num_layers))
+        self.emb_layer_norm_after = nn.LayerNorm(architecture.hidden_dim)
+        self.register_buffer(ROTARY_NAME, torch.empty(architecture.head_dim // 2))
+        self.choose_kernel()
+
+    def choose_kernel(self) -> None:
+        """Choose the attention kernel for where the weights are now."""
+        weight = self.embed_tokens.weight
+        self.attention = choose_attention(weight.device, weight.dtype)
+
+    @torch.inference_mode()
+    def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """
+        Embed the sequences of a packed batch.
+
+        Args:
+            input_ids_T: Token ids, each sequence between BOS and EOS, int64, shape (T,).
+            cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the model's device.
+            lengths: Tokens of each sequence, on the host.
+
+        Returns:
+            ``embeddings_SD``, float32: the mean over each sequence's residues of the last layer.
+        """
+        *_, x_TD = self._states(input_ids_T, cu_seqlens, lengths)
+        return mean_over_residues(x_TD, lengths)
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """
+        Compute every layer's states, for comparisons layer by layer.
+
+        Returns:
+            As many as layers and one: the embedded tokens, then each layer's output, the last one normalised, as
+            fair-esm numbers its representations; each (T, D).
+        """
+        return [x_TD.clone() for x_TD in self._states(input_ids_T, cu_seqlens, lengths)]
+
+    def _states(
+        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the states layer by layer; each is good until the next is asked for."""
+        x_TD = self._embed(input_ids_T, cu_seqlens)
+        rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
+        yield x_TD
+        for layer in self.layers[:-1]:
+            x_TD = layer(x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
+            yield x_TD
+        x_TD = self.layers[-1](x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
+        yield self.emb_layer_norm_after(x_TD)
+
+    def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        """Look the tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
+        x_TD: torch.Tensor = self.embed_tokens(input_ids_T)
+        if not self.architecture.token_dropout:
+            return x_TD
+        is_mask_T = input_ids_T == self.mask_idx
+        # int64 prefix sums are exact, so that no sequence depends on what is packed before it
+        masks_before = functional.pad(is_mask_T.cumsum(0), (1, 0))
+        lengths_S = cu_seqlens.diff()
+        masked_share_S = masks_before[cu_seqlens.long()].diff() / lengths_S
+        scale_S = (1 - TRAINING_MASK_SHARE) / (1 - masked_share_S)
+        scale_T = scale_S.repeat_interleave(lengths_S, output_size=input_ids_T.shape[0])
+        return x_TD * (scale_T * ~is_mask_T).to(x_TD.dtype)[:, None]
+
+    def _rotation(self, cu_seqlens: torch.Tensor, num_tokens: int, longest: int) -> torch.Tensor:
+        """
+        Return each token's rotary turn, positions restarting at each sequence.
+
+        Returns:
+            complex64, shape (T, 1, H/2): one turn for each pair of channels, the same for all heads.
+        """
+        device = cu_seqlens.device
+        positions_L = torch.arange(longest, device=device, dtype=torch.float32)
+        angles_LH = torch.outer(positions_L, self.rotary_frequencies)
+        turns_LH = torch.polar(torch.ones_like(angles_LH), angles_LH)
+        starts_T = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=num_tokens)
+        return turns_LH[torch.arange(num_tokens, device=device) - starts_T][:, None, :]
+
+
+class PackedLayer(nn.Module):
+    """One pre-layer-norm transformer layer over the token stream; queries, keys and values in one product."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden_dim = architecture.hidden_dim
+        self.heads = (architecture.attention_heads, architecture.head_dim)
+        self.self_attn_layer_norm = nn.LayerNorm(hidden_dim)
+        self.qkv_proj = nn.Linear(hidden_dim, 3 * hidden_dim)
+        self.out_proj = nn.Linear(hidden_dim, hidden_dim)
+        self.final_layer_norm = nn.LayerNorm(hidden_dim)
+        self.fc1 = nn.Linear(hidden_dim, 4 * hidden_dim)
+        self.fc2 = nn.Linear(4 * hidden_dim, hidden_dim)
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        rotation_TH: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """Return the layer's output, shape (T, D), in the memory of *x_TD*."""
+        qkv_TD = self.qkv_proj(self.self_attn_layer_norm(x_TD))
+        q_TNH, k_TNH, v_TNH = qkv_TD.view(-1, 3, *self.heads).unbind(1)
+        q_TNH, k_TNH = _rotate(q_TNH, rotation_TH), _rotate(k_TNH, rotation_TH)
+        attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
+        x_TD += self.out_proj(attended_TNH.flatten(1))
+        x_TD += self.fc2(functional.gelu(self.fc1(self.final_layer_norm(x_TD))))
+        return x_TD
+
+
+def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of neighbouring channels by its token's angle, in float32."""
+    pairs_TNH = torch.view_as_complex(x_TNH.float().reshape(*x_TNH.shape[:2], -1, 2))
+    return torch.view_as_real(pairs_TNH * rotation_TH).flatten(2).to(x_TNH.dtype)
+
+
+def _packed_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
+    """
+    Rename fair-esm's tensors to those of ``PackedESM2``, queries, keys and values joined.
+
+    fair-esm's rotary turns channel i of a head together with channel i + H/2. Here such pairs are made neighbours, for
+    one complex product; queries and keys change places alike, so that their dot products stay as they are.
+    """
+    packed = {}
+    for name, tensor in tensors.items():
+        if ".self_attn." not in name:
+            packed[name] = tensor
+        elif ".out_proj." in name:
+            packed[name.replace(".self_attn.", ".")] = tensor
+        elif ".q_proj." in name:
+            query, key, value = (tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv")
+            neighbours = [_pairs_as_neighbours(x, architecture) for x in (query, key)]
+            packed[name.replace(".self_attn.q_proj.", ".qkv_proj.")] = torch.cat([*neighbours, value])
+    return packed
+
+
+def _pairs_as_neighbours(tensor: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """Reorder the D output channels of a projection's weight or bias within each head: 0, H/2, 1, H/2 + 1, ..."""
+    channels_first = tensor.view(architecture.attention_heads, 2, architecture.head_dim // 2, -1)
+    return channels_first.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,297 @@
+"""
+The models that VirNucPro knows: what they are, and where their weights are on this machine.
+
+Imports neither torch nor esm, so that the parent process stays light. Weights are looked for in the folder given, in
+``VIRNUCPRO_WEIGHTS`` and in torch hub's cache, in this order; fetching them is ``virnucpro.models.download``, which
+only ``resolve_model`` calls, and only for a model that was named. A path to a checkpoint needs no entry here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.errors import UnknownModelError, WeightsError
+from virnucpro.models.download import download_weights
+
+if TYPE_CHECKING:
+    from virnucpro.models.download import DownloadProgress
+
+WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
+"""Environment variable with a folder of weights."""
+
+CHECKPOINT_SUFFIXES = (".pt", ".safetensors")
+BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
+BUNDLED = "bundled with virnucpro"
+"""Source of the models that come with the package."""
+
+DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
+"""The model of a run that names none: a demonstration encoder."""
+
+ESM2_LOADER = "virnucpro.models.esm2_flash:load_esm2_model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One registered model."""
+
+    name: str
+    """What the user calls it; the stem of the file of weights."""
+    num_layers: int
+    """Transformer layers."""
+    hidden_dim: int
+    """Width of an embedding."""
+    attention_heads: int
+    """Heads of a layer."""
+    num_parameters: int
+    """Trained parameters, heads for residues and contacts included."""
+    source: str
+    """URL of the weights, or ``BUNDLED``."""
+    sha256: str | None = None
+    """Hex sha256 of the file of weights, where it is known."""
+    loader: str = ESM2_LOADER
+    """``module:function`` that makes (model, tokenizer) from (path, device, precision=...)."""
+    licence: str
+    """Licence of the weights."""
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether the weights come with the package."""
+        return self.source == BUNDLED
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file of weights in a folder of weights."""
+        return "model.safetensors" if self.is_bundled else self.source.rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel:
+    """A model whose weights are on this machine."""
+
+    name: str
+    """Registered name, or the stem of the checkpoint's file."""
+    weights_path: Path
+    """The file of weights."""
+    weights_sha256: str
+    """Hex sha256 of that file."""
+    hidden_dim: int
+    """Width of an embedding; 0 where only the checkpoint knows it."""
+    loader: str
+    """As in ``ModelSpec``."""
+    is_bundled: bool
+    """Whether the weights came with the package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow:
+    """A line of ``virnucpro models list``."""
+
+    name: str
+    """What the user calls it."""
+    num_parameters: int
+    """Trained parameters."""
+    hidden_dim: int
+    """Width of an embedding."""
+    source: str
+    """URL of the weights, or ``BUNDLED``."""
+    weights_path: Path | None
+    """The file of weights, or None where it is absent."""
+
+    @property
+    def where(self) -> str:
+        """Where the weights are on this machine, in words."""
+        return "absent" if self.weights_path is None else str(self.weights_path)
+
+
+def _published_esm2(
+    name: str, *, num_layers: int, hidden_dim: int, attention_heads: int, num_parameters: int
+) -> ModelSpec:
+    """Describe a model of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"."""
+    return ModelSpec(
+        name=name,
+        num_layers=num_layers,
+        hidden_dim=hidden_dim,
+        attention_heads=attention_heads,
+        num_parameters=num_parameters,
+        source=f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt",
+        licence="MIT",
+    )
+
+
+# parameters as fair-esm 2.0.0 counts them; the sha256 of the published files is not known here
+_PUBLISHED = (
+    ("esm2_t6_8M_UR50D", 6, 320, 20, 7_512_474),
+    ("esm2_t12_35M_UR50D", 12, 480, 20, 33_501_394),
+    ("esm2_t30_150M_UR50D", 30, 640, 20, 148_140_154),
+    ("esm2_t33_650M_UR50D", 33, 1280, 20, 651_043_254),
+    ("esm2_t36_3B_UR50D", 36, 2560, 40, 2_839_005_634),
+    ("esm2_t48_15B_UR50D", 48, 5120, 40, 15_129_100_194),
+)
+
+_TINY_PROTEIN = ModelSpec(
+    name=DEFAULT_PROTEIN_MODEL,
+    num_layers=5,
+    hidden_dim=128,
+    attention_heads=4,
+    num_parameters=1_012_662,
+    source=BUNDLED,
+    licence="CC-BY-4.0",
+)
+
+MODELS: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        _TINY_PROTEIN,
+        *(
+            _published_esm2(name, num_layers=layers, hidden_dim=dim, attention_heads=heads, num_parameters=parameters)
+            for name, layers, dim, heads, parameters in _PUBLISHED
+        ),
+    )
+}
+"""Every registered model, by name."""
+
+
+def resolve_model(
+    name_or_path: str | Path,
+    *,
+    weights_dir: Path | None = None,
+    on_download: DownloadProgress | None = None,
+) -> ResolvedModel:
+    """
+    Find a model's weights on this machine, or fetch them.
+
+    Args:
+        name_or_path: Registered name, or path of a ``.pt`` or ``.safetensors`` file.
+        weights_dir: Folder that is looked into first, and that a download goes to first.
+        on_download: Called with bytes done and bytes in all (None where unknown) while weights are fetched.
+
+    Returns:
+        The model, with the digest of the file that is there now.
+
+    Raises:
+        UnknownModelError: Neither a registered name nor a path.
+        WeightsError: The weights are absent and cannot be fetched, or are not those registered.
+        OutputError: Fetched weights cannot be written.
+    """
+    if _is_path(name_or_path):
+        path = locate_weights(name_or_path)
+        return ResolvedModel(
+            name=path.stem,
+            weights_path=path,
+            weights_sha256=_file_sha256(path),
+            hidden_dim=0,
+            loader=ESM2_LOADER,
+            is_bundled=False,
+        )
+    spec = _registered(str(name_or_path))
+    found = _find(spec, weights_dir)
+    if found is not None:
+        path, sha256 = found, _file_sha256(found)
+    else:
+        path = _writable_folder(spec, weights_dir) / spec.file_name
+        sha256 = download_weights(spec.name, spec.source, path, sha256=spec.sha256, on_progress=on_download)
+    if spec.sha256 not in (None, sha256):
+        what = f"{path} has sha256 {sha256} instead of {spec.sha256}: remove it, so that it is fetched again"
+        raise WeightsError(spec.name, what)
+    return ResolvedModel(
+        name=spec.name,
+        weights_path=path,
+        weights_sha256=sha256,
+        hidden_dim=spec.hidden_dim,
+        loader=spec.loader,
+        is_bundled=spec.is_bundled,
+    )
+
+
+def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None) -> Path:
+    """
+    Find a model's file of weights without fetching anything.
+
+    Raises:
+        UnknownModelError: Neither a registered name nor a path.
+        WeightsError: The weights are not on this machine.
+    """
+    if _is_path(name_or_path):
+        path = Path(name_or_path)
+        if not path.is_file():
+            raise WeightsError(path.stem, f"there is no file {path}: give a registered name or the path of a .pt file")
+        return path
+    spec = _registered(str(name_or_path))
+    found = _find(spec, weights_dir)
+    if found is None:
+        folders = ", ".join(str(folder) for folder in weights_folders(weights_dir))
+        raise WeightsError(spec.name, f"absent: fetch {spec.source} and put it into one of {folders}")
+    return found
+
+
+def weights_folders(weights_dir: Path | None = None) -> list[Path]:
+    """Return the folders that weights are looked for in, first one first; they need not exist."""
+    folders = [] if weights_dir is None else [weights_dir]
+    if os.environ.get(WEIGHTS_VARIABLE):
+        folders.append(Path(os.environ[WEIGHTS_VARIABLE]))
+    # torch.hub.get_dir(), without importing torch
+    cache_home = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    torch_home = Path(os.environ.get("TORCH_HOME", f"{cache_home}/torch")).expanduser()
+    return [*folders, torch_home / "hub" / "checkpoints"]
+
+
+def models_table(*, weights_dir: Path | None = None) -> list[ModelRow]:
+    """Return every registered model and where its weights are."""
+    return [
+        ModelRow(
+            name=spec.name,
+            num_parameters=spec.num_parameters,
+            hidden_dim=spec.hidden_dim,
+            source=spec.source,
+            weights_path=_find(spec, weights_dir),
+        )
+        for spec in MODELS.values()
+    ]
+
+
+def _is_path(name_or_path: str | Path) -> bool:
+    """Tell a path from a name: it has a checkpoint's suffix or a separator."""
+    text = str(name_or_path)
+    return isinstance(name_or_path, Path) or text.endswith(CHECKPOINT_SUFFIXES) or os.sep in text
+
+
+def _registered(name: str) -> ModelSpec:
+    if name in MODELS:
+        return MODELS[name]
+    close = difflib.get_close_matches(name, MODELS)
+    raise UnknownModelError(name, [*close, *(known for known in MODELS if known not in close)])
+
+
+def _find(spec: ModelSpec, weights_dir: Path | None) -> Path | None:
+    if spec.is_bundled:
+        candidates = [BUNDLED_WEIGHTS_DIR / spec.name / spec.file_name]
+    else:
+        candidates = [folder / spec.file_name for folder in weights_folders(weights_dir)]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _writable_folder(spec: ModelSpec, weights_dir: Path | None) -> Path:
+    """Return the first folder of weights that a file can be put into; make it if need be."""
+    if spec.is_bundled:
+        raise WeightsError(spec.name, f"missing from this installation ({BUNDLED_WEIGHTS_DIR}): install it again")
+    folders = weights_folders(weights_dir)
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    listed = ", ".join(str(folder) for folder in folders)
+    what = f"absent, and none of {listed} can be written: name another folder with --weights-dir or {WEIGHTS_VARIABLE}"
+    raise WeightsError(spec.name, what)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
