@@ -14,17 +14,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from virnucpro.data.fasta import (
     BLANKS,
-    LETTERS,
     MAX_HEADER_BYTES,
-    MAX_ID_BYTES,
-    NORMALISE,
-    PRINTABLE_ASCII,
     Fault,
     SequenceReader,
     empty_fault,
@@ -32,39 +25,13 @@ from virnucpro.data.fasta import (
     read_record,
     shown_id,
 )
+from virnucpro.data.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, sequence_hash
 from virnucpro.data.input_files import UTF8_BOM
 from virnucpro.errors import BadInputError, InputProblem
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
-
-HASH_BYTES = 16
-"""Bytes of sha256 kept for each sequence."""
 _BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
 _RECORD_STARTS = re.compile(rb"(?:\A|(?<=\n))>")
-
-
-class Rows(NamedTuple):
-    """Some records in the order of their file."""
-
-    offsets: IntArray
-    """int64 (n,): bytes from the start of the file to each ``>``."""
-    record_bytes: IntArray
-    """int64 (n,): bytes from ``>`` to just before the next record."""
-    residues: IntArray
-    """int64 (n,): residues after normalisation."""
-    id_bytes: IntArray
-    """int64 (n,): bytes of each id."""
-    id_hashes: IntArray
-    """int64 (n,): Python's hash of each id, of use in this process only."""
-    sequence_hashes: ByteArray
-    """uint8 (n, 16): first bytes of the sha256 of each normalised sequence."""
-    ids: bytes
-    """The ids, end to end."""
 
 
 @dataclass
@@ -213,7 +180,7 @@ class _Scanner:
 
     def _whole_records(self, buffer: bytes) -> None:
         """Take whole records, the first at the start of *buffer*, the last up to its end."""
-        plain = _plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
+        plain = plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
         if plain is None:
             rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
         else:
@@ -236,7 +203,7 @@ class _Scanner:
             residues.append(len(record.sequence))
             hashes.append(sequence_hash(record.sequence))
             line += buffer.count(b"\n", start, end)
-        return _rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes))
+        return make_rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes))
 
     def _begin_long(self, buffer: bytes) -> bytes:
         header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 3)  # `>`, the header, CR LF
@@ -270,7 +237,7 @@ class _Scanner:
         self._count(long.reader)
         digest = long.digest.digest()[:HASH_BYTES]
         length = self._offset - long.offset
-        self.found.rows.append(_rows([0], length, long.offset, [long.reader.residues], [long.name], digest))
+        self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest))
         self._long = None
 
     def _count(self, reader: SequenceReader) -> None:
@@ -297,97 +264,6 @@ class _LongRecord:
 
     def feed(self, piece: bytes) -> None:
         self.digest.update(self.reader.feed(piece))
-
-
-def sequence_hash(sequence: bytes) -> bytes:
-    """Return the 16-byte hash of a normalised sequence."""
-    return hashlib.sha256(sequence).digest()[:HASH_BYTES]
-
-
-def _plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bool) -> tuple[Rows, int] | None:
-    """
-    Read whole records as arrays.
-
-    Args:
-        buffer: Whole records from the first ``>`` on.
-        offset: Bytes before *buffer* in its file.
-        counts: Takes the number of J.
-        hashing: Whether sequences are hashed.
-
-    Returns:
-        The rows and the number of lines, or None where anything at all is unusual: the strict rules decide then.
-    """
-    if b"\r" in buffer:
-        return None
-    text = buffer if buffer.endswith(b"\n") else buffer + b"\n"
-    bytes_B = np.frombuffer(text, dtype=np.uint8)
-    line_ends = np.flatnonzero(bytes_B == ord("\n"))
-    line_starts = np.empty_like(line_ends)
-    line_starts[0] = 0
-    np.add(line_ends[:-1], 1, out=line_starts[1:])
-    header_lines = np.flatnonzero(bytes_B[line_starts] == ord(">"))
-    starts, header_ends = line_starts[header_lines], line_ends[header_lines]
-    record_ends = np.append(starts[1:], len(text))
-    sequence_lines = np.diff(header_lines, append=len(line_ends)) - 1
-    residues = record_ends - header_ends - 1 - sequence_lines
-    if residues.min() < 1 or (header_ends - starts).max() > MAX_HEADER_BYTES:
-        return None
-    header_ends_list = header_ends.tolist()
-    body = b"".join([text[a + 1 : b] for a, b in zip(header_ends_list, record_ends.tolist(), strict=True)])
-    if _count_letters(body) != residues.sum():
-        return None
-    names = [text[a + 1 : b].partition(b" ")[0] for a, b in zip(starts.tolist(), header_ends_list, strict=True)]
-    if b"\t" in text:
-        names = [name.partition(b"\t")[0] for name in names]
-    rows = _rows(starts, len(buffer), offset, residues, names, _hash_all(body, residues) if hashing else None)
-    if not _plain_ids(rows):
-        return None
-    counts["mapped_j"] += (b"J" in body and body.count(b"J")) + (b"j" in body and body.count(b"j"))
-    return rows, len(line_ends)
-
-
-def _count_letters(body: bytes) -> int:
-    letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
-    letters_B -= ord("a")
-    return int(np.count_nonzero(letters_B < len(LETTERS)))
-
-
-def _plain_ids(rows: Rows) -> bool:
-    ids_B = np.frombuffer(rows.ids, dtype=np.uint8)
-    if rows.id_bytes.min() < 1 or rows.id_bytes.max() > MAX_ID_BYTES:
-        return False
-    return bool(ids_B.min() >= PRINTABLE_ASCII[0] and ids_B.max() <= PRINTABLE_ASCII[-1])
-
-
-def _hash_all(body: bytes, residues: IntArray) -> bytes:
-    """Hash sequences of letters and line feeds, which lie end to end; return the 16 bytes of each, end to end."""
-    normal = b"J" not in body and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z")
-    sequences = body.replace(b"\n", b"") if normal else body.translate(NORMALISE, b"\n")
-    sha256 = hashlib.sha256
-    ends = np.cumsum(residues).tolist()
-    digests = b"".join([sha256(sequences[a:b]).digest() for a, b in zip([0, *ends], ends, strict=False)])
-    return np.frombuffer(digests, dtype=np.uint8).reshape(len(residues), -1)[:, :HASH_BYTES].tobytes()
-
-
-def _rows(
-    starts: Sequence[int] | IntArray,
-    buffer_bytes: int,
-    offset: int,
-    residues: Sequence[int] | IntArray,
-    names: list[bytes],
-    hashes: bytes | None,
-) -> Rows:
-    """Make rows; *starts* are offsets in a buffer that begins *offset* bytes into the file."""
-    starts = np.asarray(starts, dtype=np.int64)
-    return Rows(
-        offsets=starts + offset,
-        record_bytes=np.diff(starts, append=buffer_bytes),
-        residues=np.asarray(residues, dtype=np.int64),
-        id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
-        id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
-        sequence_hashes=np.frombuffer(hashes or bytes(HASH_BYTES * len(names)), dtype=np.uint8).reshape(-1, HASH_BYTES),
-        ids=b"".join(names),
-    )
 
 
 def _read(descriptor: int, offset: int, num_bytes: int, path: str) -> bytes:

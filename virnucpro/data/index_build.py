@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.data.fasta import shown_id
-from virnucpro.data.fasta_scan import HASH_BYTES, Problems, Rows, ScannedFile, scan_fasta
+from virnucpro.data.fasta_block import HASH_BYTES, Rows
+from virnucpro.data.fasta_scan import Problems, ScannedFile, scan_fasta
 from virnucpro.data.index_file import write_index
 from virnucpro.data.input_files import ReadableFile, make_readable, open_regular
 from virnucpro.errors import BadInputError, InputProblem, OutputError

@@ -17,7 +17,7 @@ import numpy as np
 
 from virnucpro.config import fingerprint
 from virnucpro.data.fasta import read_record
-from virnucpro.data.fasta_scan import sequence_hash
+from virnucpro.data.fasta_block import sequence_hash
 from virnucpro.data.index_build import IndexedFile, build_index, lines_at
 from virnucpro.data.index_file import content_is_intact, map_index
 from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
