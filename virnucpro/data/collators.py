@@ -107,7 +107,7 @@ def create_async_dataloader(
     """
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only
-        batch_sampler=[list(batch) for batch in batches],
+        batch_sampler=list(batches),  # type: ignore[arg-type]  # ranges stay ranges: memory by blocks, not by sequences
         collate_fn=collator,
         num_workers=loader_workers,
         multiprocessing_context="spawn" if loader_workers else None,

@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from virnucpro.errors import ResultError
-from virnucpro.store.parts import SealedBlocks, part_paths, write_shard
+from virnucpro.store.parts import SealedBlocks, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -56,10 +56,9 @@ def find_finished_blocks(
     found = FinishedBlocks()
     for path in [*layout.shards(), *part_paths(layout.parts_dir)]:
         try:
-            source = SealedBlocks.open(path)
-            wanted = among is None or path == always or any(block in among for block in source.blocks[:, 0].tolist())
-            if not wanted:
+            if among is not None and path != always and not any(b in among for b in read_block_numbers(path).tolist()):
                 continue
+            source = SealedBlocks.open(path)
             _check_plan(source, plan)
             source.check()
         except ResultError as error:
@@ -127,6 +126,9 @@ def _check_plan(source: SealedBlocks, plan: BlockPlan) -> None:
     numbers = source.blocks[:, 0].tolist()
     if any(not 0 <= number < len(plan) for number in numbers) or len(set(numbers)) < len(numbers):
         raise ResultError(source.path, "names blocks that the plan does not have")
-    expected = [np.empty(0, np.int64), *(plan.block_positions(number) for number in numbers)]
-    if not np.array_equal(np.concatenate(expected), source.positions):
+    expected = [plan.block_positions(number) for number in numbers]
+    sizes = [len(positions) for positions in expected]
+    if sizes != source.blocks[:, 1].tolist() or not np.array_equal(
+        np.concatenate([np.empty(0, np.int64), *expected]), source.positions
+    ):
         raise ResultError(source.path, "its rows are not the plan's sequences")

@@ -7,6 +7,7 @@ opened again from it wherever they are needed; both take milliseconds.
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.config import LongPolicy, ModelConfig
+from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, InputProblem, ResultError, SettingsChangedError
@@ -98,13 +100,13 @@ def prepare_run(
         OutputError: The folder cannot be written.
     """
     layout = RunLayout(Path(output_dir))
-    for folder in (layout.output_dir, layout.parts_dir):
+    for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
         if folder.is_dir():
             durable.remove_strays(folder)
     earlier = _earlier_manifest(layout)
     if earlier is not None:
-        _refuse_other_input(layout, earlier, fasta_files)
-        if _finished_as_asked(layout, earlier, model_config, devices):
+        is_same_input = _check_same_input(layout, earlier, fasta_files)
+        if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
                 run_id=run_id,
@@ -139,13 +141,16 @@ def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
     return RunManifest.read(layout.manifest) if keeps else None
 
 
-def _refuse_other_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path]) -> None:
+def _check_same_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path]) -> bool:
+    """Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong."""
     before = [(item["path"], item["sha256"]) for item in earlier.inputs]
     now = []
-    for path in (Path(item) for item in fasta_files):
-        if not path.is_file():  # the index names what is wrong with it
-            return
-        now.append((str(path.resolve()), durable.sha256_of(path)))
+    for path in fasta_files:
+        try:
+            with open_regular(os.fspath(path)) as descriptor:
+                now.append((os.path.realpath(path), hash_content(descriptor)[1]))
+        except BadInputError:
+            return False
     if [path for path, _ in before] != [path for path, _ in now]:
         raise SettingsChangedError(
             layout.output_dir, {"input": ([path for path, _ in before], [path for path, _ in now])}
@@ -154,6 +159,7 @@ def _refuse_other_input(layout: RunLayout, earlier: RunManifest, fasta_files: Se
         raise SettingsChangedError(
             layout.output_dir, {"sha256 of the input": ([sha for _, sha in before], [sha for _, sha in now])}
         )
+    return True
 
 
 def _finished_as_asked(

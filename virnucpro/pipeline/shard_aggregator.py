@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import structlog
 
@@ -83,8 +82,11 @@ def aggregate_shards(
     present = _present_records(index, plan, finished.blocks)
     num_rows = int(present.sum())
     num_missing = len(index) - num_rows
+    if num_missing:  # a result of before, found damaged, must not stand under the name that says complete
+        layout.embeddings.unlink(missing_ok=True)
     missing_blocks = tuple(block for block in range(len(plan)) if block not in finished.blocks)
     if num_rows == 0 and num_missing:
+        layout.partial_embeddings.unlink(missing_ok=True)
         return Aggregation(
             output_path=None,
             sha256=None,
@@ -138,9 +140,11 @@ def write_failed_sequences(
     in_input_order = missing[np.argsort(index.input_rows[missing], kind="stable")]
     with durable.replacing(layout.failed_sequences) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(FAILED_HEADER)
-        for position, name in zip(in_input_order.tolist(), index.sequence_ids(in_input_order), strict=True):
-            reason, attempts = reasons[missing_blocks[reason_of[position]]]
-            file.write(f"{name}\t{reason}\t{attempts}\n")
+        for start in range(0, len(in_input_order), schema.IDS_PER_WRITE):
+            positions = in_input_order[start : start + schema.IDS_PER_WRITE]
+            for number, name in zip(reason_of[positions].tolist(), index.sequence_ids(positions), strict=True):
+                reason, attempts = reasons[missing_blocks[number]]
+                file.write(f"{name}\t{reason}\t{attempts}\n")
 
 
 def validate_result(path: Path, index: SequenceIndex, *, expected_rows: int, expected_sha256: str | None) -> None:
@@ -202,7 +206,7 @@ def _write_result(
     long = np.flatnonzero(present & (index.lengths[:] > max_residues))
     truncated_from[output_rows[long]] = index.lengths[long]
     with durable.replacing(path) as temporary:
-        with h5py.File(temporary, "w") as file:
+        with schema.created(temporary) as file:
             ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
             chunk: list[str] = []
             filled = 0
@@ -238,7 +242,10 @@ def _write_rows(writer: RowWriter, index: SequenceIndex, sources: list[SealedBlo
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             targets = output_rows[copies[np.repeat(start, count) + within]]
             order = np.argsort(targets, kind="stable")
-            writer.write(targets[order], rows[np.repeat(numbers, count)[order]])
+            origins = np.repeat(numbers, count)[order]
+            for at in range(0, len(order), max(1, len(rows))):  # a row may have any number of copies
+                some = slice(at, at + len(rows))
+                writer.write(targets[order[some]], rows[origins[some]])
             first += len(rows)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import OutputError, ResultError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import FileIO
     from pathlib import Path
 
 SEAL_MAGIC = b"VNPSEAL1"
@@ -52,7 +53,8 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone, or what refused the write refuses this too
+            temporary.unlink()
 
 
 def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
@@ -79,7 +81,8 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the hex sha256 of a file's content."""
-    return _digest(path, path.stat().st_size).hexdigest()
+    with path.open("rb", buffering=0) as file:
+        return _digest(file, os.fstat(file.fileno()).st_size).hexdigest()
 
 
 def check_seal(path: Path) -> None:
@@ -89,16 +92,13 @@ def check_seal(path: Path) -> None:
     Raises:
         ResultError: There is no trailer, or a byte differs.
     """
-    size = path.stat().st_size
-    if size < SEAL_BYTES:
-        raise ResultError(path, "cut short: no checksum at its end")
-    with path.open("rb") as file:
-        file.seek(size - SEAL_BYTES)
-        trailer = file.read(SEAL_BYTES)
-    if trailer[: len(SEAL_MAGIC)] != SEAL_MAGIC:
-        raise ResultError(path, "cut short: no checksum at its end")
-    if _digest(path, size - SEAL_BYTES).digest() != trailer[len(SEAL_MAGIC) :]:
-        raise ResultError(path, "damaged: its bytes do not match its checksum")
+    with path.open("rb", buffering=0) as file:  # opened once: the name may be replaced while we read
+        size = os.fstat(file.fileno()).st_size
+        trailer = os.pread(file.fileno(), SEAL_BYTES, max(0, size - SEAL_BYTES))
+        if size < SEAL_BYTES or not trailer.startswith(SEAL_MAGIC):
+            raise ResultError(path, "cut short: no checksum at its end")
+        if _digest(file, size - SEAL_BYTES).digest() != trailer[len(SEAL_MAGIC) :]:
+            raise ResultError(path, "damaged: its bytes do not match its checksum")
 
 
 def remove_strays(folder: Path) -> int:
@@ -110,19 +110,16 @@ def remove_strays(folder: Path) -> int:
 
 
 def _append_seal(path: Path) -> None:
-    digest = _digest(path, path.stat().st_size).digest()
+    with path.open("rb", buffering=0) as file:
+        digest = _digest(file, os.fstat(file.fileno()).st_size).digest()
     with path.open("ab") as file:
         file.write(SEAL_MAGIC + digest)
 
 
-def _digest(path: Path, num_bytes: int) -> hashlib._Hash:
+def _digest(file: FileIO, num_bytes: int) -> hashlib._Hash:
     digest = hashlib.sha256()
     left = num_bytes
-    with path.open("rb", buffering=0) as file:
-        while left:
-            data = file.read(min(left, _COPY_BYTES))
-            if not data:
-                break
-            digest.update(data)
-            left -= len(data)
+    while left and (data := file.read(min(left, _COPY_BYTES))):
+        digest.update(data)
+        left -= len(data)
     return digest

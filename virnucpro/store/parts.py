@@ -5,6 +5,10 @@ A part is the unit of durability: one HDF5 image built in memory, written as pla
 made of many parts. Either is done when it validates on disk, never because somebody said so, and either is read by
 block number: which rank made a block is not part of its identity.
 
+One flipped bit can send the HDF5 library into an endless loop, so no file is handed to it before its seal is checked.
+The block numbers also stand between the HDF5 image and the seal, with a checksum of their own: whether a file is worth
+reading is known from its last bytes.
+
 This module does not know ranks, plans or models: who reads compares the positions of a block with the plan.
 """
 
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
 
 _ROWS_BYTES = 16 << 20
 """Bytes of embeddings read at a time."""
+_CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
+_CONTENTS_MAGIC = b"VNPBLKS1"
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class BlockRows:
 
 @dataclass(frozen=True)
 class SealedBlocks:
-    """What a part or shard says it holds; ``check`` proves it."""
+    """What a part or shard holds; its bytes were checked when it was opened, ``check`` looks at the numbers."""
 
     path: Path
     """The file."""
@@ -64,28 +71,29 @@ class SealedBlocks:
     @classmethod
     def open(cls, path: Path) -> SealedBlocks:
         """
-        Read the table of contents of a part or shard.
+        Check every byte of a part or shard against its seal, then read its table of contents.
 
         Raises:
-            ResultError: Not a file of this schema.
+            ResultError: Damaged, or not a file of this schema.
+            FileNotFoundError: There is no such file.
         """
+        durable.check_seal(path)
         with schema.open_checked(path) as file:
             rows = schema.embeddings_of(file, path)
             blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 2))
             positions = schema.integers_of(file, schema.POSITIONS, path, shape=(rows.shape[0],))
-            if int(blocks[:, 1].sum()) != rows.shape[0]:
+            if (blocks[:, 1] < 0).any() or int(blocks[:, 1].sum()) != rows.shape[0]:
                 raise ResultError(path, "its blocks do not add up to its rows")
             plan = file.attrs.get(schema.PLAN_FINGERPRINT, "")
             return cls(path, str(plan), blocks, positions, int(rows.shape[1]))
 
     def check(self) -> None:
         """
-        Check every byte against the seal, and every number for finiteness.
+        Check that every number is finite.
 
         Raises:
-            ResultError: Something is damaged.
+            ResultError: One is not.
         """
-        durable.check_seal(self.path)
         for rows in self.iter_rows():
             if not np.isfinite(rows).all():
                 raise ResultError(self.path, "holds a number that is not finite")
@@ -119,6 +127,8 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
     Raises:
         OutputError: The system refused; nothing has appeared under the final name.
     """
+    for item in blocks:
+        assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
     table = np.array([(item.block, len(item.positions)) for item in blocks], dtype=np.int64)
     with h5py.File("part", "w", driver="core", backing_store=False) as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
@@ -131,8 +141,35 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
         image = file.id.get_file_image()
     which = hashlib.sha256(table.tobytes()).hexdigest()[:12]  # parts of other blocks never take each other's name
     path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
-    durable.write_bytes(path, image, seal=True)
+    durable.write_bytes(path, image + _contents(table), seal=True)
     return path
+
+
+def read_block_numbers(path: Path) -> IntArray:
+    """
+    Return the block numbers that a part or shard says it holds, from its last bytes; reads no more than them.
+
+    Raises:
+        ResultError: They are damaged or not there.
+        FileNotFoundError: There is no such file.
+    """
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size - durable.SEAL_BYTES
+        if end < _CONTENTS.size:
+            raise ResultError(path, "cut short: no table of its blocks at its end")
+        digest, num_blocks, magic = _CONTENTS.unpack(os.pread(file.fileno(), _CONTENTS.size, end - _CONTENTS.size))
+        start = end - _CONTENTS.size - num_blocks * 8
+        if magic != _CONTENTS_MAGIC or start < 0:
+            raise ResultError(path, "cut short: no table of its blocks at its end")
+        numbers = os.pread(file.fileno(), num_blocks * 8, start)
+    if hashlib.sha256(numbers).digest() != digest:
+        raise ResultError(path, "damaged: the table of its blocks does not match its checksum")
+    return np.frombuffer(numbers, dtype="<i8").astype(np.int64)
+
+
+def _contents(blocks: IntArray) -> bytes:
+    numbers = np.ascontiguousarray(blocks[:, 0], dtype="<i8").tobytes()
+    return numbers + _CONTENTS.pack(hashlib.sha256(numbers).digest(), len(blocks), _CONTENTS_MAGIC)
 
 
 def part_paths(folder: Path) -> list[Path]:
@@ -157,7 +194,7 @@ def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint
     width = max((source.hidden_dim for source in sources), default=hidden_dim)
     no_blocks, no_positions = np.empty((0, 2), np.int64), np.empty(0, np.int64)
     with durable.replacing(path, seal=True) as temporary:
-        with h5py.File(temporary, "w") as file:
+        with schema.created(temporary) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
             ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
             filled = 0
@@ -172,6 +209,8 @@ def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint
             for rows in (rows for source in sources for rows in source.iter_rows()):
                 writer.write(np.arange(first, first + len(rows)), rows)
                 first += len(rows)
+        with temporary.open("ab") as end:
+            end.write(_contents(blocks))
 
 
 def _write_bookkeeping(file: h5py.File, blocks: IntArray, positions: IntArray) -> None:
@@ -191,14 +230,19 @@ class RowWriter:
         self._offset_bytes = offset_bytes or 0
         self._descriptor = os.open(path, os.O_WRONLY)
         size_bytes = self._offset_bytes + num_rows * self._row_bytes
-        if size_bytes:
-            os.posix_fallocate(self._descriptor, 0, max(size_bytes, os.fstat(self._descriptor).st_size))
+        try:
+            if size_bytes:
+                os.posix_fallocate(self._descriptor, 0, max(size_bytes, os.fstat(self._descriptor).st_size))
+        except OSError:
+            os.close(self._descriptor)
+            raise
 
     def write(self, row_numbers: IntArray, rows: FloatArray) -> None:
         """Write ``rows[i]`` as row ``row_numbers[i]``; neighbours go out in one write."""
-        if not len(row_numbers):
+        if not rows.size:
             return
         data = np.ascontiguousarray(rows, dtype="<f4")
+        assert data.shape == (len(row_numbers), self._row_bytes // 4), "one row of the dataset's width for each number"
         breaks = np.flatnonzero(np.diff(row_numbers) != 1) + 1
         starts = [0, *breaks.tolist()]
         ends = [*breaks.tolist(), len(row_numbers)]

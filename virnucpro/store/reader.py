@@ -13,7 +13,7 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -37,12 +37,16 @@ class Embeddings(Mapping[str, "FloatArray"]):
             self._file = schema.open_checked(path)
         except FileNotFoundError as error:
             raise ResultError(path, "is missing") from error
-        self._rows = schema.embeddings_of(self._file, path)
-        self.ids: tuple[str, ...] = tuple(
-            name for names in schema.iter_sequence_ids(self._file, path) for name in names
-        )
-        """Sequence ids in the order of the rows."""
-        self._row_of = {name: row for row, name in enumerate(self.ids)}
+        try:
+            self._rows = schema.embeddings_of(self._file, path)
+            self.ids: tuple[str, ...] = tuple(
+                name for names in schema.iter_sequence_ids(self._file, path) for name in names
+            )
+            """Sequence ids in the order of the rows."""
+            self._row_of = _row_numbers(self.ids, path)
+        except ResultError:
+            self._file.close()
+            raise
 
     @property
     def hidden_dim(self) -> int:
@@ -96,6 +100,13 @@ class Embeddings(Mapping[str, "FloatArray"]):
 
     def __repr__(self) -> str:
         return f"Embeddings({str(self.path)!r}: {len(self)} sequences x {self.hidden_dim})"
+
+
+def _row_numbers(ids: Sequence[str], path: Path) -> dict[str, int]:
+    numbers = {name: row for row, name in enumerate(ids)}
+    if len(numbers) < len(ids):
+        raise ResultError(path, "an id stands for more than one row")
+    return numbers
 
 
 def read_embeddings(path: str | Path) -> Embeddings:

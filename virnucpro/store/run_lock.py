@@ -46,14 +46,21 @@ class RunLock:
             holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
             os.close(descriptor)
             raise RunLockedError(self.path.parent, holder or "holder unknown") from error
+        except OSError as error:
+            os.close(descriptor)
+            raise OutputError(self.path, error.strerror or str(error)) from error
         about = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "run_id": self.run_id,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise OutputError(self.path, error.strerror or str(error)) from error
         self._descriptor = descriptor
         return self
 

@@ -10,6 +10,7 @@ This module knows names, types and the checks on untrusted files. It does not kn
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -55,10 +56,27 @@ def open_checked(path: Path) -> h5py.File:
         raise ResultError(path, f"not a readable HDF5 file ({error})") from error
     try:
         _refuse_foreign_storage(file, path)
-    except BaseException:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # what h5py says of damaged metadata
         file.close()
-        raise
+        if isinstance(error, ResultError):
+            raise
+        raise ResultError(path, f"damaged: HDF5 cannot read its structure ({error})") from error
     return file
+
+
+@contextmanager
+def created(path: Path) -> Iterator[h5py.File]:
+    """
+    Make an HDF5 file and close it when the block ends.
+
+    Raises:
+        OSError: The system refused a write; HDF5 tells of it late, and then as a ``RuntimeError``.
+    """
+    try:
+        with h5py.File(path, "w") as file:
+            yield file
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def _refuse_foreign_storage(file: h5py.File, path: Path) -> None:
