@@ -88,11 +88,17 @@ class SequenceReader:
         """Read the next piece; return its normalised residues."""
         sequence = piece.translate(NORMALISE, BLANKS)
         if self._stop is not None or not sequence.isalpha() or _has_lone_cr(piece):
-            self._inspect(piece)
-            sequence = sequence.removesuffix(b"*")
+            residues = sequence.removesuffix(b"*")
+            if self._stop is None and residues.isalpha() and not _has_lone_cr(piece):
+                self._stop = self._fault_at(piece, piece.rindex(b"*"))
+            else:
+                self._inspect(piece)
+            sequence = residues
         self.residues += len(sequence)
-        self.mapped_j += piece.count(b"J") + piece.count(b"j")
-        self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
+        if b"J" in piece or b"j" in piece:
+            self.mapped_j += piece.count(b"J") + piece.count(b"j")
+        if b" " in piece or b"\t" in piece:
+            self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
         last_line_end = piece.rfind(b"\n")
         self._line += piece.count(b"\n")
         self._column = len(piece) - last_line_end if last_line_end >= 0 else self._column + len(piece)

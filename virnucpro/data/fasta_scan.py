@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,7 +30,6 @@ from virnucpro.errors import BadInputError, InputProblem
 
 _BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
-_RECORD_STARTS = re.compile(rb"(?:\A|(?<=\n))>")
 
 
 @dataclass
@@ -191,7 +189,9 @@ class _Scanner:
 
     def _strict_rows(self, buffer: bytes) -> Rows:
         """Read *buffer* record by record."""
-        starts = [match.start() for match in _RECORD_STARTS.finditer(buffer)]
+        starts = [0]
+        while (line_end := buffer.find(_RECORD_START, starts[-1])) >= 0:
+            starts.append(line_end + 1)
         line = self._line
         names, residues, hashes = [], [], []
         for start, end in pairwise([*starts, len(buffer)]):
