@@ -26,13 +26,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 # A Prefect home of its own: the demo neither sees nor touches the user's server, profile or database.
-demo: export PREFECT_HOME := $(CURDIR)/$(DEMO)/prefect
-demo: export PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW := ignore
-demo: unexport PREFECT_API_URL
-demo: unexport PREFECT_PROFILE
+PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
+
 demo: $(READY)
-	@rm -rf $(DEMO)/out
-	$(PY) -m virnucpro embed examples/proteins.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
+	@rm -rf $(DEMO)/out && mkdir -p $(DEMO)/prefect
+	$(PRIVATE_PREFECT) $(PY) -m virnucpro embed examples/proteins.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
 	@echo
 	$(PY) -m virnucpro verify $(DEMO)/out
 	@echo
@@ -42,7 +40,7 @@ demo: $(READY)
 	@echo '    embeddings = virnucpro.read_embeddings("$(DEMO)/out")'
 	@echo '    print(embeddings, embeddings[embeddings.ids[0]][:4])'
 	@echo
-	@cd . && $(PY) -c 'import virnucpro; embeddings = virnucpro.read_embeddings("$(DEMO)/out"); print("which prints:", embeddings, embeddings[embeddings.ids[0]][:4])'
+	@$(PY) -c 'import virnucpro; embeddings = virnucpro.read_embeddings("$(DEMO)/out"); print("which prints:", embeddings, embeddings[embeddings.ids[0]][:4])'
 
 test: $(READY)
 	$(PY) -m pytest -m 'not slow'

@@ -14,6 +14,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
+from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
@@ -122,6 +123,7 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
+    get_current_settings().home.mkdir(parents=True, exist_ok=True)  # without it the embedded server restarts for ever
     state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
     outcome = state.result(raise_on_failure=False)
     if isinstance(outcome, BaseException):
