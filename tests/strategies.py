@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
 
 from tests.fakes import hash_config, hash_vector
-from virnucpro.config import ModelConfig
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, write_part
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.config import ModelConfig
 
 residues = st.text("ACDEFGHIKLMNPQRSTVWY", min_size=1, max_size=30)
 ids = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)

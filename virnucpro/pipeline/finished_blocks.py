@@ -66,6 +66,9 @@ def find_finished_blocks(
             found.rejected.append(path)
         except FileNotFoundError:  # its rank sealed it into a shard just now
             continue
+        except OSError as error:
+            log.warning("part.rejected", part=path.name, reason=error.strerror or str(error))
+            found.rejected.append(path)
         else:
             found.sources.append(source)
             found.blocks.update(source.blocks[:, 0].tolist())

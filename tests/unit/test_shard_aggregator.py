@@ -1,0 +1,399 @@
+"""One result file in the order of the input, the same bytes whatever the parts and shards were."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import HASH_WIDTH, hash_config
+from tests.strategies import MadeRun, fasta_records, flip_bit
+from virnucpro.data.index_file import COLUMNS, write_index
+from virnucpro.data.packing import make_plan
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import ResultError
+from virnucpro.pipeline.finished_blocks import seal_shard
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result, write_failed_sequences
+from virnucpro.run_layout import RunLayout
+from virnucpro.store import durable
+from virnucpro.store.parts import write_shard
+from virnucpro.store.reader import Embeddings
+
+
+def random_records(num_records=40, seed=17):
+    """Every fifth sequence is a copy of an earlier one."""
+    chooser = random.Random(seed)
+    records = []
+    for n in range(num_records):
+        fresh = "".join(chooser.choices("ACDEFGHIKL", k=chooser.randint(1, 30)))
+        records.append((f"s{n}", chooser.choice(records)[1] if n % 5 == 4 else fresh))
+    return records
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = MadeRun(tmp_path, random_records())
+    assert len(made.plan) >= 8
+    assert len(made.plan.positions) < len(made.index)
+    return made
+
+
+def aggregate(run):
+    return aggregate_shards(
+        run.layout, run.index, run.plan, max_residues=run.config.max_residues, hidden_dim=run.config.hidden_dim
+    )
+
+
+def seal(run, rank, world_size):
+    seal_shard(rank, run.plan.rank_blocks(rank, world_size), run.plan, run.layout, hidden_dim=HASH_WIDTH)
+
+
+def check_rows(run, path, names=None):
+    """Every wanted record once, in the order of the input, with the row of its own sequence."""
+    wanted = [name for name, _ in run.records if names is None or name in names]
+    with Embeddings(path) as found:
+        assert list(found.ids) == wanted
+        for name in wanted:
+            assert found[name].tobytes() == run.vector(name).tobytes(), name
+
+
+def check_missing(run, aggregation, missing_blocks):
+    missing = run.names_of(missing_blocks)
+    assert aggregation.missing_blocks == tuple(sorted(missing_blocks))
+    assert aggregation.num_missing == len(missing)
+    assert aggregation.num_rows + aggregation.num_missing == len(run.records)
+    assert not aggregation.is_complete
+    reasons = {block: (f"reason {block}", block + 1) for block in missing_blocks}
+    write_failed_sequences(run.layout, run.index, run.plan, aggregation.missing_blocks, reasons)
+    header, *lines = run.layout.failed_sequences.read_text(encoding="utf-8").splitlines()
+    assert header == "sequence_id\treason\tattempts"
+    expected = []
+    for name, _ in run.records:
+        for block in missing_blocks:
+            if name in run.names_of([block]):
+                expected.append(f"{name}\treason {block}\t{block + 1}")
+    assert lines == expected
+    assert len(lines) == aggregation.num_missing
+
+
+def test_rows_stand_in_the_order_of_the_input_under_their_own_ids(run):
+    for block in reversed(range(len(run.plan))):
+        run.write_part([block])
+    result = aggregate(run)
+    assert result.output_path == run.layout.embeddings
+    assert result.sha256 == durable.sha256_of(run.layout.embeddings)
+    assert (result.num_rows, result.num_missing, result.missing_blocks, result.is_complete) == (40, 0, (), True)
+    check_rows(run, run.layout.embeddings)
+    validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=result.sha256)
+
+
+def arrange(run, data):
+    """Lay every block down at least once, in random parts, some of them sealed into random shards."""
+    blocks = data.draw(st.permutations(range(len(run.plan))))
+    again = data.draw(st.lists(st.sampled_from(blocks), max_size=5))
+    everything = [*blocks, *again]
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(everything) - 1), max_size=len(everything) - 1)))
+    world_size = data.draw(st.integers(1, 4))
+    for start, end in zip([0, *cuts], [*cuts, len(everything)], strict=True):
+        run.write_part(dict.fromkeys(everything[start:end]))
+        rank = data.draw(st.integers(-2, world_size - 1))
+        if rank >= 0:
+            seal(run, rank, world_size)
+            world_size = data.draw(st.integers(1, 4))
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_the_bytes_are_the_same_whatever_the_parts_and_shards(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("run")
+    run = MadeRun(folder, random_records(30, seed=data.draw(st.integers(0, 3))), max_residues=20, token_budget=80)
+    run.write_part(range(len(run.plan)))
+    reference = aggregate(run)
+    check_rows(run, run.layout.embeddings)
+    whole = run.layout.embeddings.read_bytes()
+    run.layout.embeddings.unlink()
+    shutil.rmtree(run.layout.parts_dir)
+    arrange(run, data)
+    assert aggregate(run) == reference
+    assert run.layout.embeddings.read_bytes() == whole
+
+
+@given(records=fasta_records(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_rows_and_failures_add_up_for_any_input_and_any_blocks(tmp_path_factory, records, data):
+    run = MadeRun(tmp_path_factory.mktemp("run"), records, token_budget=40)
+    blocks = range(len(run.plan))
+    done = data.draw(st.sets(st.sampled_from(blocks)))
+    for block in done:
+        run.write_part([block])
+    result = aggregate(run)
+    missing = set(blocks) - done
+    if not missing:
+        check_rows(run, run.layout.embeddings)
+        assert result.num_rows == len(records)
+        return
+    check_missing(run, result, missing)
+    assert not run.layout.embeddings.exists()
+    if done:
+        check_rows(run, run.layout.partial_embeddings, run.names_of(done))
+        validate_result(
+            run.layout.partial_embeddings,
+            run.index,
+            expected_rows=len(run.names_of(done)),
+            expected_sha256=result.sha256,
+        )
+    else:
+        assert result.output_path is None
+        assert not run.layout.partial_embeddings.exists()
+
+
+def test_a_block_in_several_files_is_taken_once(run):
+    run.write_part(range(len(run.plan)))
+    once = aggregate(run).sha256
+    for block in range(0, len(run.plan), 2):
+        run.write_part([block])
+        run.write_part([block, block + 1] if block + 1 < len(run.plan) else [block])
+    seal(run, 0, 2)
+    run.write_part([0, 2])
+    assert aggregate(run).sha256 == once
+
+
+def spoil_part(run):
+    flip_bit(run.write_part([2]), 8 * 2500)
+
+
+def cut_part(run):
+    path = run.write_part([2])
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def leave_out_part(run):
+    pass
+
+
+def leave_stale_part(run):
+    run.write_part([2], fingerprint="e" * 64)
+
+
+def spoil_shard(run):
+    run.write_part([2])
+    seal(run, 2, 7)
+    flip_bit(run.layout.shard(2), 8 * 2500)
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_part, cut_part, leave_out_part, leave_stale_part, spoil_shard], ids=lambda spoil: spoil.__name__
+)
+def test_what_cannot_be_used_is_reported_missing_and_nothing_else_is(run, spoil):
+    others = [block for block in range(len(run.plan)) if block != 2]
+    run.write_part(others)
+    spoil(run)
+    result = aggregate(run)
+    check_missing(run, result, [2])
+    check_rows(run, run.layout.partial_embeddings, run.names_of(others))
+    assert not run.layout.embeddings.exists()
+
+
+def test_the_parts_of_a_rank_that_never_finished_are_salvaged(run):
+    for rank in range(3):
+        for block in run.plan.rank_blocks(rank, 3):
+            run.write_part([block])
+        if rank != 1:
+            seal(run, rank, 3)
+    assert len(run.layout.shards()) == 2
+    assert aggregate(run).is_complete
+    check_rows(run, run.layout.embeddings)
+
+
+def test_a_result_completed_in_three_runs_of_4_then_1_then_3_ranks_has_the_bytes_of_one_run(run):
+    run.write_part(range(len(run.plan)))
+    reference = aggregate(run)
+    run.layout.embeddings.unlink()
+    shutil.rmtree(run.layout.parts_dir)
+    num_blocks = len(run.plan)
+    todo = set(range(num_blocks))
+    for world_size, share in ((4, 3), (1, 4), (3, num_blocks)):
+        for rank in range(world_size):
+            mine = [block for block in run.plan.rank_blocks(rank, world_size) if block in todo][: max(1, share // 3)]
+            for block in mine if share < num_blocks else sorted(todo & set(run.plan.rank_blocks(rank, world_size))):
+                run.write_part([block])
+                todo.discard(block)
+            seal(run, rank, world_size)
+        if todo:
+            check_missing(run, aggregate(run), sorted(todo))
+    assert not todo
+    assert aggregate(run) == reference
+
+
+def test_what_was_cut_is_recorded_with_its_length_before(tmp_path):
+    records = [("a", "M" * 9), ("b", "K" * 50), ("c", "A" * 20), ("d", "K" * 50), ("e", "A" * 21)]
+    run = MadeRun(tmp_path, records, max_residues=20)
+    run.write_part(range(len(run.plan)))
+    assert aggregate(run).num_truncated == 3
+    with h5py.File(run.layout.embeddings) as file:
+        assert file["truncated_from"][()].tolist() == [0, 50, 0, 50, 21]
+        assert file["truncated_from"].dtype == np.int64
+    check_rows(run, run.layout.embeddings)
+
+
+def test_what_was_cut_is_recorded_in_a_partial_result_too(tmp_path):
+    records = [("a", "M" * 9), ("b", "K" * 50), ("c", "A" * 30)]
+    run = MadeRun(tmp_path, records, max_residues=20, token_budget=22)
+    missing = next(block for block in range(len(run.plan)) if run.names_of([block]) == {"b"})
+    run.write_part([block for block in range(len(run.plan)) if block != missing])
+    assert aggregate(run).num_truncated == 1
+    with h5py.File(run.layout.partial_embeddings) as file:
+        assert file["truncated_from"][()].tolist() == [0, 30]
+
+
+def test_a_result_in_which_nothing_was_cut_says_nothing_of_it(run):
+    run.write_part(range(len(run.plan)))
+    assert aggregate(run).num_truncated == 0
+    with h5py.File(run.layout.embeddings) as file:
+        assert set(file) == {"embeddings", "sequence_ids"}
+        assert list(file.attrs) == []
+
+
+def test_an_input_without_records_gives_a_result_without_rows(tmp_path):
+    layout = RunLayout(tmp_path / "out")
+    description = {"files": [], "counts": {}}
+    none = {name: lambda: np.empty(0, np.int64) for name, _, _ in COLUMNS}
+    write_index(layout.index, 0, none, [], description)
+    index = SequenceIndex.open(layout.index)
+    plan = make_plan(index, hash_config(), device_type="cpu")
+    assert (len(index), len(plan)) == (0, 0)
+    assert seal_shard(0, plan.rank_blocks(0, 1), plan, layout, hidden_dim=HASH_WIDTH) == 0
+    result = aggregate_shards(layout, index, plan, max_residues=9, hidden_dim=HASH_WIDTH)
+    assert (result.num_rows, result.num_missing, result.is_complete) == (0, 0, True)
+    validate_result(layout.embeddings, index, expected_rows=0, expected_sha256=result.sha256)
+    with Embeddings(layout.embeddings) as found:
+        assert (len(found), found.hidden_dim) == (0, HASH_WIDTH)
+
+
+def test_a_shard_of_no_rows_and_no_width_is_accepted(run):
+    write_shard(run.layout.shard(9), [], plan_fingerprint=run.plan.fingerprint, hidden_dim=0)
+    run.write_part(range(len(run.plan)))
+    assert aggregate(run).is_complete
+    check_rows(run, run.layout.embeddings)
+
+
+def test_a_thousand_copies_of_one_sequence_all_get_its_row(tmp_path):
+    records = [(f"s{n}", "MKTAY" if n % 10 else "ACD" + "K" * (n // 10)) for n in range(1000)]
+    run = MadeRun(tmp_path, records, token_budget=200)
+    run.write_part(range(len(run.plan)))
+    assert len(run.plan.positions) == 101
+    assert aggregate(run).num_rows == 1000
+    check_rows(run, run.layout.embeddings)
+
+
+def test_the_list_of_failures_goes_when_nothing_is_missing(run):
+    run.write_part([0])
+    result = aggregate(run)
+    reasons = dict.fromkeys(result.missing_blocks, ("died", 3))
+    write_failed_sequences(run.layout, run.index, run.plan, result.missing_blocks, reasons)
+    assert run.layout.failed_sequences.exists()
+    write_failed_sequences(run.layout, run.index, run.plan, (), {})
+    assert not run.layout.failed_sequences.exists()
+
+
+def test_a_result_of_before_does_not_stand_beside_one_with_missing_rows(run):
+    run.layout.embeddings.write_bytes(b"damaged")
+    run.write_part([0])
+    assert aggregate(run).output_path == run.layout.partial_embeddings
+    assert not run.layout.embeddings.exists()
+
+
+def test_a_partial_result_of_before_goes_when_no_row_is_left(run):
+    path = run.write_part([0])
+    assert aggregate(run).output_path == run.layout.partial_embeddings
+    path.unlink()
+    assert aggregate(run).output_path is None
+    assert not run.layout.partial_embeddings.exists()
+
+
+# --- validate_result ---
+
+
+def finished_file(run):
+    run.write_part(range(len(run.plan)))
+    aggregate(run)
+    return run.layout.embeddings
+
+
+def rewrite(path, change):
+    with h5py.File(path, "r+") as file:
+        change(file)
+
+
+def swap_ids(file):
+    names = file["sequence_ids"][()]
+    names[[3, 7]] = names[[7, 3]]
+    file["sequence_ids"][...] = names
+
+
+def repeat_an_id(file):
+    file["sequence_ids"][4] = file["sequence_ids"][3]
+
+
+def rename_an_id(file):
+    file["sequence_ids"][39] = "somebody"
+
+
+def put_nan(file):
+    file["embeddings"][39, HASH_WIDTH - 1] = np.nan
+
+
+def drop_a_row(file):
+    rows, names = file["embeddings"][1:], file["sequence_ids"][1:]
+    del file["embeddings"], file["sequence_ids"]
+    file["embeddings"], file["sequence_ids"] = rows, names
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (swap_ids, "'s7' is not the input's, or stands in the wrong place"),
+        (repeat_an_id, "'s3' is not the input's"),
+        (rename_an_id, "'somebody' is not the input's"),
+        (put_nan, "not finite"),
+        (drop_a_row, "has 39 rows, expected 40"),
+    ],
+)
+def test_validation_says_what_does_not_hold(run, change, what):
+    path = finished_file(run)
+    validate_result(path, run.index, expected_rows=40, expected_sha256=None)
+    rewrite(path, change)
+    with pytest.raises(ResultError, match=what):
+        validate_result(path, run.index, expected_rows=40, expected_sha256=None)
+
+
+def test_validation_of_a_partial_result_wants_the_inputs_order_too(run):
+    run.write_part([0, 1])
+    result = aggregate(run)
+    check = {"expected_rows": result.num_rows, "expected_sha256": None}
+    validate_result(result.output_path, run.index, **check)
+    with h5py.File(result.output_path, "r+") as file:
+        file["sequence_ids"][...] = file["sequence_ids"][()][::-1]
+    with pytest.raises(ResultError, match="wrong place"):
+        validate_result(result.output_path, run.index, **check)
+
+
+def test_a_flipped_bit_anywhere_in_the_result_is_seen_by_its_sha256(run):
+    path = finished_file(run)
+    sha256 = durable.sha256_of(path)
+    for bit in random.Random(23).sample(range(path.stat().st_size * 8), 60):
+        flip_bit(path, bit)
+        with pytest.raises(ResultError, match="damaged"):
+            validate_result(path, run.index, expected_rows=40, expected_sha256=sha256)
+        flip_bit(path, bit)
+    validate_result(path, run.index, expected_rows=40, expected_sha256=sha256)
+
+
+def test_an_absent_result_is_missing(run):
+    with pytest.raises(ResultError, match="is missing"):
+        validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=None)
