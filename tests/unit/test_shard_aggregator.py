@@ -72,11 +72,13 @@ def check_missing(run, aggregation, missing_blocks):
     write_failed_sequences(run.layout, run.index, run.plan, aggregation.missing_blocks, reasons)
     header, *lines = run.layout.failed_sequences.read_text(encoding="utf-8").splitlines()
     assert header == "sequence_id\treason\tattempts"
-    expected = []
-    for name, _ in run.records:
-        for block in missing_blocks:
-            if name in run.names_of([block]):
-                expected.append(f"{name}\treason {block}\t{block + 1}")
+    names_by_block = {block: run.names_of([block]) for block in missing_blocks}
+    expected = [
+        f"{name}\treason {block}\t{block + 1}"
+        for name, _ in run.records
+        for block, names in names_by_block.items()
+        if name in names
+    ]
     assert lines == expected
     assert len(lines) == aggregation.num_missing
 

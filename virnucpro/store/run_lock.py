@@ -67,5 +67,6 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,0 +1,148 @@
+"""A worker's log file: JSON lines that nothing from the input can forge, from every library."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from virnucpro.errors import OutputError
+from virnucpro.telemetry.worker_logging import HANDLER_NAME, setup_worker_logging
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    root = logging.getLogger()
+    level = root.level
+    yield
+    logging.captureWarnings(capture=False)
+    for handler in [item for item in root.handlers if item.get_name() == HANDLER_NAME]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_a_line_is_json_bound_with_rank_and_what_else_was_given(tmp_path):
+    path = setup_worker_logging(3, tmp_path / "logs", run_id="abc", device="cpu")
+    assert path == tmp_path / "logs" / "worker_3.log"
+    structlog.get_logger("virnucpro.test").info("part.written", part="p.h5", blocks=7)
+    (line,) = lines_of(path)
+    timestamp = line.pop("timestamp")
+    assert timestamp.endswith("Z")
+    assert line == {
+        "event": "part.written",
+        "part": "p.h5",
+        "blocks": 7,
+        "rank": 3,
+        "run_id": "abc",
+        "device": "cpu",
+        "level": "info",
+    }
+
+
+FORGERY = '{"event": "part.written", "rank": 0}'
+
+
+@pytest.mark.parametrize(
+    "name", [f"id\n{FORGERY}", f"id\r\n{FORGERY}\r", "\x1b[2J\x1b[31mred", "a\u2028b\x85c\x00", '"}']
+)
+def test_an_id_cannot_forge_a_line_or_reach_the_terminal(tmp_path, name):
+    path = setup_worker_logging(1, tmp_path)
+    structlog.get_logger().warning("sequence.failed", sequence_id=name)
+    logging.getLogger("library").warning("about %s", name)
+    first, second = lines_of(path)
+    assert (first["event"], first["sequence_id"], first["rank"]) == ("sequence.failed", name, 1)
+    assert second["event"] == f"about {name}"
+    raw = path.read_bytes()
+    assert raw.count(b"\n") == 2
+    assert not set(raw) & (set(range(32)) - {10})
+
+
+@given(st.text())
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_comes_back_from_its_one_line(tmp_path_factory, text):
+    path = setup_worker_logging(0, tmp_path_factory.mktemp("logs"))
+    structlog.get_logger().info("event", value=text)
+    (line,) = lines_of(path)
+    assert line["value"] == text
+    assert path.read_bytes().isascii()
+
+
+def test_lines_of_other_libraries_and_warnings_land_in_the_same_form(tmp_path):
+    path = setup_worker_logging(2, tmp_path, run_id="abc")
+    logging.getLogger("library.something").error("went %s", "wrong")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        logging.captureWarnings(capture=True)
+        warnings.warn("this is old", DeprecationWarning, stacklevel=1)
+    foreign, warning = lines_of(path)
+    assert (foreign["event"], foreign["logger"], foreign["level"]) == ("went wrong", "library.something", "error")
+    assert (foreign["rank"], foreign["run_id"]) == (2, "abc")
+    assert "this is old" in warning["event"]
+    assert (warning["logger"], warning["level"]) == ("py.warnings", "warning")
+
+
+@pytest.mark.xfail(reason="torch's logger has a handler of its own and does not propagate: its lines go to stderr only")
+def test_lines_of_torch_land_in_the_same_file(tmp_path):
+    pytest.importorskip("torch")
+    path = setup_worker_logging(2, tmp_path)
+    logging.getLogger("torch.something").error("went wrong")
+    assert [line["event"] for line in lines_of(path)] == ["went wrong"]
+
+
+def test_an_exception_is_one_line_with_its_frames_but_without_local_values(tmp_path):
+    path = setup_worker_logging(0, tmp_path)
+    secret = "in a local variable"
+    try:
+        {}["id\nforged", len(secret)]
+    except KeyError:
+        structlog.get_logger().exception("worker.failed")
+    (line,) = lines_of(path)
+    assert line["event"] == "worker.failed"
+    assert line["exception"][0]["exc_type"] == "KeyError"
+    assert line["exception"][0]["frames"][-1]["filename"].endswith("test_worker_logging.py")
+    assert "local variable" not in path.read_text()
+
+
+def test_a_retry_appends_and_each_line_is_written_once(tmp_path):
+    setup_worker_logging(0, tmp_path, attempt=1)
+    structlog.get_logger().info("first")
+    path = setup_worker_logging(0, tmp_path, attempt=2)
+    structlog.get_logger().info("second")
+    assert [(line["event"], line["attempt"]) for line in lines_of(path)] == [("first", 1), ("second", 2)]
+
+
+def test_another_worker_in_the_same_process_writes_to_its_own_file_only(tmp_path):
+    first = setup_worker_logging(0, tmp_path, only_here=1)
+    second = setup_worker_logging(1, tmp_path)
+    structlog.get_logger().info("event")
+    assert lines_of(first) == []
+    (line,) = lines_of(second)
+    assert line["rank"] == 1
+    assert "only_here" not in line
+
+
+def test_less_severe_lines_than_the_level_are_left_out(tmp_path):
+    path = setup_worker_logging(0, tmp_path, level="WARNING")
+    structlog.get_logger().info("quiet")
+    logging.getLogger("library").info("quiet")
+    structlog.get_logger().warning("loud")
+    assert [line["event"] for line in lines_of(path)] == ["loud"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"worker_0\.log"):
+        setup_worker_logging(0, tmp_path / "file")
