@@ -1,0 +1,189 @@
+"""
+What a trained encoder is worth on proteins it never saw: loss against a unigram model, retrieval against composition.
+
+The loss is taken with every chosen residue masked. In training a tenth of the chosen residues stay as they are, and
+guessing "it is what stands there" is worth about 0.15 nats of the training loss; here nothing of the kind is gained.
+Everything is a pure function of its arguments. Legend: M residues to predict, R records, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from virnucpro.training.masked_residues import STANDARD_RESIDUES, MaskedBatch, hidden_states, mask_residues
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from esm.model.esm2 import ESM2
+    from numpy.typing import NDArray
+
+    from virnucpro.models.tokenizer import ProteinTokenizer
+
+MASK_SEED = 20_000
+"""Seed of the fixed mask."""
+MAX_RESIDUES = 1022
+_BATCH_TOKENS = 16_384
+_SAY_NOTHING = ("uncharacterized", "putative uncharacterized", "predicted protein", "hypothetical", "unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutLoss:
+    """Cross-entropy in nats per masked residue of the held-out part, the same residues for both."""
+
+    encoder: float
+    unigram: float
+    num_residues: int
+    """Masked residues."""
+
+    @property
+    def gain(self) -> float:
+        """Nats per masked residue that the encoder is better by."""
+        return self.unigram - self.encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval:
+    """How often a protein's nearest neighbour among the held-out ones has the same protein name."""
+
+    num_queries: int
+    """Proteins for which another one of that name was there to be found."""
+    embedding: float
+    """Share found by cosine of mean embeddings."""
+    composition: float
+    """Share found by cosine of residue frequencies."""
+
+
+def held_out_loss(
+    model: ESM2,
+    tokenizer: ProteinTokenizer,
+    *,
+    held_out: Sequence[NDArray[np.int64]],
+    training: Sequence[NDArray[np.int64]],
+) -> HeldOutLoss:
+    """
+    Compare the encoder with the residue frequencies of the training part.
+
+    Args:
+        model: The encoder.
+        tokenizer: Whose alphabet the ids are of.
+        held_out: Token ids of each held-out protein's residues; the first 1022 are used.
+        training: The same of the training proteins.
+
+    Returns:
+        Both losses.
+    """
+    device = model.embed_tokens.weight.device
+    standard = np.array([tokenizer.alphabet.get_idx(letter) for letter in STANDARD_RESIDUES])
+    counts_V = np.bincount(np.concatenate(training), minlength=len(tokenizer.alphabet))
+    unigram_V = -np.log(counts_V[standard] / counts_V[standard].sum())
+    nats_of = dict(zip(standard.tolist(), unigram_V.tolist(), strict=True))
+    encoder_sum, unigram_sum, num_residues = 0.0, 0.0, 0
+    random = np.random.default_rng(MASK_SEED)
+    for numbers in _equal_length_batches(held_out):
+        windows = [held_out[number][:MAX_RESIDUES] for number in numbers]
+        batch = mask_residues(windows, tokenizer, random, masked_share=1.0, random_share=0.0).to(device)
+        with torch.inference_mode():
+            logits_MV = _logits(model, batch)
+            encoder_sum += float(functional.cross_entropy(logits_MV, batch.targets_M, reduction="sum"))
+        unigram_sum += sum(nats_of[target] for target in batch.targets_M.tolist())
+        num_residues += len(batch.targets_M)
+    return HeldOutLoss(
+        encoder=encoder_sum / num_residues, unigram=unigram_sum / num_residues, num_residues=num_residues
+    )
+
+
+def mean_embeddings(
+    model: ESM2, tokenizer: ProteinTokenizer, proteins: Sequence[NDArray[np.int64]]
+) -> NDArray[np.float32]:
+    """Return the mean of each protein's last states over its first 1022 residues, shape (R, D)."""
+    device = model.embed_tokens.weight.device
+    embeddings_RD = np.empty((len(proteins), model.embed_dim), dtype=np.float32)
+    nothing = np.random.default_rng(0)
+    for numbers in _equal_length_batches(proteins):
+        windows = [proteins[number][:MAX_RESIDUES] for number in numbers]
+        batch = mask_residues(windows, tokenizer, nothing, predicted_share=0.0).to(device)
+        with torch.inference_mode():
+            states_BLD = hidden_states(model, batch.tokens_BL)
+        embeddings_RD[numbers] = states_BLD[:, 1:-1].mean(dim=1).cpu().numpy()
+    return embeddings_RD
+
+
+def compositions(proteins: Sequence[str]) -> NDArray[np.float32]:
+    """Return the share of each standard residue, shape (R, 20)."""
+    counts = [[residues.count(letter) for letter in STANDARD_RESIDUES] for residues in proteins]
+    counts_R20 = np.array(counts, dtype=np.float32)
+    shares: NDArray[np.float32] = counts_R20 / np.maximum(counts_R20.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def protein_names(descriptions: Sequence[str]) -> list[str | None]:
+    """
+    Take the protein's name from each UniProt description, as a label of homology.
+
+    Returns:
+        The name in lower case, without "(Fragment)" and organism; None where it says nothing or stands alone.
+    """
+    names = [text.partition(" OS=")[0].replace("(Fragment)", "").strip().lower() for text in descriptions]
+    how_many = Counter(names)
+    return [None if how_many[name] == 1 or not name or name.startswith(_SAY_NOTHING) else name for name in names]
+
+
+def retrieval(
+    names: Sequence[str | None],
+    groups: NDArray[np.int64],
+    embeddings_RD: NDArray[np.float32],
+    compositions_R20: NDArray[np.float32],
+    *,
+    across_groups: bool,
+) -> Retrieval:
+    """
+    Look for each named protein's nearest neighbour among all others.
+
+    Args:
+        names: Label of each protein, or None; unlabelled ones can be found, wrongly.
+        groups: Group of proteins linked by half of their 5-mers, one number a protein.
+        embeddings_RD: Mean embeddings.
+        compositions_R20: Residue frequencies.
+        across_groups: Leave out the protein's own group, so that near copies are not what is found.
+
+    Returns:
+        The share of right nearest neighbours for both kinds of vector, each centred over the proteins given.
+    """
+    same_name = np.array([[a is not None and a == b for b in names] for a in names])
+    barred = groups[:, None] == groups[None, :] if across_groups else np.eye(len(names), dtype=bool)
+    queries = np.flatnonzero((same_name & ~barred).any(axis=1))
+    found = []
+    for vectors in (embeddings_RD, compositions_R20):
+        centred = vectors - vectors.mean(axis=0)
+        unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+        cosines = np.where(barred, -np.inf, unit @ unit.T)
+        nearest = cosines[queries].argmax(axis=1)
+        found.append(float(same_name[queries, nearest].mean()))
+    return Retrieval(num_queries=len(queries), embedding=found[0], composition=found[1])
+
+
+def _logits(model: ESM2, batch: MaskedBatch) -> torch.Tensor:
+    states_BLD = hidden_states(model, batch.tokens_BL)
+    logits_MV: torch.Tensor = model.lm_head(states_BLD.flatten(0, 1)[batch.positions_M])
+    return logits_MV
+
+
+def _equal_length_batches(proteins: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
+    """Yield the numbers of proteins in batches of exactly one length each, shortest first."""
+    used_residues = [min(len(residues), MAX_RESIDUES) for residues in proteins]
+    order = sorted(range(len(proteins)), key=used_residues.__getitem__)
+    batch: list[int] = []
+    for number in order:
+        full = bool(batch) and (len(batch) + 1) * (used_residues[number] + 2) > _BATCH_TOKENS
+        if full or (batch and used_residues[number] != used_residues[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch

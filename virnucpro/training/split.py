@@ -1,0 +1,145 @@
+"""
+A held-out part that is no echo of the training part.
+
+Two proteins are linked when one contains half or more of the other's distinct 5-mers; whole groups of linked proteins
+go to one side. So every held-out protein shares fewer than half of its 5-mers with each training protein, whatever
+their lengths, and ``largest_overlaps`` proves it on the finished split. The split depends on the residues, the order
+of the file and the seed, and on nothing else. Legend: R records, K distinct k-mers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+KMER_RESIDUES = 5
+OVERLAP_LIMIT = 0.5
+"""Share of a protein's distinct 5-mers: the held-out part stays below it with every training protein."""
+_LETTERS = 26
+_ROWS_AT_ONCE = 1000  # bounds the memory of the sparse products
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which records train and which are held out, as increasing positions in the file."""
+
+    training: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    num_groups: int
+    """Groups of linked proteins in the whole file."""
+
+
+def split_by_overlap(sequences: Sequence[str], *, seed: int, held_out_share: float = 0.1) -> Split:
+    """
+    Hold out about *held_out_share* of *sequences*, by whole groups of linked proteins.
+
+    Groups are taken in a random order, each if it still fits: the held-out part is never larger than the share.
+    Proteins too short to have a 5-mer always train.
+
+    Args:
+        sequences: Residues of each protein, upper-case letters.
+        seed: Seed of the random order.
+        held_out_share: Share of the sequences.
+
+    Returns:
+        The split.
+    """
+    groups = linked_groups(sequences)
+    group_sizes = np.bincount(groups)
+    has_kmer = np.array([len(residues) >= KMER_RESIDUES for residues in sequences])
+    eligible = np.ones(len(group_sizes), dtype=bool)
+    eligible[groups[~has_kmer]] = False
+    room = int(held_out_share * len(sequences))
+    chosen = np.zeros(len(group_sizes), dtype=bool)
+    for group in np.random.default_rng(seed).permutation(len(group_sizes)):
+        if eligible[group] and group_sizes[group] <= room:
+            chosen[group] = True
+            room -= int(group_sizes[group])
+    is_held_out = chosen[groups]
+    return Split(np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out), len(group_sizes))
+
+
+def linked_groups(sequences: Sequence[str]) -> NDArray[np.int64]:
+    """
+    Number the groups of linked proteins (connected components, so links of links count).
+
+    Args:
+        sequences: Residues of each protein.
+
+    Returns:
+        Group of each protein, int64, shape (R,).
+    """
+    kmers_RK = kmer_matrix(sequences)
+    num_kmers_R = np.diff(kmers_RK.indptr)
+    kmers_KR = kmers_RK.T.tocsr()
+    firsts, seconds = [], []
+    for start in range(0, len(sequences), _ROWS_AT_ONCE):
+        shared = (kmers_RK[start : start + _ROWS_AT_ONCE] @ kmers_KR).tocoo()
+        first, second = shared.row + start, shared.col
+        linked = shared.data >= OVERLAP_LIMIT * np.minimum(num_kmers_R[first], num_kmers_R[second])
+        firsts.append(first[linked])
+        seconds.append(second[linked])
+    first, second = np.concatenate(firsts), np.concatenate(seconds)
+    links = sparse.coo_matrix((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(sequences),) * 2)
+    _, groups = connected_components(links, directed=False)
+    numbers: NDArray[np.int64] = groups.astype(np.int64)
+    return numbers
+
+
+def largest_overlaps(held_out: Sequence[str], training: Sequence[str]) -> NDArray[np.float64]:
+    """
+    Measure how much of each held-out protein any single training protein contains.
+
+    Args:
+        held_out: Residues of the held-out proteins.
+        training: Residues of the training proteins.
+
+    Returns:
+        For each held-out protein, the largest share of its distinct 5-mers found in one training protein; 0 for
+        proteins too short to have a 5-mer. Shape (len(held_out),).
+    """
+    kmers_RK = kmer_matrix([*held_out, *training])
+    training_KR = kmers_RK[len(held_out) :].T.tocsr()
+    num_kmers = np.maximum(np.diff(kmers_RK.indptr)[: len(held_out)], 1)
+    most_shared = [
+        (kmers_RK[start : min(start + _ROWS_AT_ONCE, len(held_out))] @ training_KR).max(axis=1).toarray().ravel()
+        for start in range(0, len(held_out), _ROWS_AT_ONCE)
+    ]
+    shares: NDArray[np.float64] = np.concatenate(most_shared) / num_kmers
+    return shares
+
+
+def kmer_matrix(sequences: Sequence[str]) -> sparse.csr_matrix:
+    """
+    Mark the distinct 5-mers of each protein.
+
+    Args:
+        sequences: Residues of each protein, letters A to Z.
+
+    Returns:
+        Sparse int32 matrix of ones, shape (R, K).
+    """
+    kmers_of = [np.unique(_kmer_numbers(residues)) for residues in sequences]
+    row_ends = np.cumsum([0, *(len(kmers) for kmers in kmers_of)])
+    known, columns = np.unique(np.concatenate(kmers_of), return_inverse=True)
+    ones = np.ones(len(columns), dtype=np.int32)
+    return sparse.csr_matrix((ones, columns.ravel(), row_ends), shape=(len(sequences), len(known)))
+
+
+def _kmer_numbers(residues: str) -> NDArray[np.int64]:
+    """Return each 5-mer of *residues* as a number in base 26."""
+    letters = np.frombuffer(residues.encode("ascii"), dtype=np.uint8).astype(np.int64) - ord("A")
+    num_kmers = max(len(letters) - KMER_RESIDUES + 1, 0)
+    numbers = np.zeros(num_kmers, dtype=np.int64)
+    for shift in range(KMER_RESIDUES):
+        numbers = numbers * _LETTERS + letters[shift : shift + num_kmers]
+    return numbers
