@@ -17,11 +17,11 @@ from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET
 from virnucpro.errors import VirNucProError
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
 from virnucpro.pipeline.rank_runner import RankOutcome

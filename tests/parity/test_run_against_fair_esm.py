@@ -1,0 +1,78 @@
+"""A whole run, files and processes and all, against fair-esm's own forward on the same real proteins."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import esm
+import numpy as np
+import pytest
+import torch
+
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.store.reader import read_embeddings
+
+pytestmark = pytest.mark.data
+
+MAX_RESIDUES = 1500
+
+
+@pytest.fixture(scope="module")
+def checkpoint(data_dir):
+    return data_dir / "weights" / "esm2_t6_8M_hemopi2ft.pt"
+
+
+@pytest.fixture(scope="module")
+def proteins(tmp_path_factory, examples_dir):
+    """Real proteins from 1 residue to beyond the limit, the long ones made by joining."""
+    index = SequenceIndex.build(
+        [examples_dir / "proteins.fasta"],
+        tmp_path_factory.mktemp("index") / "index",
+        unpack_dir=tmp_path_factory.mktemp("unpacked"),
+    )
+    records = [index.read(position) for position in range(0, len(index), 14)]
+    chosen = {record.sequence_id: record.sequence for record in records}
+    chosen["one_residue"] = "M"
+    chosen["at_the_limit"] = (records[0].sequence * 2)[:MAX_RESIDUES]
+    chosen["beyond_the_limit"] = (records[1].sequence * 3)[: MAX_RESIDUES + 300]
+    path = tmp_path_factory.mktemp("fasta") / "proteins.fasta"
+    path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in chosen.items()))
+    return path, chosen
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint, proteins):
+    """fair-esm's own model, one sequence at a time, the mean over residues of the last layer."""
+    torch.set_num_threads(1)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        model, alphabet = esm.pretrained.load_model_and_alphabet_local(str(checkpoint))
+    model.eval()
+    convert = alphabet.get_batch_converter()
+    rows = {}
+    with torch.inference_mode():
+        for name, sequence in proteins[1].items():
+            cut = sequence[:MAX_RESIDUES]
+            _, _, tokens = convert([(name, cut)])
+            states = model(tokens, repr_layers=[model.num_layers])["representations"][model.num_layers]
+            rows[name] = states[0, 1 : len(cut) + 1].mean(0).numpy()
+    return rows
+
+
+@pytest.mark.parametrize(("workers", "loader_workers", "token_budget"), [(1, 0, 4096), (2, 0, 1600), (1, 2, 3000)])
+def test_every_row_equals_fair_esms_within_1e_5(
+    tmp_path, checkpoint, proteins, expected, workers, loader_workers, token_budget
+):
+    path, sequences = proteins
+    config = configure_model(checkpoint, device_type="cpu", token_budget=token_budget, max_residues=MAX_RESIDUES)
+    config = replace(config, loader_workers=loader_workers)
+    result = run_embedding([path], tmp_path / "out", config, [CPU] * workers)
+    result.raise_unless(allow_partial=False)
+    assert result.num_truncated == 1
+    with read_embeddings(tmp_path / "out") as embeddings:
+        assert embeddings.ids == tuple(sequences)
+        worst = max(float(np.abs(embeddings[name] - expected[name]).max()) for name in sequences)
+    print(f"largest difference from fair-esm over {len(sequences)} proteins: {worst:.2e}")
+    assert worst < 1e-5
