@@ -97,7 +97,7 @@ def embed(
             run = build_index(fasta_files, output_dir, model_config, chosen, run_id)
             clock.lap("index")
             if run.already_complete:
-                result = finished_result(run)
+                result = finished_result(run, keep_shards=keep_shards)
             else:
                 result = _embed_and_aggregate(run, clock, worker_retries=worker_retries, keep_shards=keep_shards)
         _publish(result)

@@ -12,6 +12,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from importlib.metadata import version
 
 from virnucpro.errors import ConfigurationError
 
@@ -119,6 +120,11 @@ class RunLimits:
     """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
     stop_grace_s: float = 8.0
     """Seconds between SIGTERM and SIGKILL when a worker is stopped."""
+
+
+def computing_versions() -> dict[str, str]:
+    """Return the versions that decide the last bits of a row; rows of other versions are not continued."""
+    return {"torch version": version("torch")}
 
 
 def fingerprint(values: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,17 @@ class VirNucProError(Exception):
     """Base of all errors below."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[VirNucProError], args: tuple[Any, ...], attributes: dict[str, Any]) -> VirNucProError:
+    """Make an error again in another process: its sentence was built from its values, so both travel."""
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 # --- input -----------------------------------------------------------------------------------------------------------

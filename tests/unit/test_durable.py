@@ -11,8 +11,8 @@ import textwrap
 import pytest
 
 from tests.strategies import flip_bit
+from virnucpro import durable
 from virnucpro.errors import ExitCode, OutputError, ResultError
-from virnucpro.store import durable
 
 
 def names_in(folder):
@@ -145,7 +145,7 @@ FULL_DISK = """
     from pathlib import Path
     import numpy as np
     from virnucpro.errors import OutputError
-    from virnucpro.store import durable
+    from virnucpro import durable
     from virnucpro.store.parts import BlockRows, SealedBlocks, write_part, write_shard
 
     folder = Path(sys.argv[1])

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import flip_bit
+from virnucpro import durable
 from virnucpro.errors import ResultError
-from virnucpro.store import durable, schema
+from virnucpro.store import schema
 from virnucpro.store.parts import (
     BlockRows,
     RowWriter,

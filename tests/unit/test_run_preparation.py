@@ -8,11 +8,11 @@ import pytest
 
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
+from virnucpro import durable
 from virnucpro.config import LongPolicy
 from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.store import durable
 from virnucpro.store.manifest import RunManifest
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 8), ("c", "WY" * 9), ("d", "MKTAYIAKQR" * 5)]

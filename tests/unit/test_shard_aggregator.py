@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
+from virnucpro import durable
 from virnucpro.data.index_file import COLUMNS, write_index
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
@@ -20,7 +21,6 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.run_layout import RunLayout
-from virnucpro.store import durable
 from virnucpro.store.parts import write_shard
 from virnucpro.store.reader import Embeddings
 

@@ -94,7 +94,6 @@ def test_lines_of_other_libraries_and_warnings_land_in_the_same_form(tmp_path):
     assert (warning["logger"], warning["level"]) == ("py.warnings", "warning")
 
 
-@pytest.mark.xfail(reason="torch's logger has a handler of its own and does not propagate: its lines go to stderr only")
 def test_lines_of_torch_land_in_the_same_file(tmp_path):
     pytest.importorskip("torch")
     path = setup_worker_logging(2, tmp_path)

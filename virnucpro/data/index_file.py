@@ -14,12 +14,12 @@ import mmap
 import os
 import struct
 import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from virnucpro.errors import IndexFormatError, OutputError
+from virnucpro import durable
+from virnucpro.errors import IndexFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -67,7 +67,7 @@ def write_index(
     description: dict[str, Any],
 ) -> None:
     """
-    Write an index file: temporary name, fsync, rename, fsync of the folder.
+    Write an index file, whole or not at all.
 
     Args:
         path: The final name.
@@ -79,36 +79,24 @@ def write_index(
     Raises:
         OutputError: The system refused; *path* is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     digest = hashlib.sha256()
     id_bytes = 0
     text = json.dumps(description, sort_keys=True).encode("ascii")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(bytes(_PREAMBLE.size))
-            for name, dtype, width in COLUMNS:
-                data = np.ascontiguousarray(columns[name](), dtype=dtype)
-                assert data.size == num_records * width, name
-                digest.update(data.data)
-                file.write(data.data)
-            for piece in ids:
-                digest.update(piece)
-                id_bytes += file.write(piece)
-            digest.update(text)
-            file.write(text)
-            file.seek(0)
-            checksums = zlib.crc32(text), digest.digest()
-            file.write(_PREAMBLE.pack(MAGIC, VERSION, checksums[0], num_records, id_bytes, len(text), checksums[1]))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    finally:
-        with suppress(OSError):  # it may never have come to be
-            temporary.unlink()
+    with durable.replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(bytes(_PREAMBLE.size))
+        for name, dtype, width in COLUMNS:
+            data = np.ascontiguousarray(columns[name](), dtype=dtype)
+            assert data.size == num_records * width, name
+            digest.update(data.data)
+            file.write(data.data)
+        for piece in ids:
+            digest.update(piece)
+            id_bytes += file.write(piece)
+        digest.update(text)
+        file.write(text)
+        file.seek(0)
+        checksums = zlib.crc32(text), digest.digest()
+        file.write(_PREAMBLE.pack(MAGIC, VERSION, checksums[0], num_records, id_bytes, len(text), checksums[1]))
 
 
 def map_index(path: Path) -> MappedIndex:
@@ -158,11 +146,3 @@ def content_is_intact(path: Path) -> bool:
     except OSError:
         return False
     return len(preamble) == _PREAMBLE.size and bool(_PREAMBLE.unpack(preamble)[-1] == digest.digest())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

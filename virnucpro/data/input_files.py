@@ -14,11 +14,12 @@ import hashlib
 import os
 import stat
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from virnucpro.errors import BadInputError, InputProblem, OutputError
+from virnucpro import durable
+from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,19 +133,10 @@ def hash_content(descriptor: int) -> tuple[int, str]:
 
 
 def _unpack(descriptor: int, name: str, unpacked: Path, max_unpacked_bytes: int) -> None:
-    """Write what the gzip file *descriptor* holds to *unpacked*: temporary name, then rename."""
-    temporary = unpacked.with_name(f".{unpacked.name}.{os.getpid()}.tmp")
-    try:
-        unpacked.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as copy:
-            for block in _unpacked_blocks(descriptor, name, max_unpacked_bytes):
-                copy.write(block)
-        temporary.replace(unpacked)
-    except OSError as error:
-        raise OutputError(unpacked, _system_text(error)) from error
-    finally:
-        with suppress(OSError):  # it may never have come to be
-            temporary.unlink()
+    """Write what the gzip file *descriptor* holds to *unpacked*, whole or not at all."""
+    with durable.replacing(unpacked) as temporary, temporary.open("wb") as copy:
+        for block in _unpacked_blocks(descriptor, name, max_unpacked_bytes):
+            copy.write(block)
 
 
 def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Iterator[bytes]:

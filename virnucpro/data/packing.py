@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.config import SPECIAL_TOKENS, LongPolicy, ModelConfig, fingerprint
+from virnucpro.config import SPECIAL_TOKENS, LongPolicy, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         "input": index.content_fingerprint,
         "settings": model_config.result_settings(),
         "device_type": device_type,
+        "versions": computing_versions(),
         "unique": len(positions),
         "blocks": len(blocks),
     }

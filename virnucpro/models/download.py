@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import secrets
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Protocol
 
-from virnucpro.errors import OutputError, WeightsError
+from virnucpro import durable
+from virnucpro.errors import WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,24 +58,14 @@ def download_weights(
         WeightsError: The server cannot be reached, or what it sent is not what was asked for.
         OutputError: The file cannot be written.
     """
-    unfinished = destination.with_name(f".{destination.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     digest = hashlib.sha256()
-    try:
-        with unfinished.open("xb") as file:
-            for piece in _pieces(name, url, destination, on_progress):
-                digest.update(piece)
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+    with durable.replacing(destination) as unfinished, unfinished.open("wb") as file:
+        for piece in _pieces(name, url, destination, on_progress):
+            digest.update(piece)
+            file.write(piece)
         if sha256 is not None and digest.hexdigest() != sha256:
             what = f"{url} gave a file with sha256 {digest.hexdigest()} instead of {sha256}: nothing was kept"
             raise WeightsError(name, what)
-        unfinished.replace(destination)
-        _sync_folder(destination.parent)
-    except OSError as error:
-        raise OutputError(destination, error.strerror or str(error)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return digest.hexdigest()
 
 
@@ -107,12 +96,3 @@ def _pieces(name: str, url: str, destination: Path, on_progress: DownloadProgres
     if num_bytes == 0 or (expected is not None and num_bytes != expected):
         what = f"{url} broke off after {num_bytes:,} of {expected or 0:,} bytes: try again, or {by_hand}"
         raise WeightsError(name, what)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in *folder* durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

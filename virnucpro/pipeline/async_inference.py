@@ -73,6 +73,7 @@ class AsyncInferenceRunner:
         input_ids_T = batch.input_ids_T.to(self.device, non_blocking=True)
         cu_seqlens = batch.cu_seqlens.to(self.device, non_blocking=True)
         embeddings_SD = self.model(input_ids_T, cu_seqlens, batch.lengths).float().cpu().numpy()
+        assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
         finite_S = np.isfinite(embeddings_SD).all(axis=1)
         if not finite_S.all():
             first = int(np.argmin(finite_S))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy, ModelConfig, Precision, RunLimits
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
-from virnucpro.pipeline.devices import devices_for_ranks, select_devices
+from virnucpro.pipeline.devices import count_gpus, devices_for_ranks, select_devices
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.run_completion import (
     RunResult,
@@ -69,7 +69,7 @@ def run_multi_gpu_inference(
         ConfigurationError: A setting cannot work.
         WorkersFailedError: No worker succeeded.
     """
-    devices = select_devices("auto") if world_size is None else devices_for_ranks(world_size)
+    devices = _devices(world_size)
     result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
     succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
     result.raise_unless(allow_partial=succeeded)
@@ -103,7 +103,7 @@ def run_esm2_multi_gpu(
         BadInputError: The input cannot be used.
         ConfigurationError: A setting cannot work.
     """
-    devices = select_devices("auto") if world_size is None else devices_for_ranks(world_size)
+    devices = _devices(world_size)
     config = configure_model(model_name, device_type=devices[0].type)
     result = run_embedding(fasta_files, output_dir, config, devices, limits=limits)
     result.raise_unless(allow_partial=False)
@@ -203,7 +203,7 @@ def run_embedding(
         run = prepare_run(fasta_files, output_dir, model_config, devices, run_id=run_id)
         clock.lap("index")
         if run.already_complete:
-            return finished_result(run)
+            return finished_result(run, keep_shards=keep_shards)
         if on_prepared is not None:
             on_prepared(run)
         with failure_noted(run):
@@ -216,6 +216,13 @@ def run_embedding(
             validate_run(run, aggregation)
             clock.lap("validate")
             return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+
+
+def _devices(world_size: int | None) -> list[Device]:
+    """Return *world_size* devices, by default every visible GPU; CPU workers where there is no GPU at all."""
+    if count_gpus() == 0:
+        return select_devices("cpu", workers=world_size)
+    return select_devices("auto") if world_size is None else devices_for_ranks(world_size)
 
 
 def new_run_id() -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from virnucpro import durable
 from virnucpro.errors import (
     ConfigurationError,
     ExitCode,
@@ -23,7 +24,6 @@ from virnucpro.errors import (
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
 from virnucpro.pipeline.run_preparation import read_manifest_or_fail
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
-from virnucpro.store import durable
 from virnucpro.store.manifest import RunManifest
 
 if TYPE_CHECKING:
@@ -238,9 +238,10 @@ def failure_noted(run: PreparedRun) -> Iterator[None]:
         raise
 
 
-def finished_result(run: PreparedRun) -> RunResult:
-    """Return the result of a run that the folder already holds complete."""
+def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult:
+    """Return the result of a run that the folder already holds complete; tidies up if that run was killed there."""
     manifest = read_manifest_or_fail(run.layout)
+    _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
         output_path=run.layout.embeddings,

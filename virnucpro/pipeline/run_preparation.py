@@ -16,13 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import LongPolicy, ModelConfig
+from virnucpro import durable
+from virnucpro.config import LongPolicy, ModelConfig, computing_versions
 from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, InputProblem, ResultError, SettingsChangedError
 from virnucpro.run_layout import RunLayout
-from virnucpro.store import durable
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 
@@ -208,8 +208,7 @@ def _refuse_long(index: SequenceIndex, model_config: ModelConfig) -> None:
 
 def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str, Any]:
     """Return everything that decides the bytes of a row."""
-    versions = {f"{name} version": _version(name) for name in ("torch",)}
-    return {**model_config.result_settings(), "device_type": devices[0].type, **versions}
+    return {**model_config.result_settings(), "device_type": devices[0].type, **computing_versions()}
 
 
 def _open_manifest(run: PreparedRun, index: SequenceIndex, settings: dict[str, Any]) -> RunManifest:

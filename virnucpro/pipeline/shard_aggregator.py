@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import structlog
 
+from virnucpro import durable
 from virnucpro.errors import ResultError, printable
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
-from virnucpro.store import durable, schema
+from virnucpro.store import schema
 from virnucpro.store.parts import RowWriter
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from virnucpro import durable
 from virnucpro.errors import ResultError
-from virnucpro.store import durable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+_REMEDY = "restore it, or use another output folder"
 
 
 @dataclass(kw_only=True)
@@ -77,10 +78,10 @@ class RunManifest:
         except OSError as error:
             raise ResultError(path, error.strerror or str(error)) from error
         except ValueError as error:
-            raise ResultError(path, f"not a run manifest ({error})") from error
+            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ResultError(path, f"not a run manifest of format {FORMAT}")
+            raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
         try:
             return cls(**data)
         except TypeError as error:
-            raise ResultError(path, f"not a run manifest ({error})") from error
+            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error

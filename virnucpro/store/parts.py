@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Self
 import h5py
 import numpy as np
 
+from virnucpro import durable
 from virnucpro.errors import ResultError
-from virnucpro.store import durable, schema
+from virnucpro.store import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

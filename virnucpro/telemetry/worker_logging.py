@@ -60,12 +60,14 @@ def setup_worker_logging(rank: int, log_dir: Path | str, *, level: str = "INFO",
             ],
         )
     )
-    root = logging.getLogger()
-    for old in [item for item in root.handlers if item.get_name() == HANDLER_NAME]:
-        root.removeHandler(old)
-        old.close()
     handler.set_name(HANDLER_NAME)
-    root.addHandler(handler)
+    root = logging.getLogger()
+    others = (logging.getLogger(name) for name in logging.root.manager.loggerDict)
+    for logger in (root, *(logger for logger in others if not logger.propagate)):  # torch keeps its lines to itself
+        for old in [item for item in logger.handlers if item.get_name() == HANDLER_NAME]:
+            logger.removeHandler(old)
+            old.close()
+        logger.addHandler(handler)
     root.setLevel(level)
     logging.captureWarnings(capture=True)
     structlog.configure(

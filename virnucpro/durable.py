@@ -3,12 +3,16 @@ Files that are absent or whole: temporary name, plain writes, fsync, rename, fsy
 
 A sealed file carries a trailer with the sha256 of everything before it, so that one flipped bit or one lost write is
 seen by whoever reads it. HDF5 ignores bytes behind its own end, so a sealed HDF5 file opens like any other.
+
+Everything that writes a file which somebody will rely on does it through here: index, unpacked input, weights, parts,
+shards, result, manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -38,7 +42,7 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: The system refused a write; the temporary file is gone and *path* is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
