@@ -1,0 +1,236 @@
+"""Where weights are found, and that a download leaves a whole file or none; the servers are real, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import multiprocessing
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from virnucpro.errors import UnknownModelError, WeightsError
+from virnucpro.models.download import download_weights
+from virnucpro.models.registry import (
+    DEFAULT_PROTEIN_MODEL,
+    MODELS,
+    locate_weights,
+    models_table,
+    resolve_model,
+    weights_folders,
+)
+
+NAME = "esm2_t6_8M_UR50D"
+
+
+def _checkpoint_bytes():
+    buffer = io.BytesIO()
+    torch.save({"weight": torch.arange(200_000)}, buffer)
+    return buffer.getvalue()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves one good file and several kinds of bad one."""
+
+    body = _checkpoint_bytes()
+
+    def do_GET(self):
+        if self.path == "/absent.pt":
+            self.send_error(404)
+            return
+        body = b"<html>log in first</html>" if self.path == "/page.pt" else self.body
+        self.send_response(200)
+        if self.path != "/unsized.pt":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if self.path == "/short.pt" else body)
+
+    def log_message(self, *arguments):
+        """Stay silent."""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """Nothing of this machine's own weights or proxies."""
+    monkeypatch.delenv("VIRNUCPRO_WEIGHTS", raising=False)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
+        thread.join()
+
+
+def _register(monkeypatch, url, sha256=None):
+    monkeypatch.setitem(MODELS, NAME, replace(MODELS[NAME], source=url, sha256=sha256))
+
+
+def test_importing_the_registry_imports_neither_torch_nor_esm():
+    code = "import sys, virnucpro.models.registry; print(sorted({'torch', 'esm'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("esm2_")])
+def test_depth_of_a_published_model_is_the_one_in_its_name(name):
+    spec = MODELS[name]
+    assert spec.num_layers == int(name.split("_")[1].removeprefix("t"))
+    assert spec.hidden_dim % (2 * spec.attention_heads) == 0
+    assert spec.source == f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
+    millions = float(name.split("_")[2].rstrip("MB")) * (1000 if "B_" in name else 1)
+    assert spec.num_parameters / 1e6 == pytest.approx(millions, rel=0.1)
+
+
+def test_there_are_six_published_models_and_the_default_is_bundled():
+    assert sum(not spec.is_bundled for spec in MODELS.values()) == 6
+    assert MODELS[DEFAULT_PROTEIN_MODEL].is_bundled
+
+
+def test_unknown_name_is_an_error_that_puts_the_nearest_name_first():
+    with pytest.raises(UnknownModelError, match="choose one of esm2_t33_650M_UR50D") as caught:
+        resolve_model("esm2_t33_650M")
+    assert set(caught.value.known) == set(MODELS)
+
+
+def test_weights_are_looked_for_in_the_given_folder_then_the_variable_then_torch_hub(tmp_path, monkeypatch):
+    given, variable, hub = tmp_path / "given", tmp_path / "variable", tmp_path / "torch" / "hub" / "checkpoints"
+    monkeypatch.setenv("VIRNUCPRO_WEIGHTS", str(variable))
+    assert weights_folders(given) == [given, variable, hub]
+    for folder in (hub, variable, given):
+        folder.mkdir(parents=True)
+        (folder / f"{NAME}.pt").write_bytes(folder.name.encode())
+        found = resolve_model(NAME, weights_dir=given)
+        assert found.weights_path == folder / f"{NAME}.pt"
+        assert found.weights_sha256 == hashlib.sha256(folder.name.encode()).hexdigest()
+        assert (found.name, found.hidden_dim, found.is_bundled) == (NAME, 320, False)
+
+
+def test_torch_hubs_folder_is_the_one_that_torch_itself_names(monkeypatch):
+    for settings in ({"TORCH_HOME": "~/weights"}, {"XDG_CACHE_HOME": "/cache"}, {}):
+        for variable in ("TORCH_HOME", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in settings.items():
+            monkeypatch.setenv(variable, value)
+        assert str(weights_folders()[-1]) == f"{torch.hub.get_dir()}/checkpoints"
+
+
+def test_path_to_a_checkpoint_needs_no_entry_in_the_registry(tmp_path):
+    path = tmp_path / "fine_tuned.pt"
+    path.write_bytes(b"tensors")
+    found = resolve_model(str(path))
+    assert (found.name, found.weights_path, found.hidden_dim) == ("fine_tuned", path, 0)
+    assert found.weights_sha256 == hashlib.sha256(b"tensors").hexdigest()
+
+
+def test_path_that_does_not_exist_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(WeightsError, match=r"there is no file .*nothing\.pt"):
+        resolve_model(str(tmp_path / "nothing.pt"))
+
+
+def test_locating_never_downloads(tmp_path, server, monkeypatch):
+    _register(monkeypatch, f"{server}/{NAME}.pt")
+    with pytest.raises(WeightsError, match=rf"absent: fetch {server}/{NAME}\.pt and put it into one of {tmp_path}"):
+        locate_weights(NAME, weights_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_absent_weights_are_downloaded_once_to_the_first_folder(tmp_path, server, monkeypatch):
+    _register(monkeypatch, f"{server}/{NAME}.pt")
+    reports = []
+    folder = tmp_path / "made" / "on the way"
+    found = resolve_model(NAME, weights_dir=folder, on_download=lambda done, total: reports.append((done, total)))
+    assert found.weights_path.read_bytes() == Handler.body
+    assert found.weights_sha256 == hashlib.sha256(Handler.body).hexdigest()
+    assert reports[0] == (0, len(Handler.body))
+    assert reports[-1] == (len(Handler.body), len(Handler.body))
+    assert [path.name for path in folder.iterdir()] == [f"{NAME}.pt"]
+    assert resolve_model(NAME, weights_dir=folder, on_download=pytest.fail) == found
+
+
+def test_folder_that_cannot_be_made_is_passed_over(tmp_path, server, monkeypatch):
+    _register(monkeypatch, f"{server}/{NAME}.pt")
+    (tmp_path / "file").write_text("not a folder")
+    found = resolve_model(NAME, weights_dir=tmp_path / "file" / "weights")
+    assert found.weights_path.parent == tmp_path / "torch" / "hub" / "checkpoints"
+
+
+def test_server_that_does_not_say_the_length_is_read_to_its_end(tmp_path, server):
+    totals = set()
+    download_weights("m", f"{server}/unsized.pt", tmp_path / "m.pt", on_progress=lambda _, total: totals.add(total))
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+    assert totals == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("short.pt", "broke off after"),
+        ("absent.pt", "answers 404 Not Found"),
+        ("page.pt", "not a PyTorch checkpoint"),
+    ],
+)
+def test_failed_download_names_url_file_and_folder_and_leaves_nothing(tmp_path, server, path, message):
+    with pytest.raises(WeightsError, match=message) as caught:
+        download_weights("m", f"{server}/{path}", tmp_path / "m.pt")
+    assert f"{server}/{path}" in str(caught.value)
+    assert f"put it into {tmp_path} as m.pt" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_download_with_another_digest_than_registered_is_refused(tmp_path, server, monkeypatch):
+    _register(monkeypatch, f"{server}/{NAME}.pt", sha256="0" * 64)
+    with pytest.raises(WeightsError, match=f"instead of {'0' * 64}: nothing was kept"):
+        resolve_model(NAME, weights_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_with_another_digest_than_registered_is_refused(tmp_path, monkeypatch):
+    _register(monkeypatch, "http://127.0.0.1:9/x.pt", sha256="0" * 64)
+    (tmp_path / "x.pt").write_bytes(b"other")
+    with pytest.raises(WeightsError, match="remove it, so that it is fetched again"):
+        resolve_model(NAME, weights_dir=tmp_path)
+
+
+def test_without_a_network_the_error_says_what_to_put_where(tmp_path, monkeypatch):
+    with socket.socket() as bound:  # a port that nobody listens on while we hold it
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/{NAME}.pt"
+        _register(monkeypatch, url)
+        with pytest.raises(WeightsError, match=r"cannot be reached \(.*refused") as caught:
+            resolve_model(NAME, weights_dir=tmp_path)
+    assert url in str(caught.value)
+    assert f"put it into {tmp_path} as {NAME}.pt" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_download_at_once_leave_one_whole_file(tmp_path, server):
+    context = multiprocessing.get_context("spawn")
+    arguments = ("m", f"{server}/m.pt", tmp_path / "m.pt")
+    processes = [context.Process(target=download_weights, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+
+
+def test_table_of_models_says_where_the_weights_are(tmp_path):
+    (tmp_path / f"{NAME}.pt").write_bytes(b"x")
+    rows = {row.name: row for row in models_table(weights_dir=tmp_path)}
+    assert list(rows) == list(MODELS)
+    assert rows[NAME].where == str(tmp_path / f"{NAME}.pt")
+    assert rows["esm2_t48_15B_UR50D"].where == "absent"
+    assert rows["esm2_t36_3B_UR50D"].hidden_dim == 2560
