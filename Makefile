@@ -1,6 +1,6 @@
 # make demo   real proteins become embeddings through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
-# make e2e    the minutes-long tests on real data
+# make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks; results go to benchmarks/results/
 # make venv   only set up .venv
@@ -14,7 +14,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e lint format bench clean
+.PHONY: venv demo test e2e e2e-long lint format bench clean
 
 venv: $(READY)
 
@@ -46,7 +46,10 @@ test: $(READY)
 	$(PY) -m pytest -m 'not slow'
 
 e2e: $(READY)
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest -s -m 'slow and not long'
+
+e2e-long: $(READY)
+	$(PY) -m pytest -s -m 'slow and long'
 
 lint: $(READY)
 	$(PY) -m ruff check .

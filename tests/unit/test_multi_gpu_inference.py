@@ -131,7 +131,7 @@ def test_a_worker_that_never_starts_is_named_with_its_sequences(tmp_path, protei
     out = tmp_path / "out"
     worker = "tests.fakes:gpu_worker_that_never_starts_on_rank_0"
     path, failed_ranks = run_multi_gpu_inference(
-        [fasta], out, fakes.hash_config(), 2, limits=RunLimits(startup_timeout_s=1.5, attempts=1), worker_fn=worker
+        [fasta], out, fakes.hash_config(), 2, limits=RunLimits(startup_timeout_s=12, attempts=1), worker_fn=worker
     )
     assert failed_ranks == [0]
     missing = failed_ids(RunLayout(out))
