@@ -23,7 +23,7 @@ from rich.table import Table
 import virnucpro
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ConfigurationError, ExitCode, StoppedError, VirNucProError
+from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
@@ -51,7 +51,7 @@ app.add_typer(models_app, name="models")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 FastaFiles = Annotated[
-    list[Path], typer.Argument(metavar="FASTA...", help="Protein FASTA files, plain or gzip.", show_default=False)
+    list[Path], typer.Argument(metavar="FASTA", help="Protein FASTA files, plain or gzip.", show_default=False)
 ]
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     try:
         app()
     except VirNucProError as error:
-        print(f"virnucpro: {error}" if len(str(error).splitlines()) == 1 else str(error), file=sys.stderr)
+        print(error if isinstance(error, BadInputError) else f"virnucpro: {error}", file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from error
 
 
@@ -83,7 +83,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(short_help="Embed proteins into one validated file.")
 def embed(
     fasta: FastaFiles,
     output: Annotated[
@@ -144,7 +144,7 @@ def embed(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
 ) -> None:
     """
-    Embed every protein of FASTA... into OUT/embeddings.h5, in the order of the input.
+    Embed every protein of the FASTA files into OUT/embeddings.h5, in the order of the input.
 
     Starting the same command again continues what is missing.
     """
@@ -197,19 +197,19 @@ def embed(
     _report(result, as_json=as_json, allow_partial=allow_partial)
 
 
-@app.command()
+@app.command(short_help="Check FASTA files and write a sequence index.")
 def index(
     fasta: FastaFiles,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The index file.", show_default=False)],
 ) -> None:
-    """Check FASTA... and write a sequence index, or say what is wrong by file and line."""
+    """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
     built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"))
     lengths = built.lengths
     span = f", {lengths[-1]:,} to {lengths[0]:,} residues" if len(built) else ""
     print(f"{output}: {len(built):,} sequences of {len(built.files)} file(s){span}")
 
 
-@app.command()
+@app.command(short_help="Check a finished run again.")
 def verify(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder of a run.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,

@@ -77,7 +77,7 @@ class BadInputError(VirNucProError, ValueError):
     The input cannot be used as it is.
 
     Attributes:
-        problems: What was found, in file order, at most ``MAX_PROBLEMS``.
+        problems: What was found, file by file in the order of its lines, at most ``MAX_PROBLEMS``.
         more: True when the check stopped at that limit.
     """
 
@@ -85,7 +85,8 @@ class BadInputError(VirNucProError, ValueError):
     MAX_PROBLEMS = 20
 
     def __init__(self, problems: Sequence[InputProblem], *, more: bool = False) -> None:
-        self.problems = tuple(problems)
+        files = {problem.path: number for number, problem in reversed(list(enumerate(problems)))}
+        self.problems = tuple(sorted(problems, key=lambda problem: (files[problem.path], problem.line or 0)))
         self.more = more
         lines = [str(problem) for problem in self.problems]
         if more:
