@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -53,7 +53,7 @@ def publish(model: ESM2, card: dict[str, Any], folder: Path) -> ModelFiles:
     Write an encoder and its card.
 
     Args:
-        model: The trained module; every tensor is stored, so that fair-esm loads the file strictly.
+        model: The trained module.
         card: What to say of it; architecture, digest, date and versions are added here.
         folder: Where to put the files; it exists.
 
@@ -61,20 +61,10 @@ def publish(model: ESM2, card: dict[str, Any], folder: Path) -> ModelFiles:
         The files written.
     """
     files = ModelFiles(folder)
-    architecture = Architecture(
-        num_layers=model.num_layers,
-        hidden_dim=model.embed_dim,
-        attention_heads=model.attention_heads,
-        token_dropout=model.token_dropout,
-        vocabulary=model.alphabet_size,
-    )
-    # the output layer shares the embedding's memory, which safetensors does not allow
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-    save_file(tensors, files.weights, metadata={"format": "pt", ARCHITECTURE_KEY: architecture.to_json()})
-    files.weights.chmod(0o644)  # safetensors gives its owner alone the right to read
+    architecture = save_weights(model, files.weights)
     complete = {
         **card,
-        "architecture": json.loads(architecture.to_json()),
+        "architecture": asdict(architecture),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": file_sha256(files.weights),
         "date": datetime.now(UTC).date().isoformat(),
@@ -86,6 +76,27 @@ def publish(model: ESM2, card: dict[str, Any], folder: Path) -> ModelFiles:
     files.card.write_text(json.dumps(complete, indent=2) + "\n", "utf-8")
     files.text.write_text(card_text(complete), "utf-8")
     return files
+
+
+def save_weights(model: ESM2, path: Path) -> Architecture:
+    """
+    Write every tensor of *model* under fair-esm's names, so that fair-esm loads the file strictly.
+
+    Returns:
+        The architecture, which is in the file's metadata too.
+    """
+    architecture = Architecture(
+        num_layers=model.num_layers,
+        hidden_dim=model.embed_dim,
+        attention_heads=model.attention_heads,
+        token_dropout=model.token_dropout,
+        vocabulary=model.alphabet_size,
+    )
+    # the output layer shares the embedding's memory, which safetensors does not allow
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, path, metadata={"format": "pt", ARCHITECTURE_KEY: architecture.to_json()})
+    path.chmod(0o644)  # safetensors gives its owner alone the right to read
+    return architecture
 
 
 def hardware(device: torch.device, threads: int) -> str:

@@ -169,10 +169,10 @@ def _attention(layer: TransformerLayer, x_BLD: torch.Tensor) -> torch.Tensor:
     weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
     qkv_BLD = functional.linear(x_BLD, weight, bias).float()
     heads = (*x_BLD.shape[:2], 3, attention.num_heads, attention.head_dim)
-    qk_2BNLH, v_BNLH = qkv_BLD.view(heads).permute(2, 0, 3, 1, 4).split([2, 1])
+    qkv_3BNLH = qkv_BLD.view(heads).permute(2, 0, 3, 1, 4)
     with torch.autocast(x_BLD.device.type, enabled=False):
-        q_BNLH, k_BNLH = _rotate(qk_2BNLH, attention.rot_emb.inv_freq)
-        out_BNLH = functional.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH[0])
+        q_BNLH, k_BNLH = _rotate(qkv_3BNLH[:2], attention.rot_emb.inv_freq).unbind(0)
+        out_BNLH = functional.scaled_dot_product_attention(q_BNLH, k_BNLH, qkv_3BNLH[2])
     projected_BLD: torch.Tensor = attention.out_proj(out_BNLH.transpose(1, 2).flatten(2))
     return projected_BLD
 

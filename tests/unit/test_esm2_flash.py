@@ -1,0 +1,159 @@
+"""Opening checkpoints, and what needs no real data of the packed forward pass; parity is in ``tests/parity``."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from esm.rotary_embedding import RotaryEmbedding
+from safetensors.torch import save_file
+
+from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
+from virnucpro.models.esm2_flash import load_esm2_model
+from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.training.encoder_card import save_weights
+from virnucpro.training.encoder_training import TrainingSettings, new_encoder
+
+SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]
+
+
+class Planted:
+    """Does harm when a pickle of it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("harm done",)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    settings = TrainingSettings(num_layers=3, hidden_dim=48, attention_heads=4, seed=5)
+    model = new_encoder(settings).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3
+    return model
+
+
+@pytest.fixture(scope="module")
+def published(encoder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("published") / "model.safetensors"
+    save_weights(encoder, path)
+    return path
+
+
+def _packed(tokenizer, sequences):
+    input_ids_T, lengths_S = tokenizer.encode(sequences)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths_S)]).astype(np.int32)
+    return torch.from_numpy(input_ids_T), torch.from_numpy(cu_seqlens), tuple(lengths_S.tolist())
+
+
+def _fair_esm_checkpoint(encoder, path, **changes):
+    settings = argparse.Namespace(
+        encoder_layers=3, encoder_embed_dim=48, encoder_attention_heads=4, token_dropout=True, **changes
+    )
+    state = {f"encoder.sentence_encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    torch.save({"cfg": {"model": settings}, "model": state}, path)
+    return path
+
+
+def test_embeddings_are_those_of_fair_esm(encoder, published):
+    model, tokenizer = load_esm2_model(published, "cpu")
+    found = model(*_packed(tokenizer, SEQUENCES))
+    assert model.hidden_dim == 48
+    assert found.shape == (len(SEQUENCES), 48)
+    for residues, row in zip(SEQUENCES, found, strict=True):
+        tokens = torch.from_numpy(tokenizer.encode([residues])[0])[None]
+        with torch.inference_mode():
+            expected = encoder(tokens, repr_layers=[3])["representations"][3][0, 1:-1].mean(0)
+        assert float((row - expected).abs().max()) < 1e-5
+
+
+def test_pt_and_safetensors_of_one_model_give_the_same_bits(encoder, published, tmp_path):
+    pt_path = _fair_esm_checkpoint(encoder, tmp_path / "same.pt")
+    first, second = (load_esm2_model(path, "cpu") for path in (published, str(pt_path)))
+    assert torch.equal(first[0](*_packed(first[1], SEQUENCES)), second[0](*_packed(second[1], SEQUENCES)))
+
+
+def test_rotary_frequencies_are_the_checkpoints_own(encoder, tmp_path):
+    # published checkpoints hold them rounded to half precision; computed anew they would give other embeddings
+    rounded = copy.deepcopy(encoder)
+    for layer in rounded.layers:
+        layer.self_attn.rot_emb = RotaryEmbedding(layer.self_attn.head_dim)  # without the table of an earlier test
+        layer.self_attn.rot_emb.inv_freq = layer.self_attn.rot_emb.inv_freq.half().float()
+    model, tokenizer = load_esm2_model(_fair_esm_checkpoint(rounded, tmp_path / "rounded.pt"), "cpu")
+    tokens = torch.from_numpy(tokenizer.encode([SEQUENCES[-1]])[0])[None]
+    with torch.inference_mode():
+        first_layers = [x(tokens, repr_layers=[1])["representations"][1][0] for x in (rounded, encoder)]
+    found = model.hidden_states(*_packed(tokenizer, SEQUENCES[-1:]))[1]
+    assert float((found - first_layers[0]).abs().max()) < 1e-5
+    assert float((found - first_layers[1]).abs().max()) > 1e-4
+
+
+def test_row_of_a_sequence_does_not_depend_on_what_it_is_packed_with(published):
+    model, tokenizer = load_esm2_model(published, "cpu")
+    together = model(*_packed(tokenizer, SEQUENCES))
+    alone = torch.cat([model(*_packed(tokenizer, [residues])) for residues in SEQUENCES])
+    assert float((together - alone).abs().max()) < 1e-5
+    backwards = model(*_packed(tokenizer, SEQUENCES[::-1])).flip(0)
+    assert float((together - backwards).abs().max()) < 1e-5
+
+
+def test_bf16_keeps_rotation_in_float32_and_gives_float32_rows(published):
+    model, tokenizer = load_esm2_model(published, "cpu", precision="bf16")
+    assert model.rotary_frequencies.dtype == torch.float32
+    assert model.embed_tokens.weight.dtype == torch.bfloat16
+    assert model(*_packed(tokenizer, SEQUENCES)).dtype == torch.float32
+
+
+def test_unknown_name_is_an_error():
+    with pytest.raises(UnknownModelError, match="esm2_t7_8M"):
+        load_esm2_model("esm2_t7_8M", "cpu")
+
+
+def test_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"cfg": Planted(), "model": {}}, tmp_path / "planted.pt")
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_esm2_model(tmp_path / "planted.pt", "cpu")
+    assert not Path("harm done").exists()
+
+
+def test_damaged_file_is_refused(encoder, tmp_path):
+    whole = _fair_esm_checkpoint(encoder, tmp_path / "whole.pt").read_bytes()
+    for name, content in (("cut.pt", whole[: len(whole) // 2]), ("empty.pt", b""), ("cut.safetensors", whole[:100])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WeightsError, match=r"cannot be read .*: fetch it again"):
+            load_esm2_model(tmp_path / name, "cpu")
+
+
+def test_file_of_something_else_is_refused(tmp_path):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(WeightsError, match="not an ESM-2 checkpoint in fair-esm's layout"):
+        load_esm2_model(tmp_path / "other.pt", "cpu")
+    save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match="not an ESM-2 checkpoint"):
+        load_esm2_model(tmp_path / "other.safetensors", "cpu")
+
+
+def test_checkpoint_whose_tensors_do_not_fit_its_settings_is_refused(encoder, tmp_path):
+    path = _fair_esm_checkpoint(encoder, tmp_path / "odd.pt")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        contents = torch.load(path, weights_only=True)
+    contents["cfg"]["model"].encoder_layers = 4
+    torch.save(contents, path)
+    with pytest.raises(WeightsError, match=r"does not hold the ESM-2 encoder that it states .*layers\.3\."):
+        load_esm2_model(path, "cpu")
+
+
+def test_letter_without_a_token_is_an_error_that_names_it():
+    with pytest.raises(SequenceError, match="sequence 2 of the batch: residue 3 is 'J', which has no token"):
+        ProteinTokenizer().encode(["MK", "MKJ"])
+
+
+def test_no_sequence_gives_no_token():
+    input_ids_T, lengths_S = ProteinTokenizer().encode([])
+    assert (input_ids_T.shape, lengths_S.shape) == ((0,), (0,))
