@@ -312,7 +312,8 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
         super().__init__(
             f"{len(failures)} of {world_size} workers failed, {missing_sequences:,} of {total_sequences:,} "
-            f"sequences missing, {kept}{reasons}"
+            f"sequences missing, {kept}{reasons}\n"
+            "  the missing sequences are listed in failed_sequences.tsv; start the same command again to compute them"
         )
 
 
