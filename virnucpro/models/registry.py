@@ -139,6 +139,7 @@ _TINY_PROTEIN = ModelSpec(
     hidden_dim=128,
     attention_heads=4,
     num_parameters=1_012_662,
+    sha256="f305fd860e4024b77654df14192467b4c9247868586778d2d245077fa9af957a",
     source=BUNDLED,
     licence="CC-BY-4.0",
 )
