@@ -134,6 +134,7 @@ def test_errors_carry_the_values_that_explain_them():
         "2 of 8 workers failed, 12,345 of 99,999 sequences missing, partial result at out/p.h5",
         "  rank 1: died: y",
         "  rank 5: hung: x",
+        "  the missing sequences are listed in failed_sequences.tsv; start the same command again to compute them",
     ]
 
 
