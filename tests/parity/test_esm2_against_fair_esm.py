@@ -2,10 +2,9 @@
 Our packed forward pass against fair-esm's own, on real proteins: a real checkpoint, and random weights at the published
 shapes.
 
-The tolerance is 1e-5 on every number of an embedding; these reach 5. One exception: proteins of one to seven residues
-with the real checkpoint, where there is little or nothing to average and fair-esm itself, one at a time against
-batched, differs by up to 2.0e-5 (one and two residues; against its own float64 forward by 0.8e-5 and 1.6e-5). Two
-float32 programs cannot agree better there than one does with itself. `--log-cli-level=INFO` shows every difference.
+The tolerance is 1e-5 on every number of an embedding; these reach 5. Against fair-esm in a padded batch, what fair-esm
+itself moves between that batch and one at a time is added for each protein: on proteins of one to seven residues,
+where there is little to average, that alone passes 1e-5. `--log-cli-level=INFO` shows every difference.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
 TOO_SHORT_TO_AVERAGE = 8
-TOLERANCE_TOO_SHORT = {"real 8M": 2e-5}
 
 SHAPES = {
     "8M": (6, 320, 20),
@@ -156,10 +154,10 @@ def _packed(tokenizer, sequences):
 
 
 @pytest.fixture
-def assert_equal(request, weights_name):
+def assert_equal(request):
     """Compare embeddings with fair-esm's, and log the largest difference."""
 
-    def compare(found, expected, sequences):
+    def compare(found, expected, sequences, *, moved=None):
         assert found.shape == expected.shape
         assert found.dtype == torch.float32
         differences = (found - expected).abs().amax(dim=1).tolist()
@@ -169,8 +167,8 @@ def assert_equal(request, weights_name):
         largest = max(value for value, short in zip(differences, is_short, strict=True) if not short)
         largest_short = max(value for value, short in zip(differences, is_short, strict=True) if short)
         _log.info("%s: %.1e; below 8 residues %.1e", request.node.name, largest, largest_short)
-        assert largest <= TOLERANCE
-        assert largest_short <= TOLERANCE_TOO_SHORT.get(weights_name, TOLERANCE)
+        allowed = [TOLERANCE] * len(sequences) if moved is None else (TOLERANCE + moved).tolist()
+        assert all(value <= most for value, most in zip(differences, allowed, strict=True))
 
     return compare
 
@@ -197,12 +195,15 @@ def test_packed(ours, proteins, one_at_a_time, order, assert_equal):
     assert_equal(model(*_packed(tokenizer, sequences)), one_at_a_time[numbers], sequences)
 
 
-def test_packed_against_fair_esm_in_a_padded_batch(ours, fair_esm, proteins, assert_equal):
+def test_packed_against_fair_esm_in_a_padded_batch(ours, fair_esm, proteins, one_at_a_time, assert_equal):
     model, tokenizer = ours
-    batch = [residues for residues in proteins if len(residues) < 250]
+    numbers = [number for number, residues in enumerate(proteins) if len(residues) < 250]
+    batch = [proteins[number] for number in numbers]
     expected = _fair_esm_embeddings(fair_esm, batch)
     found = model(*_packed(tokenizer, batch))
-    assert_equal(found, expected, batch)
+    moved = (expected - one_at_a_time[numbers]).abs().amax(dim=1)
+    assert moved[[len(residues) >= TOO_SHORT_TO_AVERAGE for residues in batch]].max() < TOLERANCE / 2
+    assert_equal(found, expected, batch, moved=moved)
 
 
 def test_layer_by_layer(ours, fair_esm, proteins):

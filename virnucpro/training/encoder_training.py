@@ -186,8 +186,9 @@ def _optimisers(model: ESM2, settings: TrainingSettings) -> tuple[torch.optim.Op
     """
     Return Muon for the layers' matrices and AdamW for the rest.
 
-    Muon (Jordan et al. 2024, with the step sizes of Liu et al. 2025) reached after 1 million tokens the held-out loss
-    that AdamW alone reached after 4.7 million, at the same cost a token. The contact head has no part in the loss.
+    Muon (Jordan et al. 2024, with the step sizes of Liu et al. 2025) was ahead of AdamW alone in short trials: held-out
+    loss 2.8697 nats after 2.5 million tokens against 2.8731 after 4.7 million, undecayed, at the learning rates and
+    batch sizes that were tried. The contact head has no part in the loss.
     """
     trained = [(name, parameter) for name, parameter in model.named_parameters() if "contact_head" not in name]
     is_matrix = {name: name.startswith("layers.") and parameter.ndim == 2 for name, parameter in trained}

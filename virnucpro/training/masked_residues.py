@@ -161,8 +161,8 @@ def _attention(layer: TransformerLayer, x_BLD: torch.Tensor) -> torch.Tensor:
     """
     Return self-attention with rotary positions over all L tokens of each window, shape (B, L, D).
 
-    Attention proper runs in float32 under autocast too: on a CPU its backward pass is several times faster than in
-    bf16 (17,000 against 12,300 tokens a CPU second for a whole step, AVX-512, torch 2.13).
+    Attention proper runs in float32 under autocast too: on a CPU its backward pass was faster than in bf16
+    (a prototype's whole step: 17,000 against 12,300 tokens a CPU second, AVX-512, torch 2.13).
     """
     attention = layer.self_attn
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
