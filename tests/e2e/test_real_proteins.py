@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(3600)]
 @pytest.mark.parametrize("num_proteins", [3_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_real_proteins_give_the_same_bytes_with_1_2_and_3_workers(tmp_path, data_dir, num_proteins):
     with gzip.open(data_dir / "proteins" / "uniprot_20000.fasta.gz", "rt") as file:
-        records = file.read().split(">")[1 : num_proteins + 1]
+        records = ("\n" + file.read()).split("\n>")[1 : num_proteins + 1]
     fasta = tmp_path / "proteins.fasta.gz"
     with gzip.open(fasta, "wt") as file:
-        file.write("".join(f">{record}" for record in records))
+        file.write("".join(f">{record}\n" for record in records))
     ids = tuple(record.split()[0] for record in records)
     assert len(ids) == num_proteins
     digests = {}
