@@ -6,6 +6,9 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,13 +17,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
-from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET
-from virnucpro.errors import VirNucProError
+from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
@@ -123,13 +126,27 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
-    get_current_settings().home.mkdir(parents=True, exist_ok=True)  # without it the embedded server restarts for ever
-    state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
+    with _terminable(), prefect_api():
+        state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
     outcome = state.result(raise_on_failure=False)
     if isinstance(outcome, BaseException):
         raise outcome
     assert isinstance(outcome, RunResult)
     return outcome
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(int(ExitCode.TERMINATED))
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries: int, keep_shards: bool) -> RunResult:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
@@ -54,6 +57,8 @@ def embed_fasta(
         WorkersFailedError: Rows are missing.
         OutputError: Something cannot be written.
     """
+    if not structlog.is_configured():  # its default prints to standard output, which is the caller's
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = [fasta_files] if isinstance(fasta_files, str | Path) else list(fasta_files)
     chosen = select_devices(devices, workers=workers)
     config = configure_model(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+import traceback
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +53,8 @@ app.add_typer(models_app, name="models")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 FastaFiles = Annotated[
-    list[Path], typer.Argument(metavar="FASTA", help="Protein FASTA files, plain or gzip.", show_default=False)
+    list[Path],
+    typer.Argument(readable=False, metavar="FASTA", help="Protein FASTA files, plain or gzip.", show_default=False),
 ]
 
 
@@ -63,9 +66,25 @@ def main() -> None:
     )
     try:
         app()
+    except SystemExit as stop:
+        if stop.code in {ExitCode.INTERRUPTED, ExitCode.TERMINATED}:
+            _leave(ExitCode(stop.code))  # Prefect would wait minutes at exit for a server that went first
+        raise
     except VirNucProError as error:
         print(error if isinstance(error, BadInputError) else f"virnucpro: {error}", file=sys.stderr)
-        raise SystemExit(int(error.exit_code)) from error
+        _leave(error.exit_code)
+    except Exception:  # noqa: BLE001  a defect of ours: the traceback is for its report
+        traceback.print_exc()
+        print("virnucpro: this is a defect; finished work is kept. Please report the lines above", file=sys.stderr)
+        _leave(ExitCode.INTERNAL)
+
+
+def _leave(code: ExitCode) -> None:
+    """End the process without HDF5's own teardown, which can crash after a full disk."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a closed pipe has nothing more to say
+            stream.flush()
+    os._exit(int(code))
 
 
 def _show_version(wanted: bool) -> None:
@@ -89,7 +108,12 @@ def embed(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="OUT", help="Folder of the run: result, manifest, logs.", show_default=False
+            "--output",
+            "-o",
+            readable=False,
+            metavar="OUT",
+            help="Folder of the run: result, manifest, logs.",
+            show_default=False,
         ),
     ],
     model: Annotated[
@@ -112,19 +136,23 @@ def embed(
     token_budget: Annotated[
         int,
         typer.Option(
-            min=1, metavar="TOKENS", help="Tokens in one block at the most; never less than the longest sequence."
+            min=1,
+            max=10**9,
+            metavar="TOKENS",
+            help="Tokens in one block at the most; never less than the longest sequence.",
         ),
     ] = DEFAULT_TOKEN_BUDGET,
     threads: Annotated[
-        int, typer.Option(min=1, help="Threads of each CPU worker. Other numbers give other last bits.")
+        int, typer.Option(min=1, max=1024, help="Threads of each CPU worker. Other numbers give other last bits.")
     ] = 1,
     max_residues: Annotated[
-        int, typer.Option(min=1, metavar="RESIDUES", help="Residues of a sequence that are embedded.")
+        int, typer.Option(min=1, max=10**9, metavar="RESIDUES", help="Residues of a sequence that are embedded.")
     ] = DEFAULT_MAX_RESIDUES,
     long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
     weights_dir: Annotated[
         Path | None,
         typer.Option(
+            readable=False,
             metavar="DIR",
             help="Folder that is looked into for weights first.",
             envvar="VIRNUCPRO_WEIGHTS",
@@ -200,7 +228,9 @@ def embed(
 @app.command(short_help="Check FASTA files and write a sequence index.")
 def index(
     fasta: FastaFiles,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The index file.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", readable=False, metavar="FILE", help="The index file.", show_default=False)
+    ],
 ) -> None:
     """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
     built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"))
@@ -211,7 +241,9 @@ def index(
 
 @app.command(short_help="Check a finished run again.")
 def verify(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder of a run.", show_default=False)],
+    output: Annotated[
+        Path, typer.Argument(readable=False, metavar="OUT", help="Output folder of a run.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
 ) -> None:
     """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
@@ -240,6 +272,7 @@ def models_list(
     weights_dir: Annotated[
         Path | None,
         typer.Option(
+            readable=False,
             metavar="DIR",
             help="Folder that is looked into for weights first.",
             envvar="VIRNUCPRO_WEIGHTS",
@@ -248,7 +281,10 @@ def models_list(
     ] = None,
 ) -> None:
     """List the models: name, parameters, width, where the weights come from, whether they are here."""
-    table = Table("name", "parameters", "width", "source", "weights", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for column in ("parameters", "width", "source", "weights"):
+        table.add_column(column, overflow="fold")
     for row in models_table(weights_dir=weights_dir):
         table.add_row(row.name, f"{row.num_parameters / 1e6:,.1f} M", f"{row.hidden_dim:,}", row.source, row.where)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
@@ -273,11 +309,12 @@ def _stop_on_signals() -> Iterator[_Stop]:
     stop = _Stop()
 
     def handle(number: int, _frame: object) -> None:
-        if stop.event.is_set():
+        if stop.signal_number is not None:
             raise KeyboardInterrupt
         stop.signal_number = number
         stop.event.set()
-        print("\nstopping at the next batch boundary; once more to stop at once", file=sys.stderr)
+        with suppress(OSError):  # nobody may be looking
+            os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -335,7 +372,8 @@ def _print_summary(result: RunResult) -> None:
         notes.append(f"{result.num_copies:,} copies of another sequence took its row")
     if result.num_truncated:
         notes.append(f"{result.num_truncated:,} cut to the residue limit (dataset truncated_from)")
-    print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {result.output_path}")
+    where = result.output_path or "no result"
+    print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
     for note in notes:
         print(f"  {note}")
 

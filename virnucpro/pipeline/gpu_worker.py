@@ -27,6 +27,7 @@ from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE
 from virnucpro.pipeline.failures import classify_error, exit_code_of
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, write_part
 from virnucpro.telemetry.worker_logging import setup_worker_logging
@@ -61,7 +62,7 @@ def gpu_worker(
         rank: Of this worker.
         world_size: Number of ranks.
         results_queue: Takes telemetry and, last, the report: ``{'rank', 'status': 'complete', 'shard_path',
-            'num_sequences'}`` or ``{'rank', 'status': 'failed', 'error', 'failure', 'log'}``.
+            'num_sequences'}`` or ``{'rank', 'status': 'failed', 'error', 'failure'}``.
         index_path: The sequence index.
         output_dir: The run's folder.
         model_config: What to compute.
@@ -71,7 +72,7 @@ def gpu_worker(
     """
     layout = RunLayout(Path(output_dir))
     device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
-    log_path = setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
+    setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
     try:
         num_sequences = _work(
             rank, world_size, results_queue, SequenceIndex.open(Path(index_path)), layout, model_config
@@ -79,10 +80,7 @@ def gpu_worker(
     except Exception as error:
         failure = classify_error(error, device_memory_error=torch.OutOfMemoryError)
         log.exception("worker.failed", failure=failure.value)
-        sentence = f"{type(error).__name__}: {error}"[:1500]
-        results_queue.put(
-            {"rank": rank, "status": "failed", "error": sentence, "failure": failure.value, "log": str(log_path)}
-        )
+        results_queue.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
         raise SystemExit(int(exit_code_of(failure))) from error
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})

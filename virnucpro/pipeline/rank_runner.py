@@ -106,7 +106,11 @@ def run_rank(
     outcome.state, outcome.failure, outcome.reason, outcome.exit_code = "failed", None, None, None
     watch = _Watch(outcome, limits)
     try:
-        worker.start()
+        try:
+            worker.start()
+        except OSError as error:
+            watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
+            return outcome
         outcome.pids.append(worker.process.pid or 0)
         if on_start is not None:
             on_start(worker)
@@ -117,8 +121,6 @@ def run_rank(
                 watch.hear(message)
                 if on_message is not None:
                     on_message(outcome.rank, message)
-    except OSError as error:
-        watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
     finally:
         if worker.process.pid is not None:
             worker.kill()
@@ -186,8 +188,10 @@ class _Watch:
             return
         if outcome.failure is None:
             outcome.failure = classify_exit(outcome.exit_code, report.get("failure")).value
-        if stopping or outcome.failure == FailureClass.STOPPED:
+        if stopping:
             outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
+        elif outcome.failure == FailureClass.STOPPED:  # somebody else told the worker to stop
+            outcome.failure, outcome.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
         outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code)
 
 

@@ -79,17 +79,19 @@ class RunResult:
         Raises:
             WorkersFailedError, ConfigurationError, BadInputError, OutputError, StoppedError: By what happened.
         """
-        if self.state == "complete" or (self.state == "partial" and allow_partial):
+        if self.state == "complete":
             return
         if self.state == "stopped":
             raise StoppedError
-        failed = [outcome for outcome in self.ranks if outcome.state == "failed"]
+        failed = [outcome for outcome in self.ranks if outcome.state != "complete"]
         classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
         reason = next((outcome.reason or "unknown" for outcome in failed), "a block's rows were found damaged")
         if classes == {FailureClass.CONFIGURATION}:
             raise ConfigurationError(reason)
         if FailureClass.CANNOT_WRITE in classes:
             raise OutputError(self.output_dir, reason)
+        if self.state == "partial" and allow_partial:
+            return
         code = ExitCode.PARTIAL
         if self.output_path is None:
             code = exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL
@@ -226,12 +228,12 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
 
 @contextmanager
 def failure_noted(run: PreparedRun) -> Iterator[None]:
-    """Note in the manifest that the run failed when the block ends with an error."""
+    """Note in the manifest that the run failed, or was interrupted, when the block ends with an error."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         manifest = RunManifest.read(run.layout.manifest)
-        manifest.state = "failed"
+        manifest.state = "failed" if isinstance(error, Exception) else "stopped"
         manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
             manifest.write(run.layout.manifest)

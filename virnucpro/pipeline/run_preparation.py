@@ -21,7 +21,7 @@ from virnucpro.config import LongPolicy, ModelConfig, computing_versions
 from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, InputProblem, ResultError, SettingsChangedError
+from virnucpro.errors import BadInputError, InputProblem, OutputError, ResultError, SettingsChangedError
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -107,6 +107,8 @@ def prepare_run(
     if earlier is not None:
         is_same_input = _check_same_input(layout, earlier, fasta_files)
         if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
+            if not layout.index.exists():  # verify needs it
+                SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
                 run_id=run_id,
@@ -136,6 +138,9 @@ def prepare_run(
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
     """Return the manifest of work that is worth keeping, None where there is none."""
     if not layout.manifest.exists():
+        for path in (layout.embeddings, layout.partial_embeddings, layout.failed_sequences):
+            if path.exists():
+                raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
         return None
     keeps = layout.embeddings.exists() or layout.shards() or part_paths(layout.parts_dir)
     return RunManifest.read(layout.manifest) if keeps else None
@@ -169,6 +174,8 @@ def _finished_as_asked(
     recorded = earlier.files.get(layout.embeddings.name)
     if earlier.state != "complete" or recorded is None or not layout.embeddings.is_file():
         return False
+    if model_config.long_policy is LongPolicy.ERROR and earlier.counts.get("truncated"):
+        return False  # indexing names the sequences that are too long
     settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
     _refuse_other_settings(layout, earlier, _settings(replace(model_config, token_budget=settled), devices))
     return durable.sha256_of(layout.embeddings) == recorded

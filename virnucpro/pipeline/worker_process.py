@@ -26,7 +26,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ConfigurationError, ExitCode
+from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 4096 - 4
 """Bytes of one message: PIPE_BUF less the length that ``Connection`` puts before it, so that one write carries both."""
+_MAX_SENTENCE_BYTES = 600
+"""Bytes of an error's text: JSON writes a control character with six."""
 HEARTBEAT_INTERVAL_S = 1.0
 _START_LOCK = threading.Lock()
 """Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
@@ -58,11 +60,17 @@ class ReportPipe:
         Raises:
             ValueError: It is longer than a pipe takes in one piece, or holds something that JSON has no form for.
         """
-        data = json.dumps(message, default=_plain).encode()
+        data = json.dumps(message, default=_plain, ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} fit, put the rest in a file")
         with self._lock:
             self._connection.send_bytes(data)
+
+
+def error_sentence(error: BaseException) -> str:
+    """Return what went wrong, short enough for one message whatever it is made of; the whole is in the log."""
+    text = str(error) if isinstance(error, VirNucProError) else f"{type(error).__name__}: {error}"
+    return text.encode("utf-8", "backslashreplace")[:_MAX_SENTENCE_BYTES].decode("utf-8", "ignore")
 
 
 def _plain(value: object) -> object:
@@ -91,6 +99,7 @@ def run_isolated(
         worker_args: Passed on to the worker function.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     reports = ReportPipe(connection)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
@@ -104,7 +113,7 @@ def run_isolated(
     except BaseException as error:  # noqa: BLE001  # the boundary of the process: reported, then turned into its exit code
         traceback.print_exc()
         exit_code = int(getattr(error, "exit_code", ExitCode.INTERNAL))
-        reports.put({"rank": rank, "status": "failed", "error": f"{type(error).__name__}: {error}"[:1000]})
+        reports.put({"rank": rank, "status": "failed", "error": error_sentence(error)})
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -172,10 +181,13 @@ class WorkerProcess:
         Raises:
             OSError: The system would not start it.
         """
+        # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _START_LOCK, _environment(VISIBLE_VARIABLE, self.device.token), _hidden_main():
                 self.process.start()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._child_end.close()
 
     def wait_for_messages(self, timeout_s: float) -> list[dict[str, Any]]:

@@ -84,10 +84,13 @@ class RunProgress:
         """Take in what a worker said."""
         with self._lock:
             self._take(self._ranks[rank], message)
-            if self._bars is not None:
-                self._update_bar(rank, message)
-            elif not self._is_quiet and time.monotonic() - self._last_line_s > PLAIN_INTERVAL_S:
-                self._print_line()
+            try:
+                if self._bars is not None:
+                    self._update_bar(rank, message)
+                elif not self._is_quiet and time.monotonic() - self._last_line_s > PLAIN_INTERVAL_S:
+                    self._print_line()
+            except OSError:  # nobody looks any more (a closed pipe): the run goes on
+                self._is_quiet, self._bars = True, None
 
     def _take(self, rank: _Rank, message: dict[str, Any]) -> None:
         kind = message.get("kind")

@@ -1,0 +1,90 @@
+"""
+A Prefect server for the time of one command, where the user has configured none.
+
+Prefect starts one by itself, but in our process group: Ctrl-C in a terminal would end it before the flow has said how
+it went, and a kill would leave it behind. This one has a session of its own and ends with us, however we end.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import prefect
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from virnucpro.errors import VirNucProError
+
+_PR_SET_PDEATHSIG = 1
+_STOP_S = 10.0
+
+
+class ServerError(VirNucProError):
+    """The embedded Prefect server did not start."""
+
+
+@contextmanager
+def prefect_api() -> Iterator[None]:
+    """
+    Make sure that there is an API: the configured one, or a server of our own until the block ends.
+
+    Raises:
+        ServerError: The server did not answer in ``PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS``.
+    """
+    if PREFECT_API_URL.value():
+        yield
+        return
+    settings = get_current_settings()
+    settings.home.mkdir(parents=True, exist_ok=True)  # without it the server cannot make its database
+    port = _free_port()
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "uvicorn", "--app-dir", str(prefect.__module_path__.parent)),
+            *("--factory", "prefect.server.api.server:create_app"),
+            *("--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"),
+        ],
+        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+        start_new_session=True,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  the main thread starts it, before there are others
+    )
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        _wait_until_healthy(url, server, float(settings.server.ephemeral.startup_timeout_seconds))
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield
+    finally:
+        server.terminate()
+        try:
+            server.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if server.poll() is not None:
+            raise ServerError(f"the embedded Prefect server ended with exit code {server.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310  our own server
+                return
+        except OSError:  # not listening yet
+            time.sleep(0.1)
+    raise ServerError(f"the embedded Prefect server did not answer within {timeout_s:g} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
