@@ -208,3 +208,14 @@ def gpu_worker_that_never_starts_on_rank_0(rank, world_size, results_queue, *arg
     from virnucpro.pipeline.gpu_worker import gpu_worker
 
     gpu_worker(rank, world_size, results_queue, *args)
+
+
+def disk_full_on_rank_1(rank, world_size, results_queue, *args):
+    if rank == 1:
+        results_queue.put(
+            {"rank": rank, "status": "failed", "error": "No space left on device", "failure": "cannot_write"}
+        )
+        raise SystemExit(73)
+    from virnucpro.pipeline.gpu_worker import gpu_worker
+
+    gpu_worker(rank, world_size, results_queue, *args)

@@ -30,7 +30,7 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.pipeline.verification import verify_run
-from virnucpro.telemetry.progress import DownloadProgress, RunProgress
+from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,10 +177,9 @@ def embed(
     Starting the same command again continues what is missing.
     """
     if model is None:
-        print(
+        say(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
-            "(for the published models see `virnucpro models list`).",
-            file=sys.stderr,
+            "(for the published models see `virnucpro models list`)."
         )
     _check_choice("--log-level", log_level, LOG_LEVELS)
     _check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))

@@ -87,6 +87,11 @@ class ModelConfig:
     """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
 
     def __post_init__(self) -> None:
+        for name, allowed in (("precision", Precision), ("long_policy", LongPolicy)):
+            given = getattr(self, name)
+            if given not in set(allowed):
+                raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
+            object.__setattr__(self, name, allowed(given))
         for name, least in (
             ("token_budget", 1),
             ("threads_per_worker", 1),

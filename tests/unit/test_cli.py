@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +206,36 @@ def test_a_signal_stops_the_run_and_the_same_command_continues_it(tmp_path, exam
     done = virnucpro_command(*arguments)
     assert done.returncode == 0, done.stderr
     assert virnucpro_command("verify", out).returncode == 0
+
+
+def test_a_file_that_may_not_be_read_is_bad_input_and_not_a_usage_error(tmp_path, proteins):
+    proteins.chmod(0)
+    command = ["embed", proteins, "-o", tmp_path / "out", "--devices", "cpu"]
+    if os.geteuid() == 0:  # root reads everything, unless it gives that up
+        os.chown(proteins, 65534, 65534)
+        drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
+        done = subprocess.run(
+            [*drop, sys.executable, "-m", "virnucpro", *map(str, command)], capture_output=True, text=True, check=False
+        )
+    else:
+        done = virnucpro_command(*command)
+    assert done.returncode == 65, done.stderr
+    assert f"{proteins}: Permission denied: " in done.stderr
+
+
+def test_a_closed_standard_error_does_not_disturb_the_run(tmp_path, proteins):
+    command = [
+        sys.executable,
+        "-m",
+        "virnucpro",
+        "embed",
+        str(proteins),
+        "-o",
+        str(tmp_path / "out"),
+        "--devices",
+        "cpu",
+    ]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stderr=full, stdout=subprocess.DEVNULL, timeout=120, check=False)
+    assert done.returncode == 0
+    assert virnucpro_command("verify", tmp_path / "out").returncode == 0

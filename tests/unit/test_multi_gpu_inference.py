@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -307,3 +308,57 @@ def test_a_parent_killed_in_the_middle_leaves_no_worker_and_a_folder_that_resume
     result = run_embedding([fasta], out, config, [CPU])
     assert result.ranks[0].sequences_resumed > 0
     check_rows(out, sequences)
+
+
+def test_a_worker_that_somebody_else_stops_is_started_again(tmp_path, proteins):
+    fasta, sequences = proteins
+    config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.05})
+    terminated = []
+
+    def terminate_once(rank, message):
+        if message.get("sequences", 0) > 10 and not terminated:
+            (worker,) = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+            terminated.append(worker.pid)
+            worker.terminate()
+
+    result = run_embedding([fasta], tmp_path / "out", config, [CPU], on_message=terminate_once)
+    assert result.state == "complete"
+    assert result.ranks[0].attempts == 2
+    assert result.ranks[0].pids[0] == terminated[0]
+    check_rows(tmp_path / "out", sequences)
+
+
+def test_a_full_disk_is_not_excused_by_allowing_a_partial_result(tmp_path, proteins):
+    fasta, _ = proteins
+    result = run_embedding(
+        [fasta], tmp_path / "out", fakes.hash_config(), [CPU] * 2, worker_fn=fakes.disk_full_on_rank_1
+    )
+    assert result.state == "partial"
+    with pytest.raises(OutputError, match="No space left on device"):
+        result.raise_unless(allow_partial=True)
+
+
+def test_files_of_somebody_else_are_not_replaced(tmp_path, proteins):
+    fasta, _ = proteins
+    (tmp_path / "embeddings.h5").write_text("precious")
+    with pytest.raises(OutputError, match=r"no run\.json that tells whose"):
+        run_embedding([fasta], tmp_path, fakes.hash_config(), [CPU])
+    assert (tmp_path / "embeddings.h5").read_text() == "precious"
+
+
+def test_a_finished_run_is_judged_by_the_policy_for_long_sequences_that_is_asked_for_now(tmp_path, proteins):
+    fasta, _ = proteins
+    out = tmp_path / "out"
+    run_embedding([fasta], out, fakes.hash_config(max_residues=30), [CPU])
+    with pytest.raises(BadInputError, match="more than --max-residues 30"):
+        run_embedding([fasta], out, fakes.hash_config(max_residues=30, long_policy="error"), [CPU])
+
+
+def test_a_finished_run_without_its_work_folder_can_be_made_verifiable_again(tmp_path, proteins):
+    fasta, _ = proteins
+    out = tmp_path / "out"
+    run_embedding([fasta], out, fakes.hash_config(), [CPU])
+    shutil.rmtree(out / "work")
+    assert verify_run(out).problems != []
+    assert run_embedding([fasta], out, fakes.hash_config(), [CPU]).ranks == ()
+    assert verify_run(out).problems == []

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy, ModelConfig, Precision, RunLimits
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
@@ -152,11 +152,11 @@ def configure_model(
         weights_sha256=resolved.weights_sha256,
         hidden_dim=resolved.hidden_dim,
         loader=resolved.loader,
-        precision=Precision(chosen),
+        precision=cast("Precision", chosen),
         token_budget=token_budget,
         threads_per_worker=threads_per_worker,
         max_residues=max_residues,
-        long_policy=LongPolicy(long_policy),
+        long_policy=cast("LongPolicy", long_policy),
         log_level=log_level,
     )
 

@@ -6,10 +6,12 @@ Progress is by tokens, not by sequences: the long ones come first. Fed with the 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -43,6 +45,14 @@ class _Rank:
         """Tokens a second since the model was loaded."""
         elapsed = time.monotonic() - self.loaded_s if self.loaded_s is not None else 0.0
         return self.tokens / elapsed if elapsed > 0 else 0.0
+
+
+def say(text: str) -> None:
+    """Print a line for a person on standard error; when nobody looks any more (a closed pipe), the run goes on."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
 
 
 class RunProgress:
@@ -122,11 +132,7 @@ class RunProgress:
         rate = sum(rank.rate() for rank in self._ranks)
         left = f", about {max(0.0, (total - tokens) / rate):,.0f} s left" if rate else ""
         share = 100 * tokens / total if total else 0.0
-        print(
-            f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}")
 
 
 class DownloadProgress:
