@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
 demo: $(READY)
-	@rm -rf $(DEMO)/out && mkdir -p $(DEMO)/prefect
+	@rm -rf $(DEMO)/out
 	$(PRIVATE_PREFECT) $(PY) -m virnucpro embed examples/proteins.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
 	@echo
 	$(PY) -m virnucpro verify $(DEMO)/out

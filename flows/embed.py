@@ -205,7 +205,7 @@ def _publish(result: RunResult) -> None:
 
 
 def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
-    layout = RunLayout(result.output_dir)
+    layout = RunLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
     counts = (
         f"{result.num_rows:,} of {result.num_records:,} sequences have their row; {result.num_copies:,} are copies of "
         f"another sequence, {result.num_truncated:,} were cut to the residue limit."
@@ -220,7 +220,8 @@ def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     else:
         lines += ["The folder held the finished result already; nothing was computed."]
     lines += ["", "| file | where |", "| --- | --- |"]
-    files = [("result", result.output_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
+    result_path = None if result.output_path is None else result.output_path.absolute()
+    files = [("result", result_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
     if result.num_missing:
         files.append(("missing sequences", layout.failed_sequences))
     lines += [f"| {name} | `{path}` |" for name, path in files if path is not None]

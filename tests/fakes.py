@@ -211,11 +211,17 @@ def gpu_worker_that_never_starts_on_rank_0(rank, world_size, results_queue, *arg
 
 
 def disk_full_on_rank_1(rank, world_size, results_queue, *args):
+    _embed_except_on_rank_1("cannot_write", "No space left on device", rank, world_size, results_queue, *args)
+
+
+def broken_device_on_rank_1(rank, world_size, results_queue, *args):
+    _embed_except_on_rank_1("configuration", "this device is broken", rank, world_size, results_queue, *args)
+
+
+def _embed_except_on_rank_1(failure, error, rank, world_size, results_queue, *args):
     if rank == 1:
-        results_queue.put(
-            {"rank": rank, "status": "failed", "error": "No space left on device", "failure": "cannot_write"}
-        )
-        raise SystemExit(73)
+        results_queue.put({"rank": rank, "status": "failed", "error": error, "failure": failure})
+        raise SystemExit(1)
     from virnucpro.pipeline.gpu_worker import gpu_worker
 
     gpu_worker(rank, world_size, results_queue, *args)

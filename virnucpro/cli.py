@@ -57,6 +57,19 @@ FastaFiles = Annotated[
     typer.Argument(readable=False, metavar="FASTA", help="Protein FASTA files, plain or gzip.", show_default=False),
 ]
 
+WeightsDir = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="DIR",
+        help="Folder that is looked into for weights first.",
+        envvar="VIRNUCPRO_WEIGHTS",
+        show_default=False,
+    ),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
+
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
@@ -149,16 +162,7 @@ def embed(
         int, typer.Option(min=1, max=10**9, metavar="RESIDUES", help="Residues of a sequence that are embedded.")
     ] = DEFAULT_MAX_RESIDUES,
     long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
-    weights_dir: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            metavar="DIR",
-            help="Folder that is looked into for weights first.",
-            envvar="VIRNUCPRO_WEIGHTS",
-            show_default=False,
-        ),
-    ] = None,
+    weights_dir: WeightsDir = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="End with 0 when some rows are missing, as long as there are any.")
     ] = False,
@@ -169,7 +173,7 @@ def embed(
         bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")
     ] = False,
     log_level: Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")] = "INFO",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """
     Embed every protein of the FASTA files into OUT/embeddings.h5, in the order of the input.
@@ -243,7 +247,7 @@ def verify(
     output: Annotated[
         Path, typer.Argument(readable=False, metavar="OUT", help="Output folder of a run.", show_default=False)
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
     found = verify_run(output)
@@ -268,16 +272,7 @@ def verify(
 
 @models_app.command("list")
 def models_list(
-    weights_dir: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            metavar="DIR",
-            help="Folder that is looked into for weights first.",
-            envvar="VIRNUCPRO_WEIGHTS",
-            show_default=False,
-        ),
-    ] = None,
+    weights_dir: WeightsDir = None,
 ) -> None:
     """List the models: name, parameters, width, where the weights come from, whether they are here."""
     table = Table(box=None, pad_edge=False)

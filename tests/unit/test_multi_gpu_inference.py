@@ -362,3 +362,12 @@ def test_a_finished_run_without_its_work_folder_can_be_made_verifiable_again(tmp
     assert verify_run(out).problems != []
     assert run_embedding([fasta], out, fakes.hash_config(), [CPU]).ranks == ()
     assert verify_run(out).problems == []
+
+
+@pytest.mark.parametrize("worker", [fakes.disk_full_on_rank_1, fakes.broken_device_on_rank_1])
+def test_what_a_survivor_computed_is_returned_whatever_the_others_failed_of(tmp_path, proteins, worker):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2, worker_fn=worker)
+    assert (path, failed_ranks) == (out / "embeddings.partial.h5", [1])
+    check_rows(path, sequences, missing={line[0] for line in failed_ids(RunLayout(out))})

@@ -72,7 +72,8 @@ def run_multi_gpu_inference(
     devices = _devices(world_size)
     result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
     succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
-    result.raise_unless(allow_partial=succeeded)
+    if not succeeded or result.output_path is None:
+        result.raise_unless(allow_partial=False)
     assert result.output_path is not None
     return result.output_path, result.failed_ranks
 
@@ -169,7 +170,6 @@ def run_embedding(
     *,
     limits: RunLimits | None = None,
     worker_fn: WorkerFunction = GPU_WORKER,
-    on_prepared: Callable[[PreparedRun], None] | None = None,
     on_message: MessageHandler | None = None,
     stop: threading.Event | None = None,
     keep_shards: bool = False,
@@ -184,7 +184,6 @@ def run_embedding(
         devices: One a rank.
         limits: Attempts and time limits.
         worker_fn: What each process runs.
-        on_prepared: Called once before the first worker starts.
         on_message: Called with rank and message for everything that a worker says.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
@@ -204,8 +203,6 @@ def run_embedding(
         clock.lap("index")
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)
-        if on_prepared is not None:
-            on_prepared(run)
         with failure_noted(run):
             outcomes = _run_ranks(run, limits or RunLimits(), worker_fn, on_message, stop)
             clock.lap("embed")

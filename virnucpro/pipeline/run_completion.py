@@ -86,7 +86,7 @@ class RunResult:
         failed = [outcome for outcome in self.ranks if outcome.state != "complete"]
         classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
         reason = next((outcome.reason or "unknown" for outcome in failed), "a block's rows were found damaged")
-        if classes == {FailureClass.CONFIGURATION}:
+        if classes == {FailureClass.CONFIGURATION} and self.output_path is None:
             raise ConfigurationError(reason)
         if FailureClass.CANNOT_WRITE in classes:
             raise OutputError(self.output_dir, reason)
