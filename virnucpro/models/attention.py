@@ -29,6 +29,7 @@ class AttentionKernel(Protocol):
         v_TNH: torch.Tensor,
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
+        alibi_slopes_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
         Attend.
@@ -39,6 +40,8 @@ class AttentionKernel(Protocol):
             v_TNH: Values.
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the tensors' device.
             lengths: The same as tokens of each sequence, on the host.
+            alibi_slopes_N: With it, ``slope * abs(i - j)`` is taken from the score of tokens i and j of a sequence,
+                in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
 
         Returns:
             ``out_TNH``, in the dtype of *v_TNH*.
@@ -70,6 +73,7 @@ def equal_length_attention(
     v_TNH: torch.Tensor,
     cu_seqlens: torch.Tensor,  # noqa: ARG001  the signature of every kernel; this one works from the host's lengths
     lengths: Sequence[int],
+    alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
     Attend with one ``scaled_dot_product_attention`` for each run of neighbours of equal length.
@@ -81,9 +85,17 @@ def equal_length_attention(
         q_GNLH, k_GNLH, v_GNLH = (
             x_TNH[tokens].view(*group_shape, *x_TNH.shape[1:]).transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH)
         )
-        out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH)
+        bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, group_shape[1]).to(q_TNH.dtype)
+        out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=bias_NLL)
         out_TNH[tokens] = out_GNLH.transpose(1, 2).flatten(0, 1)
     return out_TNH
+
+
+def alibi_bias(alibi_slopes_N: torch.Tensor, length: int) -> torch.Tensor:
+    """Return what ALiBi adds to the scores of one sequence of *length* tokens, shape (N, length, length)."""
+    positions_L = torch.arange(length, device=alibi_slopes_N.device, dtype=alibi_slopes_N.dtype)
+    distances_LL = (positions_L[:, None] - positions_L).abs()
+    return -alibi_slopes_N[:, None, None] * distances_LL
 
 
 def equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[slice, tuple[int, int]]]:
