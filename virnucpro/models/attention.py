@@ -57,13 +57,20 @@ class AttentionChoice:
     reason: str
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionChoice:
-    """Return the kernel for tensors of *dtype* on *device*, with the reason."""
+def choose_attention(device: torch.device, dtype: torch.dtype, *, alibi: bool = False) -> AttentionChoice:
+    """
+    Return the kernel for tensors of *dtype* on *device*, with the reason.
+
+    Args:
+        device: Where the tensors are.
+        dtype: Theirs.
+        alibi: Whether the kernel will be given slopes: not every kernel takes them.
+    """
     return AttentionChoice(
         "sdpa-equal-lengths",
         equal_length_attention,
         f"PyTorch's scaled_dot_product_attention, a call for each group of equal length, works on {device.type} "
-        f"in {str(dtype).removeprefix('torch.')}",
+        f"in {str(dtype).removeprefix('torch.')}{' with ALiBi' if alibi else ''}",
     )
 
 
