@@ -103,7 +103,7 @@ class PackedESM2(nn.Module):
     def choose_kernel(self) -> None:
         """Choose the attention kernel for where the weights are now."""
         weight = self.embed_tokens.weight
-        self.attention = choose_attention(weight.device, weight.dtype)
+        self.attention = choose_attention(weight.device, weight.dtype, head_dim=self.architecture.head_dim)
 
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -136,7 +136,7 @@ class PackedESM2(nn.Module):
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
         *_, x_TD = self._states(input_ids_T, cu_seqlens, lengths, dtype)
-        return mean_over_residues(x_TD, lengths)
+        return mean_over_residues(x_TD, cu_seqlens, lengths)
 
     @torch.inference_mode()
     def hidden_states(

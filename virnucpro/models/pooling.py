@@ -1,7 +1,8 @@
 """
-From one vector a token to one a sequence: the mean over the residues, BOS and EOS left out.
+From one vector a token to one a sequence: the mean over the residues, or over all tokens.
 
-Always in float32, whatever the precision of the forward pass. Legend: T packed tokens, S sequences, D model width.
+Always in float32, whatever the precision of the forward pass, and always the same bits for the same batch: no atomic
+additions. The host never waits for the device. Legend: T packed tokens, S sequences, D model width.
 """
 
 from __future__ import annotations
@@ -16,19 +17,56 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def mean_over_residues(hidden_TD: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+def mean_over_residues(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """
-    Average each sequence's residues.
+    Average each sequence's residues: all its tokens but BOS and EOS.
 
     Args:
         hidden_TD: Last layer's states of the packed tokens.
+        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the states' device.
         lengths: Tokens of each sequence, BOS and EOS included: 3 at least.
 
     Returns:
         ``embeddings_SD``, float32, in the order of the batch.
     """
+    return _means(hidden_TD, cu_seqlens, lengths, left_out=1)
+
+
+def mean_over_tokens(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """
+    Average all of each sequence's tokens.
+
+    Args:
+        hidden_TD: Last layer's states of the packed tokens.
+        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the states' device.
+        lengths: Tokens of each sequence: 1 at least.
+
+    Returns:
+        ``embeddings_SD``, float32, in the order of the batch.
+    """
+    return _means(hidden_TD, cu_seqlens, lengths, left_out=0)
+
+
+def _means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], *, left_out: int) -> torch.Tensor:
+    """Average each sequence without its first and last *left_out* tokens."""
+    if hidden_TD.is_cuda:
+        return segment_means(hidden_TD, cu_seqlens, left_out=left_out)
+    # on a CPU two to six times as fast as segment_reduce (torch 2.13)
     means = [
-        hidden_TD[tokens].view(*group_shape, -1)[:, 1:-1].float().mean(dim=1)
+        hidden_TD[tokens].view(*group_shape, -1)[:, left_out : group_shape[1] - left_out].float().mean(dim=1)
         for tokens, group_shape in equal_length_runs(lengths)
     ]
     return torch.cat(means)
+
+
+def segment_means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, *, left_out: int) -> torch.Tensor:
+    """
+    Average each sequence without its first and last *left_out* tokens, in one reduction for all lengths.
+
+    Three segments a sequence: what is left out before, what is averaged, what is left out after.
+    """
+    starts_S, ends_S = cu_seqlens[:-1], cu_seqlens[1:]
+    bounds = torch.stack([starts_S, starts_S + left_out, ends_S - left_out], dim=1).flatten()
+    offsets = torch.cat([bounds, cu_seqlens[-1:]]).long()
+    means: torch.Tensor = torch.segment_reduce(hidden_TD.float(), "mean", offsets=offsets, axis=0, unsafe=True)
+    return means[1::3]

@@ -1,0 +1,134 @@
+"""Every attention kernel that runs without a GPU against the plain formula; the choice on a GPU, by what is there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnucpro.models.attention import (
+    _choose_on_gpu,
+    choose_attention,
+    equal_length_attention,
+    padded_attention,
+    padded_groups,
+)
+
+LENGTHS = (40, 40, 37, 36, 36, 17, 16, 5, 3, 3, 1)
+NOT_SORTED = (3, 90, 4, 17, 17, 1, 60)
+
+
+def packed(lengths, *, heads=4, width=16, dtype=torch.float32):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, sum(lengths), heads, width, dtype=dtype).unbind(0)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    return q, k, v, cu_seqlens, lengths
+
+
+def plain_attention(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, slopes_N=None):
+    """The formula, one sequence and one head at a time, in float64."""
+    out = torch.empty(v_TNH.shape, dtype=torch.float64)
+    starts = cu_seqlens.tolist()
+    for start, length in zip(starts, lengths, strict=False):
+        for head in range(q_TNH.shape[1]):
+            q, k, v = (x[start : start + length, head].double() for x in (q_TNH, k_TNH, v_TNH))
+            scores = q @ k.T / math.sqrt(q.shape[-1])
+            if slopes_N is not None:
+                distance = torch.tensor([[abs(i - j) for j in range(length)] for i in range(length)])
+                scores = scores - slopes_N[head].double() * distance
+            out[start : start + length, head] = scores.softmax(-1) @ v
+    return out
+
+
+@pytest.mark.parametrize("kernel", [equal_length_attention, padded_attention])
+@pytest.mark.parametrize("lengths", [LENGTHS, NOT_SORTED, (1,)])
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 3e-2)]
+)
+def test_a_kernel_is_the_formula(kernel, lengths, alibi, dtype, tolerance):
+    batch = packed(lengths, dtype=dtype)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if alibi else None
+    out = kernel(*batch, slopes)
+    expected = plain_attention(*batch, slopes)
+    assert out.dtype is dtype
+    assert (out.double() - expected).abs().max() < tolerance
+    assert expected.abs().max() > 0.5
+    if alibi and max(lengths) > 1:
+        without = plain_attention(*batch)
+        assert (expected - without).abs().max() > 10 * tolerance or dtype is torch.bfloat16
+
+
+def test_padding_is_never_attended_to():
+    q, k, v, cu_seqlens, lengths = packed((33, 20, 18), width=8)
+    alone = [
+        padded_attention(q[a:b], k[a:b], v[a:b], torch.tensor([0, b - a]), (b - a,))
+        for a, b in ((0, 33), (33, 53), (53, 71))
+    ]
+    together = padded_attention(q, k, v, cu_seqlens, lengths)
+    assert (torch.cat(alone) - together).abs().max() < 1e-6
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=60), st.booleans(), st.sampled_from([1, 12]))
+def test_padded_groups_cover_the_batch_and_bound_the_padding(lengths, alibi, num_heads):
+    groups = list(padded_groups(lengths, num_heads=num_heads, alibi=alibi))
+    sequences = [number for part, _, _ in groups for number in range(len(lengths))[part]]
+    assert sequences == list(range(len(lengths)))
+    token = 0
+    for part, tokens, width in groups:
+        inside = lengths[part]
+        assert (tokens.start, tokens.stop) == (token, token + sum(inside))
+        token = tokens.stop
+        assert width % 16 == 0
+        assert 0 <= width - max(inside) < 16
+        assert width * len(inside) <= 1.25 * sum(-(-length // 16) * 16 for length in inside)
+
+
+def test_the_bias_of_a_padded_group_is_bounded():
+    lengths = [4000] * 9
+    parts = [range(len(lengths))[part] for part, _, _ in padded_groups(lengths, num_heads=12, alibi=True)]
+    assert [len(part) for part in parts] == [1] * 9  # 12 * 4000**2 is more than 2**27
+    assert len(list(padded_groups(lengths, num_heads=12, alibi=False))) == 1
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_the_padded_kernel_never_asks_the_device_for_a_number(alibi):
+    # on the meta device there are no numbers: a shape that depended on one, or a copy to the host, would raise
+    q, k, v, cu_seqlens, lengths = packed(NOT_SORTED, dtype=torch.bfloat16)
+    slopes = torch.ones(4, device="meta") if alibi else None
+    out = padded_attention(q.to("meta"), k.to("meta"), v.to("meta"), cu_seqlens.to("meta"), lengths, slopes)
+    assert out.shape == v.shape
+
+
+H200 = {"capability": (9, 0), "has_varlen": True, "flash_attn_version": None, "head_dim": 64, "alibi": False}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "name", "reason"),
+    [
+        (torch.bfloat16, {}, "varlen_attn", "heads of 64 in bfloat16"),
+        (torch.float16, {"head_dim": 16}, "varlen_attn", "heads of 16 in float16"),
+        (torch.bfloat16, {"flash_attn_version": "2.8.3"}, "varlen_attn", "own"),
+        (torch.bfloat16, {"alibi": True}, "sdpa-padded", "no ALiBi slopes"),
+        (torch.bfloat16, {"alibi": True, "flash_attn_version": "2.8.3"}, "flash-attn 2.8.3", "takes ALiBi"),
+        (torch.bfloat16, {"has_varlen": False, "flash_attn_version": "2.8.3"}, "flash-attn 2.8.3", "no varlen_attn"),
+        (torch.bfloat16, {"has_varlen": False}, "sdpa-padded", "not installed"),
+        (torch.float32, {"flash_attn_version": "2.8.3"}, "sdpa-padded", "not float32"),
+        (torch.bfloat16, {"head_dim": 20}, "sdpa-padded", "not 20"),
+        (torch.bfloat16, {"head_dim": 264}, "sdpa-padded", "not 264"),
+        (torch.float16, {"capability": (7, 5), "flash_attn_version": "2.8.3"}, "sdpa-padded", "this GPU has 7.5"),
+    ],
+)
+def test_the_choice_on_a_gpu_follows_from_what_is_there(dtype, changes, name, reason):
+    choice = _choose_on_gpu(dtype, **{**H200, **changes})
+    assert choice.name == name
+    assert reason in choice.reason
+
+
+def test_a_cpu_gets_equal_lengths_whatever_is_installed():
+    choice = choose_attention(torch.device("cpu"), torch.bfloat16, head_dim=64, alibi=True)
+    assert choice.kernel is equal_length_attention
+    assert "with ALiBi" in choice.reason
