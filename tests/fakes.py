@@ -45,6 +45,12 @@ class HashModel:
         self.before_batch = before_batch
         self.batches = 0
 
+    @property
+    def attention(self):
+        from virnucpro.models.attention import AttentionChoice
+
+        return AttentionChoice("no attention", None, "a hash needs none")
+
     def __call__(self, input_ids_T, cu_seqlens, lengths):
         import torch
 
@@ -55,6 +61,28 @@ class HashModel:
         self.before_batch(self.batches, sequences)
         self.batches += 1
         return torch.from_numpy(np.stack([hash_vector(sequence) for sequence in sequences]))
+
+
+class SmallMemoryModel(HashModel):
+    """A hash model on a device that holds *most_tokens* tokens; keeps the sizes of the batches that it was given."""
+
+    def __init__(self, most_tokens):
+        super().__init__()
+        self.most_tokens = most_tokens
+        self.asked = []
+
+    def __call__(self, input_ids_T, cu_seqlens, lengths):
+        import torch
+
+        self.asked.append(len(input_ids_T))
+        if len(input_ids_T) > self.most_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory, said the fake")
+        return super().__call__(input_ids_T, cu_seqlens, lengths)
+
+
+def load_small_memory_model(weights_path, device, *, precision="fp32"):
+    """A model whose device holds as many tokens as the text file *weights_path* says."""
+    return SmallMemoryModel(int(Path(weights_path).read_text())), ByteTokenizer()
 
 
 def load_hash_model(weights_path, device, *, precision="fp32"):

@@ -56,6 +56,29 @@ class PackedBatch:
         pinned = self.input_ids_T.pin_memory(), self.cu_seqlens.pin_memory()
         return PackedBatch(self.positions, self.sequence_ids, *pinned, self.lengths)
 
+    def halves(self) -> tuple[PackedBatch, PackedBatch]:
+        """Return the batch in two, cut where the tokens come closest to equal; it must hold two sequences or more."""
+        starts = self.cu_seqlens[1:-1]
+        cut = int((2 * starts - self.num_tokens).abs().argmin()) + 1
+        token = int(self.cu_seqlens[cut])
+        first, second = slice(None, cut), slice(cut, None)
+        return (
+            PackedBatch(
+                self.positions[first],
+                self.sequence_ids[first],
+                self.input_ids_T[:token],
+                self.cu_seqlens[: cut + 1],
+                self.lengths[first],
+            ),
+            PackedBatch(
+                self.positions[second],
+                self.sequence_ids[second],
+                self.input_ids_T[token:],
+                self.cu_seqlens[cut:] - token,
+                self.lengths[second],
+            ),
+        )
+
 
 class VarlenCollator:
     """

@@ -110,8 +110,8 @@ def _work(
             loader_workers=config.loader_workers,
             pin_memory=device.type == "cuda",
         )
-        results = AsyncInferenceRunner(model, device).run(loader)
-        _write_results(zip(todo, results, strict=True), plan, layout, config, reports, stop)
+        results = AsyncInferenceRunner(model, device).run(loader, stop=stop)
+        _write_results(todo, results, plan, layout, config, reports)
         hidden_dim = model.hidden_dim
     return seal_shard(rank, mine, plan, layout, hidden_dim=hidden_dim)
 
@@ -132,30 +132,39 @@ def _load(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tup
     model, tokenizer = load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)
     log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
-    reports.put({"kind": "model_loaded", "seconds": seconds})
+    log.info("attention.chosen", kernel=model.attention.name, reason=model.attention.reason)
+    reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": model.attention.name})
     return model, tokenizer
 
 
 def _write_results(
-    results: Iterable[tuple[int, InferenceResult]],
+    todo: list[int],
+    results: Iterable[InferenceResult],
     plan: BlockPlan,
     layout: RunLayout,
     config: ModelConfig,
     reports: ReportPipe,
-    stop: threading.Event,
 ) -> None:
-    """Make results durable as they come; stop between two batches when told to."""
-    sequences = tokens = 0
+    """
+    Make results durable as they come.
+
+    Raises:
+        StoppedError: We were told to stop: the results ended before the blocks to do.
+    """
+    blocks = sequences = tokens = 0
     with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part) as pending:
-        for block, result in results:
+        for block, result in zip(todo, results, strict=False):
             positions = plan.block_positions(block)
             assert tuple(positions.tolist()) == result.positions
+            if result.is_resplit:
+                log.warning("block.resplit", block=block, sequences=len(positions), tokens=result.num_tokens)
             pending.add(BlockRows(block, positions, result.sequence_ids, result.embeddings))
+            blocks += 1
             sequences += len(positions)
             tokens += result.num_tokens
             reports.put({"kind": "progress", "sequences": sequences, "tokens": tokens})
-            if stop.is_set():
-                raise StoppedError(signal.SIGTERM)
+    if blocks < len(todo):
+        raise StoppedError(signal.SIGTERM)
     log.info("worker.embedded", sequences=sequences, tokens=tokens)
 
 

@@ -58,6 +58,8 @@ class RankOutcome:
     """Wall time, over all attempts."""
     compute_s: float = 0.0
     """Seconds from the loaded model to the last row, over all attempts."""
+    attention_kernel: str | None = None
+    """Attention kernel of the last process that loaded its model."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -154,6 +156,7 @@ class _Watch:
             self.outcome.sequences_resumed = int(message["sequences"])
         elif kind == "model_loaded":
             self.loaded_s = self.progress_s = now
+            self.outcome.attention_kernel = message.get("attention_kernel")
         elif kind == "progress":
             self.progress_s = self.last_row_s = now
             self.outcome.sequences = self.computed[0] + int(message["sequences"])
