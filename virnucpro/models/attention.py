@@ -1,7 +1,8 @@
 """
 Attention within each sequence of a packed batch: one signature, and one function that chooses the kernel.
 
-``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU equal lengths go together;
+``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU sequences go one at a
+time in fp32, and equal lengths together otherwise;
 on a GPU the choice is PyTorch's varlen_attn, flash-attn, or, where neither can do it, padded groups. No kernel makes
 the host wait for the device. Legend: T packed tokens, S sequences, N heads, H head width, G sequences of one group, L
 tokens of each of them, padding included.
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
+
+from virnucpro.models.cpu_attention import MAX_EXPONENTIAL_TOKENS, alibi_bias, exponential_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,6 +93,13 @@ def choose_attention(
             has_varlen=importlib.util.find_spec("torch.nn.attention.varlen") is not None,
             flash_attn_version=_flash_attn_version(),
         )
+    if device.type == "cpu" and dtype is torch.float32:
+        return AttentionChoice(
+            "exp-bmm",
+            exponential_attention,
+            "a sequence at a time, its heads as one batch of products and plain exponentials, is the fastest found "
+            f"for float32 on CPUs up to {MAX_EXPONENTIAL_TOKENS} tokens; scaled_dot_product_attention beyond",
+        )
     return AttentionChoice(
         "sdpa-equal-lengths",
         equal_length_attention,
@@ -158,7 +168,7 @@ def equal_length_attention(
 
     A length-sorted batch has few such runs, and none is padded or copied: a group is a view (G, N, L, H).
     """
-    out_TNH = torch.empty_like(v_TNH)
+    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
     for tokens, group_shape in equal_length_runs(lengths):
         q_GNLH, k_GNLH, v_GNLH = (
             x_TNH[tokens].view(*group_shape, *x_TNH.shape[1:]).transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH)
@@ -216,7 +226,7 @@ def padded_attention(
     Few calls for many lengths, at the price of copies into and out of the padded form: made for GPUs.
     """
     heads = v_TNH.shape[1:]
-    out_TNH = torch.empty_like(v_TNH)
+    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
     for sequences, tokens, width in padded_groups(lengths, num_heads=heads[0], alibi=alibi_slopes_N is not None):
         starts_G = cu_seqlens[sequences]
         lengths_G = cu_seqlens[sequences.start + 1 : sequences.stop + 1] - starts_G
@@ -267,13 +277,6 @@ def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Ite
         longest, tokens, slots = wanted, tokens + length, slots + -(-length // 16) * 16
     if tokens:
         yield slice(first, len(lengths)), slice(token, token + tokens), longest
-
-
-def alibi_bias(alibi_slopes_N: torch.Tensor, length: int) -> torch.Tensor:
-    """Return what ALiBi adds to the scores of one sequence of *length* tokens, shape (N, length, length)."""
-    positions_L = torch.arange(length, device=alibi_slopes_N.device, dtype=alibi_slopes_N.dtype)
-    distances_LL = (positions_L[:, None] - positions_L).abs()
-    return -alibi_slopes_N[:, None, None] * distances_LL
 
 
 def equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[slice, tuple[int, int]]]:

@@ -9,7 +9,6 @@ or devices beyond the one it is on. Legend: T packed tokens, S sequences, N head
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn import functional
 from virnucpro.config import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
+from virnucpro.models.fused_linear import FusedLinear
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 from virnucpro.models.tokenizer import ProteinTokenizer
@@ -72,8 +72,7 @@ def load_esm2_model(
     kept_dtypes = {ROTARY_NAME: torch.float32}
     placed = {name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in packed.items()}
     model.load_state_dict(placed, assign=True)
-    model.eval().requires_grad_(requires_grad=False)
-    model.choose_kernel()
+    model.prepare_for_inference()
     return model, tokenizer
 
 
@@ -104,6 +103,14 @@ class PackedESM2(nn.Module):
         """Choose the attention kernel for where the weights are now."""
         weight = self.embed_tokens.weight
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=self.architecture.head_dim)
+
+    def prepare_for_inference(self) -> None:
+        """Settle kernel and layout for where the weights are now; they are not to be moved or trained afterwards."""
+        self.eval().requires_grad_(requires_grad=False)
+        self.choose_kernel()
+        for module in self.modules():
+            if isinstance(module, FusedLinear):
+                module.pack()
 
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -160,10 +167,10 @@ class PackedESM2(nn.Module):
         rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD
         for layer in self.layers[:-1]:
-            x_TD = _in_dtype(layer, dtype)(x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
+            x_TD = layer(x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
             yield x_TD
-        x_TD = _in_dtype(self.layers[-1], dtype)(x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
-        yield _in_dtype(self.emb_layer_norm_after, dtype)(x_TD)
+        x_TD = self.layers[-1](x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
+        yield _normalised(self.emb_layer_norm_after, x_TD)
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
         """Look the tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
@@ -202,11 +209,11 @@ class PackedLayer(nn.Module):
         hidden_dim = architecture.hidden_dim
         self.heads = (architecture.attention_heads, architecture.head_dim)
         self.self_attn_layer_norm = nn.LayerNorm(hidden_dim)
-        self.qkv_proj = nn.Linear(hidden_dim, 3 * hidden_dim)
-        self.out_proj = nn.Linear(hidden_dim, hidden_dim)
+        self.qkv_proj = FusedLinear(hidden_dim, 3 * hidden_dim)
+        self.out_proj = FusedLinear(hidden_dim, hidden_dim)
         self.final_layer_norm = nn.LayerNorm(hidden_dim)
-        self.fc1 = nn.Linear(hidden_dim, 4 * hidden_dim)
-        self.fc2 = nn.Linear(4 * hidden_dim, hidden_dim)
+        self.fc1 = FusedLinear(hidden_dim, 4 * hidden_dim)
+        self.fc2 = FusedLinear(4 * hidden_dim, hidden_dim)
 
     def forward(
         self,
@@ -216,26 +223,29 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        """Return the layer's output, shape (T, D), in the memory of *x_TD*."""
-        qkv_TD = self.qkv_proj(self.self_attn_layer_norm(x_TD))
-        q_TNH, k_TNH, v_TNH = qkv_TD.view(-1, 3, *self.heads).unbind(1)
-        q_TNH, k_TNH = _rotate(q_TNH, rotation_TH), _rotate(k_TNH, rotation_TH)
+        """Return the layer's output, shape (T, D); the memory of *x_TD* may hold it."""
+        qkv_TD = self.qkv_proj(_normalised(self.self_attn_layer_norm, x_TD))
+        qkv_T3NH = qkv_TD.view(-1, 3, *self.heads)
+        _rotate(qkv_T3NH[:, :2].flatten(1, 2), rotation_TH)
+        q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
-        x_TD += self.out_proj(attended_TNH.flatten(1))
-        x_TD += self.fc2(functional.gelu(self.fc1(self.final_layer_norm(x_TD))))
-        return x_TD
+        x_TD = self.out_proj.add_to(x_TD, attended_TNH.flatten(1))
+        return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
 
 
-def _in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return *module*, or a passing copy of it in *dtype*: one layer at a time, so that no second model is held."""
-    return module if next(module.parameters()).dtype is dtype else copy.deepcopy(module).to(dtype)
+def _normalised(norm: nn.LayerNorm, x_TD: torch.Tensor) -> torch.Tensor:
+    """Apply *norm* in the dtype of *x_TD*."""
+    weight, bias = (parameter.to(x_TD.dtype) for parameter in (norm.weight, norm.bias))
+    return functional.layer_norm(x_TD, norm.normalized_shape, weight, bias, norm.eps)
 
 
-def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of neighbouring channels by its token's angle, in float32 or better."""
-    wide_TNH = x_TNH if x_TNH.dtype is torch.float64 else x_TNH.float()
-    pairs_TNH = torch.view_as_complex(wide_TNH.reshape(*x_TNH.shape[:2], -1, 2))
-    return torch.view_as_real(pairs_TNH * rotation_TH).flatten(2).to(x_TNH.dtype)
+def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
+    """Turn each pair of neighbouring channels by its token's angle, in place, in float32 or better."""
+    pairs_TNH = x_TNH.view(*x_TNH.shape[:2], -1, 2)
+    if x_TNH.dtype in {torch.float32, torch.float64}:
+        torch.view_as_complex(pairs_TNH).mul_(rotation_TH)
+    else:
+        pairs_TNH.copy_(torch.view_as_real(torch.view_as_complex(pairs_TNH.float()).mul_(rotation_TH)))
 
 
 def _packed_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -1,0 +1,86 @@
+"""Attention by plain exponentials against softmax written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from virnucpro.models import cpu_attention
+from virnucpro.models.cpu_attention import MAX_EXPONENTIAL_TOKENS, alibi_bias, exponential_attention
+
+NUM_HEADS, HEAD_DIM = 6, 16
+LENGTHS = (MAX_EXPONENTIAL_TOKENS + 1, MAX_EXPONENTIAL_TOKENS, 65, 65, 3, 1)
+SLOPES_N = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.03, 0.01])
+
+
+def _qkv(scale=1.0):
+    generator = torch.Generator().manual_seed(7)
+    stream_T3NH = torch.randn(sum(LENGTHS), 3, NUM_HEADS, HEAD_DIM, generator=generator)
+    stream_T3NH[:, :2] *= scale
+    return stream_T3NH.unbind(1)
+
+
+def _exact(q_TNH, k_TNH, v_TNH, slopes_N=None):
+    pieces, start = [], 0
+    for length in LENGTHS:
+        q_NLH, k_NLH, v_NLH = (x[start : start + length].double().transpose(0, 1) for x in (q_TNH, k_TNH, v_TNH))
+        scores_NLL = q_NLH @ k_NLH.mT / HEAD_DIM**0.5
+        if slopes_N is not None:
+            distance_LL = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+            scores_NLL -= slopes_N.double()[:, None, None] * distance_LL
+        pieces.append((scores_NLL.softmax(-1) @ v_NLH).transpose(0, 1))
+        start += length
+    return torch.cat(pieces)
+
+
+@pytest.mark.parametrize("slopes_N", [None, SLOPES_N])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 2.0])
+def test_equals_softmax_attention(scale, slopes_N):
+    q_TNH, k_TNH, v_TNH = _qkv(scale)
+    out_TNH = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS, slopes_N)
+    torch.testing.assert_close(out_TNH.double(), _exact(q_TNH, k_TNH, v_TNH, slopes_N), atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize("scale", [-12.0, 12.0])
+def test_scores_too_wide_for_plain_exponentials_are_computed_all_the_same(scale):
+    q_TNH, k_TNH, v_TNH = _qkv()
+    k_TNH = k_TNH + 40 * scale * q_TNH  # every token's score with itself is far out of exp's range
+    out_TNH = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS)
+    assert out_TNH.isfinite().all()
+    torch.testing.assert_close(out_TNH.double(), _exact(q_TNH, k_TNH, v_TNH), atol=1e-3, rtol=1e-3)
+
+
+def test_no_sequence_sees_another():
+    q_TNH, k_TNH, v_TNH = (x.clone() for x in _qkv())
+    before = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS)
+    for x_TNH in (q_TNH, k_TNH, v_TNH):
+        x_TNH[: LENGTHS[0]] = float("nan")
+    after = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS)
+    assert after[: LENGTHS[0]].isnan().all()
+    assert torch.equal(after[LENGTHS[0] :], before[LENGTHS[0] :])
+
+
+def test_heads_taken_a_few_at_a_time_give_the_same_rows(monkeypatch):
+    q_TNH, k_TNH, v_TNH = _qkv()
+    whole = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS)
+    monkeypatch.setattr(cpu_attention, "_CACHED_SCORES", MAX_EXPONENTIAL_TOKENS**2)
+    torch.testing.assert_close(exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS), whole)
+
+
+def test_slopes_punish_distance_in_both_directions():
+    bias_NLL = alibi_bias(torch.tensor([0.5, 2.0]), 3)
+    assert bias_NLL[0].tolist() == [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
+    assert torch.equal(bias_NLL[1], 4 * bias_NLL[0])
+
+
+def test_long_sequences_go_to_the_fused_kernel(monkeypatch):
+    calls = []
+    fused = functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        functional,
+        "scaled_dot_product_attention",
+        lambda q, *others: calls.append(q.shape[-2]) or fused(q, *others),
+    )
+    exponential_attention(*_qkv(), torch.empty(0), LENGTHS)
+    assert calls == [MAX_EXPONENTIAL_TOKENS + 1]

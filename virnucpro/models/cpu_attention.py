@@ -1,0 +1,87 @@
+"""
+Attention in float32 on a CPU: products and plain exponentials, one sequence at a time, within the cache.
+
+PyTorch's fused kernel takes scores row by row, which for sequences of a hundred tokens costs more than the products.
+Here the heads of a sequence are one batch: scores, exp and weighted sum are three calls over contiguous memory that
+stays in a core's second-level cache. The usual subtraction of each row's maximum is left out, since softmax does not
+change by it: exp does not overflow below 88, and relative errors are the same. Should the sums ever leave the range
+in which that is safe, the sequence is computed by PyTorch's kernel instead. Measured on one AVX-512 core against
+``scaled_dot_product_attention``: 1.4 to 1.5 times as fast at 34 to 168 tokens and heads of 16, 1.2 to 1.4 with heads
+of 32 and 64, equal near 512 tokens. Legend: T packed tokens, N heads, H head width, L tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_EXPONENTIAL_TOKENS = 512
+"""Tokens of a sequence up to which this beats PyTorch's kernel, which keeps less in memory."""
+
+_CACHED_SCORES = 1 << 18
+"""Scores at a time: 1 MiB, half of a second-level cache of 2 MiB."""
+_SAFE_SUMS = (1e-20, 1e30)
+"""Row sums of exponentials between which nothing that matters has vanished or overflowed."""
+
+
+def exponential_attention(
+    q_TNH: torch.Tensor,
+    k_TNH: torch.Tensor,
+    v_TNH: torch.Tensor,
+    cu_seqlens: torch.Tensor,  # noqa: ARG001  the signature of every kernel; this one works from the host's lengths
+    lengths: Sequence[int],
+    alibi_slopes_N: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend, one sequence after the other; the arguments of every ``AttentionKernel``."""
+    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
+    bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, max(lengths))
+    scratch = q_TNH.new_empty(max(_CACHED_SCORES, min(max(lengths), MAX_EXPONENTIAL_TOKENS) ** 2))
+    start = 0
+    for length in lengths:
+        tokens = slice(start, start + length)
+        q_NLH, k_NLH, v_NLH, out_NLH = (x_TNH[tokens].transpose(0, 1) for x_TNH in (q_TNH, k_TNH, v_TNH, out_TNH))
+        own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
+        if length > MAX_EXPONENTIAL_TOKENS or not _attend(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL, scratch):
+            mask_1NLL = None if own_bias_NLL is None else own_bias_NLL[None]
+            attended = functional.scaled_dot_product_attention(q_NLH[None], k_NLH[None], v_NLH[None], mask_1NLL)
+            out_NLH.copy_(attended[0])
+        start += length
+    return out_TNH
+
+
+def _attend(
+    q_NLH: torch.Tensor,
+    k_NLH: torch.Tensor,
+    v_NLH: torch.Tensor,
+    out_NLH: torch.Tensor,
+    bias_NLL: torch.Tensor | None,
+    scratch: torch.Tensor,
+) -> bool:
+    """Attend within one sequence, as many heads at a time as the cache holds; return whether the sums were safe."""
+    num_heads, length, head_dim = q_NLH.shape
+    step = max(1, _CACHED_SCORES // length**2)
+    for first in range(0, num_heads, step):
+        heads = slice(first, min(first + step, num_heads))
+        num_scores = (heads.stop - first) * length**2
+        weights = scratch[:num_scores].view(-1, length, length)
+        added, beta = (weights, 0) if bias_NLL is None else (bias_NLL[heads], 1)
+        torch.baddbmm(added, q_NLH[heads], k_NLH[heads].mT, beta=beta, alpha=head_dim**-0.5, out=weights)
+        weights.exp_()
+        sums = weights.sum(-1, keepdim=True)
+        smallest, largest = (float(extreme) for extreme in sums.aminmax())
+        if not (smallest > _SAFE_SUMS[0] and largest < _SAFE_SUMS[1]):
+            return False
+        torch.div(torch.bmm(weights, v_NLH[heads]), sums, out=out_NLH[heads])
+    return True
+
+
+def alibi_bias(alibi_slopes_N: torch.Tensor, length: int) -> torch.Tensor:
+    """Return what ALiBi adds to the scores of one sequence of *length* tokens, shape (N, length, length)."""
+    positions_L = torch.arange(length, device=alibi_slopes_N.device, dtype=alibi_slopes_N.dtype)
+    distances_LL = (positions_L[:, None] - positions_L).abs()
+    return -alibi_slopes_N[:, None, None] * distances_LL

