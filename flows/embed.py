@@ -206,11 +206,8 @@ def _publish(result: RunResult) -> None:
 
 def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     layout = RunLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
-    counts = (
-        f"{result.num_rows:,} of {result.num_records:,} sequences have their row; {result.num_copies:,} are copies of "
-        f"another sequence, {result.num_truncated:,} were cut to the residue limit."
-    )
-    lines = [f"# Embedding: {result.state}", "", counts, ""]
+    counts = f"{result.num_rows:,} of {result.num_records:,} sequences have their row."
+    lines = [f"# Embedding: {result.state}", "", counts, "", *(f"- {note}" for note in result.notes()), ""]
     if rows:
         header = list(rows[0])
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]

@@ -12,6 +12,7 @@ from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, write_part
+from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,10 +52,10 @@ class MadeRun:
         """The row that the record *name* must get."""
         return hash_vector(self.sequence_of[name][: self.config.max_residues])
 
-    def rows(self, block: int) -> BlockRows:
+    def rows(self, block: int, origin: BlockOrigin = BlockOrigin.COMPUTED) -> BlockRows:
         positions = self.plan.block_positions(block)
         names = self.index.sequence_ids(positions)
-        return BlockRows(block, positions, names, np.stack([self.vector(name) for name in names]))
+        return BlockRows(block, positions, names, np.stack([self.vector(name) for name in names]), origin)
 
     def write_part(self, blocks, *, folder: Path | None = None, fingerprint: str | None = None) -> Path:
         return write_part(

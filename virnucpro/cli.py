@@ -361,14 +361,9 @@ def _print_summary(result: RunResult) -> None:
             rank.state,
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    notes = []
-    if result.num_copies:
-        notes.append(f"{result.num_copies:,} copies of another sequence took its row")
-    if result.num_truncated:
-        notes.append(f"{result.num_truncated:,} cut to the residue limit (dataset truncated_from)")
     where = result.output_path or "no result"
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
-    for note in notes:
+    for note in result.notes():
         print(f"  {note}")
 
 

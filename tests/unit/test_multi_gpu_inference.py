@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests import fakes
+from tests.strategies import MadeRun
 from virnucpro.config import RunLimits
 from virnucpro.errors import (
     BadInputError,
@@ -27,7 +28,9 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.parts import write_part
 from virnucpro.store.reader import read_embeddings
+from virnucpro.store.schema import BlockOrigin
 
 ONCE = RunLimits(attempts=1, stop_grace_s=1.0)
 
@@ -371,3 +374,20 @@ def test_what_a_survivor_computed_is_returned_whatever_the_others_failed_of(tmp_
     path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2, worker_fn=worker)
     assert (path, failed_ranks) == (out / "embeddings.partial.h5", [1])
     check_rows(path, sequences, missing={line[0] for line in failed_ids(RunLayout(out))})
+
+
+def test_a_run_with_split_blocks_promises_tolerance_in_its_manifest_and_to_its_caller(tmp_path):
+    made = MadeRun(tmp_path, [(f"s{n}", "MKV" * n) for n in range(1, 20)])
+    rows = [made.rows(block, BlockOrigin.RESPLIT) for block in (0, 3)]
+    write_part(made.layout.parts_dir, rows, plan_fingerprint=made.plan.fingerprint)
+    result = run_embedding([made.fasta], made.layout.output_dir, made.config, [CPU])
+    again = run_embedding([made.fasta], made.layout.output_dir, made.config, [CPU])
+    for found in (result, again):
+        assert (found.num_resplit_blocks, found.num_cached_blocks, found.promise) == (2, 0, "tolerance")
+        assert found.to_json()["promise"] == "tolerance"
+        assert any("2 blocks did not fit the device" in note for note in found.notes())
+    manifest = json.loads(made.layout.manifest.read_text())
+    assert (manifest["counts"]["resplit_blocks"], manifest["promise"]) == (2, "tolerance")
+    whole = run_embedding([made.fasta], tmp_path / "whole", made.config, [CPU])
+    assert whole.promise == json.loads((tmp_path / "whole" / "run.json").read_text())["promise"] == "bytes"
+    assert whole.output_path.read_bytes() == result.output_path.read_bytes()

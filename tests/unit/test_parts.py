@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -23,6 +24,7 @@ from virnucpro.store.parts import (
     write_part,
     write_shard,
 )
+from virnucpro.store.schema import BlockOrigin
 
 
 def block(number, num_sequences=3, width=4, first=None):
@@ -47,7 +49,7 @@ def test_a_part_gives_back_blocks_positions_ids_and_rows(tmp_path):
     source = SealedBlocks.open(path)
     source.check()
     assert source.plan_fingerprint == "the plan"
-    assert source.blocks.tolist() == [[2, 3], [7, 1], [9, 5]]
+    assert source.blocks.tolist() == [[2, 3, 0], [7, 1, 0], [9, 5, 0]]
     assert source.positions.tolist() == [20, 21, 22, 70, 90, 91, 92, 93, 94]
     assert ids_of(source) == [name for item in blocks for name in item.sequence_ids]
     assert rows_of(source).tobytes() == np.concatenate([item.embeddings for item in blocks]).tobytes()
@@ -144,13 +146,30 @@ def test_blocks_that_do_not_add_up_to_the_rows_are_refused(tmp_path):
     path = write_part(tmp_path, [block(0)], plan_fingerprint="p")
     raw = path.read_bytes()[: -durable.SEAL_BYTES]
     (tmp_path / "open.h5").write_bytes(raw)
-    for table in ([[0, 2]], [[0, 5], [1, -2]]):
+    for table in ([[0, 2, 0]], [[0, 5, 0], [1, -2, 0]]):
         with h5py.File(tmp_path / "open.h5", "r+") as file:
             del file["blocks"]
             file["blocks"] = np.array(table)
         durable.write_bytes(tmp_path / "forged.h5", (tmp_path / "open.h5").read_bytes(), seal=True)
         with pytest.raises(ResultError, match="add up"):
             SealedBlocks.open(tmp_path / "forged.h5")
+
+
+@pytest.mark.parametrize("origin", [-1, 3])
+def test_an_origin_that_does_not_exist_is_refused(tmp_path, origin):
+    path = write_part(tmp_path, [replace(block(0), origin=origin)], plan_fingerprint="p")
+    with pytest.raises(ResultError, match="origin"):
+        SealedBlocks.open(path)
+
+
+def test_parts_and_shards_keep_the_origin_of_each_block(tmp_path):
+    origins = [BlockOrigin.CACHED, BlockOrigin.COMPUTED, BlockOrigin.RESPLIT]
+    blocks = [replace(block(number), origin=origin) for number, origin in enumerate(origins)]
+    parts = [write_part(tmp_path, some, plan_fingerprint="p") for some in (blocks[:2], blocks[2:])]
+    write_shard(
+        tmp_path / "shard_0.h5", [SealedBlocks.open(path) for path in parts], plan_fingerprint="p", hidden_dim=4
+    )
+    assert SealedBlocks.open(tmp_path / "shard_0.h5").blocks.tolist() == [[0, 3, 2], [1, 3, 0], [2, 3, 1]]
 
 
 def test_an_open_source_can_be_read_after_another_file_took_its_name(tmp_path):
@@ -187,7 +206,7 @@ def test_an_empty_shard_has_no_rows_and_the_models_width(tmp_path):
     with h5py.File(shard.path) as file:
         assert file["embeddings"].shape == (0, 320)
         assert file["sequence_ids"].shape == (0,)
-    assert (shard.hidden_dim, len(shard.positions), shard.blocks.shape) == (320, 0, (0, 2))
+    assert (shard.hidden_dim, len(shard.positions), shard.blocks.shape) == (320, 0, (0, 3))
 
 
 def test_a_shard_of_no_rows_and_no_width_joins_one_that_has_rows(tmp_path):

@@ -21,8 +21,9 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.parts import write_shard
+from virnucpro.store.parts import write_part, write_shard
 from virnucpro.store.reader import Embeddings
+from virnucpro.store.schema import BlockOrigin
 
 
 def random_records(num_records=40, seed=17):
@@ -399,3 +400,21 @@ def test_a_flipped_bit_anywhere_in_the_result_is_seen_by_its_sha256(run):
 def test_an_absent_result_is_missing(run):
     with pytest.raises(ResultError, match="is missing"):
         validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=None)
+
+
+def test_split_and_cached_blocks_are_counted_and_leave_no_trace_in_the_result(tmp_path, run):
+    everything = range(len(run.plan))
+    run.write_part(everything)
+    plain = aggregate(run)
+    before = plain.output_path.read_bytes()
+    assert (plain.num_resplit_blocks, plain.num_cached_blocks) == (0, 0)
+    for path in run.layout.parts_dir.iterdir():
+        path.unlink()
+    origin_of = {0: BlockOrigin.RESPLIT, 2: BlockOrigin.CACHED, 3: BlockOrigin.CACHED}
+    rows = [run.rows(block, origin_of.get(block, BlockOrigin.COMPUTED)) for block in everything]
+    write_part(run.layout.parts_dir, rows, plan_fingerprint=run.plan.fingerprint)
+    seal(run, 0, 1)
+    run.write_part([3])  # the same block twice: the one that is written counts
+    marked = aggregate(run)
+    assert (marked.num_resplit_blocks, marked.num_cached_blocks) == (1, 2)
+    assert marked.output_path.read_bytes() == before

@@ -30,6 +30,7 @@ from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, write_part
+from virnucpro.store.schema import BlockOrigin
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ def _write_results(
             assert tuple(positions.tolist()) == result.positions
             if result.is_resplit:
                 log.warning("block.resplit", block=block, sequences=len(positions), tokens=result.num_tokens)
-            pending.add(BlockRows(block, positions, result.sequence_ids, result.embeddings))
+            origin = BlockOrigin.RESPLIT if result.is_resplit else BlockOrigin.COMPUTED
+            pending.add(BlockRows(block, positions, result.sequence_ids, result.embeddings, origin))
             blocks += 1
             sequences += len(positions)
             tokens += result.num_tokens

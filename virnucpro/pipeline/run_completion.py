@@ -54,6 +54,10 @@ class RunResult:
     """Records that are copies of another sequence and were not computed again."""
     num_truncated: int
     """Rows whose sequence was cut to the residue limit."""
+    num_resplit_blocks: int
+    """Blocks of the plan that were computed in pieces because they did not fit the device."""
+    num_cached_blocks: int
+    """Blocks of the plan whose rows came from the embedding cache."""
     ranks: tuple[RankOutcome, ...]
     """How each rank went; empty when the folder held the finished result already."""
     stages_s: Mapping[str, float]
@@ -65,9 +69,29 @@ class RunResult:
         return self.num_records - self.num_rows
 
     @property
+    def promise(self) -> str:
+        """``bytes`` where every block was computed whole, so that another run gives them again; else ``tolerance``."""
+        return "tolerance" if self.num_resplit_blocks or self.num_cached_blocks else "bytes"
+
+    @property
     def failed_ranks(self) -> list[int]:
         """Ranks that gave up."""
         return [outcome.rank for outcome in self.ranks if outcome.state != "complete"]
+
+    def notes(self) -> list[str]:
+        """Return what a person should know about the rows, a sentence each."""
+        notes = []
+        if self.num_copies:
+            notes.append(f"{self.num_copies:,} copies of another sequence took its row")
+        if self.num_truncated:
+            notes.append(f"{self.num_truncated:,} cut to the residue limit (dataset truncated_from)")
+        if self.num_resplit_blocks:
+            notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device and were computed in pieces")
+        if self.num_cached_blocks:
+            notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache")
+        if self.promise == "tolerance":
+            notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
+        return notes
 
     def raise_unless(self, *, allow_partial: bool) -> None:
         """
@@ -115,6 +139,9 @@ class RunResult:
             "missing": self.num_missing,
             "copies": self.num_copies,
             "truncated": self.num_truncated,
+            "resplit_blocks": self.num_resplit_blocks,
+            "cached_blocks": self.num_cached_blocks,
+            "promise": self.promise,
             "failed_ranks": self.failed_ranks,
             "ranks": [outcome.to_json() for outcome in self.ranks],
             "stages_s": dict(self.stages_s),
@@ -179,6 +206,8 @@ def close_run(
         num_rows=aggregation.num_rows,
         num_copies=copies,
         num_truncated=aggregation.num_truncated,
+        num_resplit_blocks=aggregation.num_resplit_blocks,
+        num_cached_blocks=aggregation.num_cached_blocks,
         ranks=tuple(outcomes),
         stages_s=stages_s,
     )
@@ -193,7 +222,10 @@ def close_run(
         "missing": aggregation.num_missing,
         "copies": copies,
         "truncated": aggregation.num_truncated,
+        "resplit_blocks": aggregation.num_resplit_blocks,
+        "cached_blocks": aggregation.num_cached_blocks,
     }
+    manifest.promise = result.promise if aggregation.output_path is not None else None
     manifest.files = {}
     if aggregation.output_path is not None and aggregation.sha256 is not None:
         manifest.files[aggregation.output_path.name] = aggregation.sha256
@@ -221,6 +253,8 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
         num_rows=rows,
         num_copies=0,
         num_truncated=0,
+        num_resplit_blocks=0,
+        num_cached_blocks=0,
         ranks=tuple(outcomes),
         stages_s=stages_s,
     )
@@ -252,6 +286,8 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_rows=manifest.counts["rows"],
         num_copies=manifest.counts["copies"],
         num_truncated=manifest.counts["truncated"],
+        num_resplit_blocks=manifest.counts.get("resplit_blocks", 0),  # folders of before these were counted have none
+        num_cached_blocks=manifest.counts.get("cached_blocks", 0),
         ranks=(),
         stages_s={},
     )

@@ -18,6 +18,7 @@ from virnucpro.errors import ResultError, printable
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.store import schema
 from virnucpro.store.parts import RowWriter
+from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,10 @@ class Aggregation:
     """Rows whose sequence was cut to the residue limit."""
     missing_blocks: tuple[int, ...]
     """Blocks of the plan that nobody finished."""
+    num_resplit_blocks: int = 0
+    """Blocks whose rows were computed in pieces."""
+    num_cached_blocks: int = 0
+    """Blocks whose rows came from the embedding cache."""
 
     @property
     def is_complete(self) -> bool:
@@ -99,6 +104,7 @@ def aggregate_shards(
     path = layout.partial_embeddings if num_missing else layout.embeddings
     width = max((source.hidden_dim for source in finished.sources), default=hidden_dim)
     num_truncated = _write_result(path, index, finished, present, width, max_residues)
+    origins = _origins(finished.sources)
     log.info("result.written", result=path.name, rows=num_rows, missing=num_missing)
     return Aggregation(
         output_path=path,
@@ -107,6 +113,8 @@ def aggregate_shards(
         num_missing=num_missing,
         num_truncated=num_truncated,
         missing_blocks=missing_blocks,
+        num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
+        num_cached_blocks=origins.count(BlockOrigin.CACHED),
     )
 
 
@@ -248,6 +256,15 @@ def _write_rows(writer: RowWriter, index: SequenceIndex, sources: list[SealedBlo
                 some = slice(at, at + len(rows))
                 writer.write(targets[order[some]], rows[origins[some]])
             first += len(rows)
+
+
+def _origins(sources: list[SealedBlocks]) -> list[int]:
+    """Return the origin of each block that was written, which is that of its first source."""
+    origins: dict[int, int] = {}
+    for source in sources:
+        for block, _, origin in source.blocks.tolist():
+            origins.setdefault(block, origin)
+    return list(origins.values())
 
 
 def _output_rows(index: SequenceIndex, present: BoolArray) -> IntArray:

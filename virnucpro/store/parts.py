@@ -26,6 +26,7 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
+from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,6 +53,8 @@ class BlockRows:
     """Ids, one a row."""
     embeddings: FloatArray
     """float32 (num_sequences, hidden_dim)."""
+    origin: BlockOrigin = BlockOrigin.COMPUTED
+    """How the rows came to be."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class SealedBlocks:
     plan_fingerprint: str
     """Plan that the rows were computed by."""
     blocks: IntArray
-    """int64 (num_blocks, 2): block number, rows."""
+    """int64 (num_blocks, 3): block number, rows, ``BlockOrigin``."""
     positions: IntArray
     """int64 (num_sequences,): positions in the sequence index, in the order of the rows."""
     hidden_dim: int
@@ -81,10 +84,12 @@ class SealedBlocks:
         durable.check_seal(path)
         with schema.open_checked(path) as file:
             rows = schema.embeddings_of(file, path)
-            blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 2))
+            blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 3))
             positions = schema.integers_of(file, schema.POSITIONS, path, shape=(rows.shape[0],))
             if (blocks[:, 1] < 0).any() or int(blocks[:, 1].sum()) != rows.shape[0]:
                 raise ResultError(path, "its blocks do not add up to its rows")
+            if not np.isin(blocks[:, 2], list(BlockOrigin)).all():
+                raise ResultError(path, "its blocks have an origin that does not exist")
             plan = file.attrs.get(schema.PLAN_FINGERPRINT, "")
             return cls(path, str(plan), blocks, positions, int(rows.shape[1]))
 
@@ -130,7 +135,7 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
     """
     for item in blocks:
         assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
-    table = np.array([(item.block, len(item.positions)) for item in blocks], dtype=np.int64)
+    table = np.array([(item.block, len(item.positions), item.origin) for item in blocks], dtype=np.int64)
     with h5py.File("part", "w", driver="core", backing_store=False) as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
         embeddings = np.concatenate([item.embeddings for item in blocks])
@@ -140,7 +145,9 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
         _write_bookkeeping(file, table, np.concatenate([item.positions for item in blocks]))
         file.flush()
         image = file.id.get_file_image()
-    which = hashlib.sha256(table.tobytes()).hexdigest()[:12]  # parts of other blocks never take each other's name
+    which = hashlib.sha256(table[:, :2].tobytes()).hexdigest()[
+        :12
+    ]  # parts of other blocks never take each other's name
     path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
     durable.write_bytes(path, image + _contents(table), seal=True)
     return path
@@ -193,7 +200,7 @@ def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint
     """
     num_rows = sum(len(source.positions) for source in sources)
     width = max((source.hidden_dim for source in sources), default=hidden_dim)
-    no_blocks, no_positions = np.empty((0, 2), np.int64), np.empty(0, np.int64)
+    no_blocks, no_positions = np.empty((0, 3), np.int64), np.empty(0, np.int64)
     with durable.replacing(path, seal=True) as temporary:
         with schema.created(temporary) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint

@@ -11,6 +11,7 @@ This module knows names, types and the checks on untrusted files. It does not kn
 from __future__ import annotations
 
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -31,9 +32,22 @@ TRUNCATED_FROM = "truncated_from"
 POSITIONS = "positions"
 """int64 (num_sequences,): position of each row's sequence in the sequence index. Parts and shards only."""
 BLOCKS = "blocks"
-"""int64 (num_blocks, 2): block number and its rows; rows stand in the order of this table. Parts and shards only."""
+"""int64 (num_blocks, 3): block number, its rows, its ``BlockOrigin``; rows stand in the order of this table. Parts and
+shards only."""
 PLAN_FINGERPRINT = "plan_fingerprint"
 """Attribute: the plan that the rows were computed by. Parts and shards only."""
+
+
+class BlockOrigin(IntEnum):
+    """How the rows of a block came to be, which decides what is promised of them."""
+
+    COMPUTED = 0
+    """In one forward pass over the whole block: the same bytes again for the same plan, device type and versions."""
+    RESPLIT = 1
+    """In several passes, because the whole block did not fit the device: the same numbers within the tolerance."""
+    CACHED = 2
+    """Taken from the embedding cache, computed there in other company: the same numbers within the tolerance."""
+
 
 UTF8 = h5py.string_dtype(encoding="utf-8")
 IDS_PER_WRITE = 100_000
