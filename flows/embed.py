@@ -22,7 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
-from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES
 from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
@@ -51,7 +51,7 @@ def embed(
     devices: str = "auto",
     workers: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    token_budget: int | None = None,
     threads: int = 1,
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long: Literal["truncate", "error"] = "truncate",
@@ -71,7 +71,8 @@ def embed(
         devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
         workers: CPU workers; with GPUs there is one worker each.
         precision: auto is fp32 on a CPU and bf16 on a GPU.
-        token_budget: Tokens in one block at the most; never less than the longest sequence.
+        token_budget: Tokens in one block at the most, never less than the longest sequence; by default a number that
+            suits CPUs, or what a short trial on each GPU finds.
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded.
         long: What happens to longer sequences.
@@ -90,7 +91,7 @@ def embed(
             device_type=chosen[0].type,
             precision=precision,
             weights_dir=None if weights_dir is None else Path(weights_dir),
-            token_budget=token_budget,
+            token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
             threads_per_worker=threads,
             max_residues=max_residues,
             long_policy=long,

@@ -238,6 +238,31 @@ def gpu_worker_that_never_starts_on_rank_0(rank, world_size, results_queue, *arg
     gpu_worker(rank, world_size, results_queue, *args)
 
 
+def fake_probe(rank, world_size, results_queue, index_path, output_dir, model_config):
+    """Report what the JSON file ``weights_path`` has for this rank, or fail as it says; note that we were asked."""
+    from virnucpro.errors import ConfigurationError
+
+    control = Path(model_config.weights_path)
+    claim_failure(control, 99)
+    found = json.loads(control.read_text())[rank]
+    if "fail" in found:
+        fail(found["fail"])
+    if "refuse" in found:
+        raise ConfigurationError(found["refuse"])
+    budget = model_config.token_budget or found["token_budget"]
+    results_queue.put(
+        {
+            "rank": rank,
+            "status": "complete",
+            "device_name": f"GPU of rank {rank} seen as {os.environ['CUDA_VISIBLE_DEVICES']}",
+            "attention_kernel": found.get("kernel", "varlen_attn"),
+            "attention_reason": "the test says so",
+            "token_budget": budget,
+            "trials": [{"tokens": budget, "tokens_per_second": 1000, "peak_mib": 10}],
+        }
+    )
+
+
 def disk_full_on_rank_1(rank, world_size, results_queue, *args):
     _embed_except_on_rank_1("cannot_write", "No space left on device", rank, world_size, results_queue, *args)
 

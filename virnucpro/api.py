@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
@@ -26,7 +26,7 @@ def embed_fasta(
     devices: str = "auto",
     workers: int | None = None,
     precision: str = "auto",
-    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    token_budget: int | None = None,
     threads: int = 1,
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long: LongPolicy | str = LongPolicy.TRUNCATE,
@@ -42,7 +42,8 @@ def embed_fasta(
         devices: ``auto``, ``cpu``, or a list such as ``0,1``.
         workers: CPU workers, by default 1.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        token_budget: Tokens in one block at the most.
+        token_budget: Tokens in one block at the most; by default a number that suits CPUs, or what a short trial on
+            each GPU finds.
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded.
         long: What happens to longer sequences: ``truncate`` or ``error``.
@@ -66,7 +67,7 @@ def embed_fasta(
         device_type=chosen[0].type,
         precision=precision,
         weights_dir=None if weights_dir is None else Path(weights_dir),
-        token_budget=token_budget,
+        token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
         threads_per_worker=threads,
         max_residues=max_residues,
         long_policy=long,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import virnucpro
-from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
@@ -51,6 +51,8 @@ models_app = typer.Typer(
 app.add_typer(models_app, name="models")
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+MOST_TOKENS = 10**9
+"""Largest token budget that is taken."""
 
 FastaFiles = Annotated[
     list[Path],
@@ -69,6 +71,15 @@ WeightsDir = Annotated[
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
+
+
+def _token_budget(text: str | int) -> int:
+    """Return the tokens that were asked for; 0, the default, is auto."""
+    if text in ("auto", AUTO_TOKEN_BUDGET):
+        return AUTO_TOKEN_BUDGET
+    if not (str(text).isdecimal() and 1 <= int(text) <= MOST_TOKENS):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number of tokens from 1 to {MOST_TOKENS}")
+    return int(text)
 
 
 def main() -> None:
@@ -149,12 +160,12 @@ def embed(
     token_budget: Annotated[
         int,
         typer.Option(
-            min=1,
-            max=10**9,
-            metavar="TOKENS",
-            help="Tokens in one block at the most; never less than the longest sequence.",
+            parser=_token_budget,
+            metavar="auto|TOKENS",
+            help="Tokens in one block at the most, never less than the longest sequence; auto tries GPUs out first.",
+            show_default="auto",
         ),
-    ] = DEFAULT_TOKEN_BUDGET,
+    ] = AUTO_TOKEN_BUDGET,
     threads: Annotated[
         int, typer.Option(min=1, max=1024, help="Threads of each CPU worker. Other numbers give other last bits.")
     ] = 1,
@@ -195,7 +206,7 @@ def embed(
             devices=devices,
             workers=workers,
             precision=precision,
-            token_budget=token_budget,
+            token_budget=token_budget or None,
             threads=threads,
             max_residues=max_residues,
             long=long.value,
@@ -220,9 +231,18 @@ def embed(
                 on_download=download.advance,
             )
         with _stop_on_signals() as stop, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
-            result = run_embedding(
-                fasta, output, config, chosen, on_message=progress.on_message, stop=stop.event, keep_shards=keep_shards
-            )
+            try:
+                result = run_embedding(
+                    fasta,
+                    output,
+                    config,
+                    chosen,
+                    on_message=progress.on_message,
+                    stop=stop.event,
+                    keep_shards=keep_shards,
+                )
+            except StoppedError:  # while GPUs were tried out
+                raise StoppedError(stop.signal_number) from None
         if result.state == "stopped":
             raise StoppedError(stop.signal_number)
     _report(result, as_json=as_json, allow_partial=allow_partial)

@@ -39,6 +39,12 @@ beyond it, so that it is a setting and not a limit."""
 DEFAULT_TOKEN_BUDGET = 4096
 """Tokens in one block: the upper end of what earlier trials on CPUs found good (1,000 to 4,000)."""
 
+AUTO_TOKEN_BUDGET = 0
+"""Stands for a budget settled when a run begins: ``DEFAULT_TOKEN_BUDGET`` on a CPU, on GPUs what a trial finds."""
+
+KERNEL_SEPARATOR = " + "
+"""Between the names of attention kernels, where a run's devices have several."""
+
 SPECIAL_TOKENS = 2
 """Tokens: BOS and EOS, added to every sequence."""
 
@@ -71,8 +77,10 @@ class ModelConfig:
     registry, never from user input."""
     precision: Precision = Precision.FP32
     """Number format of the forward pass."""
-    token_budget: int = DEFAULT_TOKEN_BUDGET
+    token_budget: int = AUTO_TOKEN_BUDGET
     """Tokens, special ones included, that one block holds at the most; raised to the longest sequence."""
+    attention_kernel: str = ""
+    """Attention kernels of the run's GPUs, as found before the plan was made; empty on a CPU, which has one."""
     threads_per_worker: int = 1
     """Threads of a CPU worker. Part of the fingerprint: another number gives other last bits."""
     max_residues: int = DEFAULT_MAX_RESIDUES
@@ -93,7 +101,7 @@ class ModelConfig:
                 raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
             object.__setattr__(self, name, allowed(given))
         for name, least in (
-            ("token_budget", 1),
+            ("token_budget", AUTO_TOKEN_BUDGET),
             ("threads_per_worker", 1),
             ("max_residues", 1),
             ("loader_workers", 0),
@@ -108,6 +116,8 @@ class ModelConfig:
         everything = asdict(self)
         for name in _NO_EFFECT_ON_ROWS:
             del everything[name]
+        if not self.attention_kernel:
+            del everything["attention_kernel"]
         return everything
 
 

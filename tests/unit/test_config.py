@@ -18,7 +18,7 @@ from virnucpro.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("token_budget", 1),
+        ("token_budget", 0),
         ("threads_per_worker", 1),
         ("max_residues", 1),
         ("loader_workers", 0),
@@ -37,7 +37,7 @@ def test_settings_cannot_be_changed_only_replaced():
     with pytest.raises(FrozenInstanceError):
         config.token_budget = 1
     with pytest.raises(ConfigurationError):
-        replace(config, token_budget=0)
+        replace(config, token_budget=-1)
 
 
 def test_settings_go_through_a_pipe_unchanged():

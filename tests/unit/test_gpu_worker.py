@@ -98,6 +98,29 @@ def test_logging_works_even_when_the_index_does_not(tmp_path):
     assert "worker.failed" in (layout.log_dir / "worker_0.log").read_text()
 
 
+def test_the_attention_kernel_is_logged_with_its_reason_and_reported(tmp_path, proteins):
+    layout = RunLayout(tmp_path / "out")
+    index_into(layout, proteins[0])
+    outcomes, _ = run_workers(layout, fakes.hash_config(), 1)
+    lines = [json.loads(line) for line in (layout.log_dir / "worker_0.log").read_text().splitlines()]
+    (chosen,) = [line for line in lines if line["event"] == "attention.chosen"]
+    assert (chosen["kernel"], chosen["reason"]) == ("no attention", "a hash needs none")
+    assert outcomes[0].to_json()["attention_kernel"] == "no attention"
+
+
+@pytest.mark.parametrize(
+    ("of_the_run", "state"), [("varlen_attn", "failed"), ("no attention + varlen_attn", "complete")]
+)
+def test_rows_are_only_computed_with_the_attention_kernels_of_the_run(tmp_path, proteins, of_the_run, state):
+    layout = RunLayout(tmp_path / "out")
+    index_into(layout, proteins[0])
+    outcomes, _ = run_workers(layout, fakes.hash_config(attention_kernel=of_the_run), 1, attempts=3)
+    assert (outcomes[0].state, outcomes[0].attempts) == (state, 1)
+    if state == "failed":
+        assert outcomes[0].failure == "configuration"
+        assert "kernel varlen_attn, but this device would use no attention" in outcomes[0].reason
+
+
 def test_zero_sequences_is_a_success_with_an_empty_shard(tmp_path):
     layout = RunLayout(tmp_path / "out")
     fasta = tmp_path / "one.fasta"

@@ -12,12 +12,14 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import structlog
 import torch
 
+from virnucpro.config import KERNEL_SEPARATOR
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_dataset import IndexBasedDataset
@@ -74,17 +76,29 @@ def gpu_worker(
     layout = RunLayout(Path(output_dir))
     device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
     setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
-    try:
+    with failure_reported(rank, results_queue):
         num_sequences = _work(
             rank, world_size, results_queue, SequenceIndex.open(Path(index_path)), layout, model_config
         )
+    shard_path = str(layout.shard(rank))
+    results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
+
+
+@contextmanager
+def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
+    """
+    Log an error of the block and report its class.
+
+    Raises:
+        SystemExit: There was one; its code tells the class.
+    """
+    try:
+        yield
     except Exception as error:
         failure = classify_error(error, device_memory_error=torch.OutOfMemoryError)
         log.exception("worker.failed", failure=failure.value)
-        results_queue.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
+        reports.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
         raise SystemExit(int(exit_code_of(failure))) from error
-    shard_path = str(layout.shard(rank))
-    results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
 
 
 def _work(
@@ -92,7 +106,7 @@ def _work(
 ) -> int:
     """Do the rank's work; return the rows of its shard."""
     stop = _stop_on_sigterm()
-    device = _device(config)
+    device = own_device(config)
     plan = make_plan(index, config, device_type=device.type)
     mine = plan.rank_blocks(rank, world_size)
     finished = find_finished_blocks(layout, plan, among=mine).blocks
@@ -103,7 +117,7 @@ def _work(
     hidden_dim = config.hidden_dim
     if todo:
         dataset = IndexBasedDataset(index, get_worker_indices(index, rank, world_size, plan))
-        model, tokenizer = _load(config, device, reports)
+        model, tokenizer = load_model(config, device, reports)
         loader = create_async_dataloader(
             dataset,
             VarlenCollator(tokenizer, max_residues=config.max_residues),
@@ -126,15 +140,28 @@ def _batches(plan: BlockPlan, mine: range, finished: set[int]) -> Iterator[range
             yield range(start, end)
 
 
-def _load(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
+def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
+    """
+    Load the run's model onto *device*, and say so.
+
+    Raises:
+        WeightsError: The weights are absent or unusable.
+        ConfigurationError: The run's rows are computed with an attention kernel that is not this device's.
+    """
     started_s = time.monotonic()
     module, function = config.loader.split(":")
     load = getattr(importlib.import_module(module), function)
     model, tokenizer = load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)
     log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
-    log.info("attention.chosen", kernel=model.attention.name, reason=model.attention.reason)
-    reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": model.attention.name})
+    attention = model.attention
+    log.info("attention.chosen", kernel=attention.name, reason=attention.reason)
+    if config.attention_kernel and attention.name not in config.attention_kernel.split(KERNEL_SEPARATOR):
+        raise ConfigurationError(
+            f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
+            f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
+        )
+    reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name})
     return model, tokenizer
 
 
@@ -207,8 +234,13 @@ def _stop_on_sigterm() -> threading.Event:
     return stop
 
 
-def _device(config: ModelConfig) -> torch.device:
-    """Return our device and set the threads; a GPU is always the only one we see."""
+def own_device(config: ModelConfig) -> torch.device:
+    """
+    Return our device and set the threads; a GPU is always the only one we see.
+
+    Raises:
+        ConfigurationError: A GPU was asked for that torch cannot use.
+    """
     torch.set_num_threads(config.threads_per_worker)
     token = os.environ.get(VISIBLE_VARIABLE)
     if token and not torch.cuda.is_available():

@@ -13,8 +13,9 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from virnucpro.config import DEFAULT_MAX_RESIDUES, DEFAULT_TOKEN_BUDGET, LongPolicy, ModelConfig, Precision, RunLimits
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy, ModelConfig, Precision, RunLimits
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
+from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.devices import count_gpus, devices_for_ranks, select_devices
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.run_completion import (
@@ -118,7 +119,7 @@ def configure_model(
     device_type: str,
     precision: str = "auto",
     weights_dir: Path | None = None,
-    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    token_budget: int = AUTO_TOKEN_BUDGET,
     threads_per_worker: int = 1,
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
@@ -133,7 +134,7 @@ def configure_model(
         device_type: ``cpu`` or ``cuda``.
         precision: ``auto`` is fp32 on a CPU and bf16 on a GPU.
         weights_dir: Folder that is looked into first.
-        token_budget: Tokens in one block at the most.
+        token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
         threads_per_worker: Threads of a CPU worker.
         max_residues: Residues of a sequence that are embedded.
         long_policy: What happens to longer ones.
@@ -170,6 +171,7 @@ def run_embedding(
     *,
     limits: RunLimits | None = None,
     worker_fn: WorkerFunction = GPU_WORKER,
+    probe_fn: WorkerFunction = PROBE_WORKER,
     on_message: MessageHandler | None = None,
     stop: threading.Event | None = None,
     keep_shards: bool = False,
@@ -184,6 +186,7 @@ def run_embedding(
         devices: One a rank.
         limits: Attempts and time limits.
         worker_fn: What each process runs.
+        probe_fn: What a process on each GPU runs before, to find its attention kernel and token budget.
         on_message: Called with rank and message for everything that a worker says.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
@@ -194,12 +197,13 @@ def run_embedding(
         RunLockedError: Another run holds the folder.
         OutputError: Something cannot be written.
         ResultError: The result did not stand its validation.
+        StoppedError: *stop* was set before there was anything to keep.
     """
     stop = stop or threading.Event()
     clock = StageClock()
     run_id = new_run_id()
     with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-        run = prepare_run(fasta_files, output_dir, model_config, devices, run_id=run_id)
+        run = prepare_run(fasta_files, output_dir, model_config, devices, run_id=run_id, probe_fn=probe_fn, stop=stop)
         clock.lap("index")
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)

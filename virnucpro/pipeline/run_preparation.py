@@ -1,6 +1,9 @@
 """
 What happens before any worker starts: index the input, settle the plan, and see what the folder holds already.
 
+The token budget is settled here, once for the life of the folder: as given, as the folder's earlier run recorded it,
+as a probe of the GPUs finds it, or the committed number of CPUs.
+
 The outcome is a ``PreparedRun``: paths and settings only, small enough for a task's argument. Index and plan are
 opened again from it wherever they are needed; both take milliseconds.
 """
@@ -17,19 +20,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.config import LongPolicy, ModelConfig, computing_versions
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_TOKEN_BUDGET,
+    LongPolicy,
+    ModelConfig,
+    computing_versions,
+)
 from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, InputProblem, OutputError, ResultError, SettingsChangedError
+from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.worker_process import WorkerFunction
 
 COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
 
@@ -43,7 +55,7 @@ class PreparedRun:
     output_dir: Path
     """The run's folder."""
     model_config: ModelConfig
-    """With the token budget settled."""
+    """With the token budget settled, and the attention kernels of GPUs."""
     devices: tuple[Device, ...]
     """One a rank."""
     already_complete: bool
@@ -80,6 +92,8 @@ def prepare_run(
     devices: Sequence[Device],
     *,
     run_id: str,
+    probe_fn: WorkerFunction = PROBE_WORKER,
+    stop: threading.Event | None = None,
 ) -> PreparedRun:
     """
     Index the input, settle the plan, and open or continue the manifest. The caller holds the folder's lock.
@@ -90,6 +104,8 @@ def prepare_run(
         model_config: What to compute; its token budget is a request.
         devices: One a rank.
         run_id: Unique to this start.
+        probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
+        stop: Set it to give up while GPUs are tried out.
 
     Returns:
         The run, ready to start.
@@ -98,6 +114,8 @@ def prepare_run(
         BadInputError: The input cannot be used; tells every problem.
         SettingsChangedError: The folder holds a run of other input or settings.
         OutputError: The folder cannot be written.
+        ConfigurationError: A GPU cannot be used.
+        StoppedError: *stop* was set.
     """
     layout = RunLayout(Path(output_dir))
     for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
@@ -105,6 +123,7 @@ def prepare_run(
             durable.remove_strays(folder)
     earlier = _earlier_manifest(layout)
     if earlier is not None:
+        model_config = _as_recorded(model_config, earlier)
         is_same_input = _check_same_input(layout, earlier, fasta_files)
         if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
             if not layout.index.exists():  # verify needs it
@@ -119,7 +138,20 @@ def prepare_run(
             )
     index = SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
     _refuse_long(index, model_config)
-    budget = settle_token_budget(model_config.token_budget, index.lengths[:], max_residues=model_config.max_residues)
+    probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
+    if earlier is None and devices[0].type == "cuda":
+        found = probe_devices(
+            devices, (str(layout.index), str(layout.output_dir), model_config), probe_fn=probe_fn, stop=stop
+        )
+        model_config = replace(
+            model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
+        )
+        probes = [probe.to_json() for probe in found]
+    budget = settle_token_budget(
+        model_config.token_budget or DEFAULT_TOKEN_BUDGET,
+        index.lengths[:],
+        max_residues=model_config.max_residues,
+    )
     settled = replace(model_config, token_budget=budget)
     run = PreparedRun(
         run_id=run_id,
@@ -131,7 +163,7 @@ def prepare_run(
     settings = _settings(settled, devices)
     if earlier is not None:
         _refuse_other_settings(layout, earlier, settings)
-    _open_manifest(run, index, settings).write(layout.manifest)
+    _open_manifest(run, index, settings, probes).write(layout.manifest)
     return run
 
 
@@ -144,6 +176,14 @@ def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
         return None
     keeps = layout.embeddings.exists() or layout.shards() or part_paths(layout.parts_dir)
     return RunManifest.read(layout.manifest) if keeps else None
+
+
+def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig:
+    """Take over what the earlier run of the folder found out about its devices."""
+    budget = model_config.token_budget
+    if budget == AUTO_TOKEN_BUDGET:
+        budget = earlier.settings["token_budget"]
+    return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
 def _check_same_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path]) -> bool:
@@ -218,7 +258,9 @@ def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str,
     return {**model_config.result_settings(), "device_type": devices[0].type, **computing_versions()}
 
 
-def _open_manifest(run: PreparedRun, index: SequenceIndex, settings: dict[str, Any]) -> RunManifest:
+def _open_manifest(
+    run: PreparedRun, index: SequenceIndex, settings: dict[str, Any], probes: list[dict[str, Any]]
+) -> RunManifest:
     plan = run.plan(index)
     return RunManifest(
         run_id=run.run_id,
@@ -236,6 +278,7 @@ def _open_manifest(run: PreparedRun, index: SequenceIndex, settings: dict[str, A
             "longest_sequence_tokens": settle_token_budget(
                 0, index.lengths[:], max_residues=run.model_config.max_residues
             ),
+            "probes": probes,
         },
         versions={"python": platform.python_version(), **{name: _version(name) for name in COMPUTING_PACKAGES}},
         devices=[device.label for device in run.devices],

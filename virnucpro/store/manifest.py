@@ -38,7 +38,7 @@ class RunManifest:
     settings: dict[str, Any]
     """What decides the bytes of the result; a resumed run must have the same."""
     plan: dict[str, Any]
-    """fingerprint, token budget, blocks, unique sequences, tokens."""
+    """fingerprint, token budget, blocks, unique sequences, tokens; what probes of the GPUs found."""
     versions: dict[str, str]
     """Of Python and the packages that compute."""
     devices: list[str]

@@ -1,0 +1,130 @@
+"""
+What is found out about the run's GPUs before the plan is made: attention kernels, and the token budget.
+
+One isolated process a GPU, all at once, through the same machinery as the run's workers; the parent stays free of the
+framework. The smallest budget holds for all of them, because the plan knows no ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.config import KERNEL_SEPARATOR, RunLimits
+from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.worker_process import WorkerFunction
+
+PROBE_WORKER = "virnucpro.pipeline.probe_worker:probe_worker"
+"""By name, so that the parent does not import the framework."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProbe:
+    """What one device's process found."""
+
+    device: str
+    """The device's label."""
+    device_name: str
+    """What the driver calls it."""
+    attention_kernel: str
+    """Name of its attention kernel."""
+    attention_reason: str
+    """Why that one."""
+    token_budget: int
+    """Tokens in one block that suit it."""
+    trials: list[dict[str, int]]
+    """tokens, tokens_per_second and peak_mib of each block size tried; empty where the budget was given."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for the manifest."""
+        return asdict(self)
+
+
+def probe_devices(
+    devices: Sequence[Device],
+    worker_args: tuple[Any, ...],
+    *,
+    probe_fn: WorkerFunction = PROBE_WORKER,
+    stop: threading.Event | None = None,
+) -> list[DeviceProbe]:
+    """
+    Try every device out.
+
+    Args:
+        devices: GPUs, one a rank.
+        worker_args: What a worker gets after the pipe.
+        probe_fn: What each process runs.
+        stop: Set it to give up.
+
+    Returns:
+        One record a device, in their order.
+
+    Raises:
+        StoppedError: *stop* was set.
+        ConfigurationError: A device cannot be used; says which and why.
+    """
+    stop = stop or threading.Event()
+    reports: dict[int, dict[str, Any]] = {}
+
+    def hear(rank: int, message: dict[str, Any]) -> None:
+        if "kind" not in message:
+            reports[rank] = message
+
+    def probe(rank: int) -> RankOutcome:
+        return run_rank(
+            probe_fn,
+            worker_args,
+            outcome=RankOutcome(rank=rank, device=devices[rank].label),
+            world_size=len(devices),
+            device=devices[rank],
+            limits=RunLimits(),
+            stop=stop,
+            on_message=hear,
+        )
+
+    with ThreadPoolExecutor(len(devices), thread_name_prefix="probe") as threads:
+        try:
+            outcomes = list(threads.map(probe, range(len(devices))))
+        except BaseException:
+            stop.set()  # or the executor would wait for processes that nobody needs
+            raise
+    if stop.is_set():
+        raise StoppedError
+    for outcome in outcomes:
+        if outcome.state != "complete":
+            raise _error_of(outcome)
+    return [
+        DeviceProbe(
+            device=device.label,
+            **{name: reports[rank][name] for name in DeviceProbe.__annotations__ if name != "device"},
+        )
+        for rank, device in enumerate(devices)
+    ]
+
+
+def _error_of(outcome: RankOutcome) -> ConfigurationError:
+    if outcome.failure == FailureClass.CONFIGURATION:
+        return ConfigurationError(f"{outcome.device}: {outcome.reason}")
+    return DeviceError(
+        f"{outcome.device} could not be tried out ({outcome.failure}: {outcome.reason}): "
+        "see logs/worker_*.log in the output folder, or leave that device out with --devices"
+    )
+
+
+def common_token_budget(probes: Sequence[DeviceProbe]) -> int:
+    """Return the budget, in tokens, that suits every device."""
+    return min(probe.token_budget for probe in probes)
+
+
+def common_kernels(probes: Sequence[DeviceProbe]) -> str:
+    """Return the names of the devices' attention kernels, each once."""
+    return KERNEL_SEPARATOR.join(sorted({probe.attention_kernel for probe in probes}))

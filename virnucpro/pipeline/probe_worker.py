@@ -1,0 +1,111 @@
+"""
+The worker that tries one GPU out before the plan is made: its attention kernel, and how many tokens suit it.
+
+It is started like a run's workers and ends when it has reported; its lines are in the same log as those of the worker
+that follows it on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from virnucpro.config import AUTO_TOKEN_BUDGET
+from virnucpro.data.collators import VarlenCollator
+from virnucpro.data.packing import tokens_of
+from virnucpro.data.sequence_dataset import IndexBasedDataset
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.pipeline.devices import VISIBLE_VARIABLE
+from virnucpro.pipeline.gpu_worker import failure_reported, load_model, own_device
+from virnucpro.pipeline.token_budget import DeviceTrials, Trial, choose_token_budget
+from virnucpro.run_layout import RunLayout
+from virnucpro.telemetry.worker_logging import setup_worker_logging
+
+if TYPE_CHECKING:
+    from virnucpro.config import ModelConfig
+    from virnucpro.pipeline.worker_process import ReportPipe
+
+log = structlog.get_logger(__name__)
+
+SAMPLE = 512
+"""Sequences of each kind (longest, typical) that blocks are made of."""
+BLOCKS_PER_RANK = 4
+"""Blocks that each device should get at the least, so that all of them have work until the end."""
+
+
+def probe_worker(
+    rank: int,
+    world_size: int,
+    results_queue: ReportPipe,
+    index_path: str | Path,
+    output_dir: str | Path,
+    model_config: ModelConfig,
+) -> None:
+    """
+    Load the model, say which attention kernel it has and, unless the budget was given, try out budgets.
+
+    Args:
+        rank: Of the device.
+        world_size: Number of devices.
+        results_queue: Takes the report: ``{'rank', 'status': 'complete', 'device_name', 'attention_kernel',
+            'attention_reason', 'token_budget', 'trials'}``, or why it failed.
+        index_path: The sequence index.
+        output_dir: The run's folder.
+        model_config: What will be computed.
+
+    Raises:
+        SystemExit: It failed; its code tells the class of the failure, the report tells the reason.
+    """
+    device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
+    setup_worker_logging(rank, RunLayout(Path(output_dir)).log_dir, level=model_config.log_level, device=device_token)
+    with failure_reported(rank, results_queue):
+        device = own_device(model_config)
+        model, tokenizer = load_model(model_config, device, results_queue)
+        budget, trials = model_config.token_budget, list[Trial]()
+        if budget == AUTO_TOKEN_BUDGET:
+            index = SequenceIndex.open(Path(index_path))
+            collator = VarlenCollator(tokenizer, max_residues=model_config.max_residues)
+            longest, typical = (
+                _token_ids(index, collator, positions) for positions in (range(len(index)), _typical(len(index)))
+            )
+            trial_of = DeviceTrials(model, device, longest=longest, typical=typical)
+            total = int(tokens_of(index.lengths[:], max_residues=model_config.max_residues).sum())
+            longest_tokens = max(len(ids) for ids in longest)
+            budget, trials = choose_token_budget(
+                trial_of,
+                longest_tokens=longest_tokens,
+                most_tokens=max(longest_tokens, total // (BLOCKS_PER_RANK * world_size)),
+                resting_bytes=trial_of.resting_bytes,
+                memory_bytes=trial_of.memory_bytes,
+            )
+            log.info("budget.measured", token_budget=budget, trials=len(trials))
+    report = {
+        "rank": rank,
+        "status": "complete",
+        "device_name": torch.cuda.get_device_name(device),
+        "attention_kernel": model.attention.name,
+        "attention_reason": model.attention.reason,
+        "token_budget": budget,
+        "trials": [
+            {"tokens": t.tokens, "tokens_per_second": round(t.tokens_per_second), "peak_mib": t.peak_bytes >> 20}
+            for t in trials
+        ],
+    }
+    results_queue.put(report)
+
+
+def _typical(num_sequences: int) -> range:
+    """Return the positions around the median length of a sorted index."""
+    middle = num_sequences // 2
+    return range(max(0, middle - SAMPLE // 2), num_sequences)
+
+
+def _token_ids(index: SequenceIndex, collator: VarlenCollator, positions: range) -> list[torch.Tensor]:
+    """Return the token ids of the first *SAMPLE* sequences at *positions*."""
+    dataset = IndexBasedDataset(index, positions[:SAMPLE])
+    batch = collator([dataset[number] for number in range(len(dataset))])
+    return list(torch.split(batch.input_ids_T, list(batch.lengths)))
