@@ -3,6 +3,7 @@
 # make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks; results go to benchmarks/results/
+# make gpu-check   what only a GPU can show, under 10 minutes: any Python with torch 2.10 or later will do
 # make venv   only set up .venv
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long lint format bench clean
+.PHONY: venv demo test e2e e2e-long lint format bench gpu-check clean
 
 venv: $(READY)
 
@@ -63,6 +64,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(PY) benchmarks/index.py --write
+
+# Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.
+gpu-check:
+	$(or $(wildcard $(PY)),$(PYTHON)) benchmarks/gpu_check.py
 
 clean:
 	rm -rf .venv $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

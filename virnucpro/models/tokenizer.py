@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from esm.data import Alphabet
 
 from virnucpro.errors import SequenceError
 
@@ -33,6 +32,9 @@ class ProteinTokenizer:
     """
 
     def __init__(self) -> None:
+        # imported here: who computes packed tokens without a tokenizer (benchmarks/gpu_check.py) needs no fair-esm
+        from esm.data import Alphabet  # noqa: PLC0415
+
         self.alphabet = Alphabet.from_architecture("ESM-1b")
         self.letters = frozenset(token for token in self.alphabet.all_toks if len(token) == 1)
         self._id_of_byte = np.full(256, _ABSENT, dtype=np.int64)
