@@ -22,7 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES
 from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
@@ -56,6 +56,8 @@ def embed(
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long: Literal["truncate", "error"] = "truncate",
     weights_dir: str | None = None,
+    cache_dir: str | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
     allow_partial: bool = False,
     keep_shards: bool = False,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
@@ -77,6 +79,9 @@ def embed(
         max_residues: Residues of a sequence that are embedded.
         long: What happens to longer sequences.
         weights_dir: Folder that is looked into for weights first.
+        cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
+            served from it gives the same numbers within the tolerance, not the same bytes.
+        cache_gib: GiB that the cache takes at the most.
         allow_partial: Complete with the name Partial when some rows are missing.
         keep_shards: Keep each worker's shard beside the result.
         log_level: Of the workers' log files.
@@ -95,6 +100,8 @@ def embed(
             threads_per_worker=threads,
             max_residues=max_residues,
             long_policy=long,
+            cache_dir=cache_dir,
+            cache_gib=cache_gib,
             log_level=log_level,
         )
         with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):

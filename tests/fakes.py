@@ -278,3 +278,43 @@ def _embed_except_on_rank_1(failure, error, rank, world_size, results_queue, *ar
     from virnucpro.pipeline.gpu_worker import gpu_worker
 
     gpu_worker(rank, world_size, results_queue, *args)
+
+
+# --- processes around one embedding cache ---
+
+
+def put_forever(folder, space, seed, max_bytes):
+    """Put hash-like rows into a cache until somebody kills this process."""
+    from virnucpro.store.embedding_cache import EmbeddingCache
+
+    chooser = np.random.default_rng(seed)
+    with EmbeddingCache(Path(folder), space, max_bytes=max_bytes) as cache:
+        while True:
+            cache.put(*cache_rows(chooser.integers(0, 20_000, size=200)))
+
+
+def put_and_get(folder, space, seed, max_bytes, rounds, results):
+    """Put and get rows of a common pool; send how many came back, and fail on a wrong one."""
+    from virnucpro.store.embedding_cache import EmbeddingCache
+
+    chooser = np.random.default_rng(seed)
+    served = 0
+    with EmbeddingCache(Path(folder), space, max_bytes=max_bytes) as cache:
+        for _ in range(rounds):
+            hashes, rows = cache_rows(chooser.integers(0, 2_000, size=50))
+            found = cache.get(hashes)
+            if found is None:
+                cache.put(hashes, rows)
+            else:
+                assert found.tobytes() == rows.tobytes()
+                served += len(found)
+    results.put(served)
+
+
+def cache_rows(numbers, width=32):
+    """Hashes uint8 (n, 16) and rows float32 (n, width) that belong to the distinct ones of *numbers*."""
+    numbers = np.unique(numbers)
+    digests = [hashlib.sha256(str(number).encode()).digest() for number in numbers.tolist()]
+    hashes = np.frombuffer(b"".join(digest[:16] for digest in digests), dtype=np.uint8).reshape(-1, 16)
+    first = np.stack([np.frombuffer(digest, dtype="<u4") for digest in digests]).astype(np.float32)
+    return hashes, np.tile(first, (1, width // 8)) + np.arange(width, dtype=np.float32)

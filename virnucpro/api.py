@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, LongPolicy
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
@@ -31,6 +31,8 @@ def embed_fasta(
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long: LongPolicy | str = LongPolicy.TRUNCATE,
     weights_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> Embeddings:
     """
     Embed every protein of one or more FASTA files; starting again in the same folder continues what is missing.
@@ -48,6 +50,9 @@ def embed_fasta(
         max_residues: Residues of a sequence that are embedded.
         long: What happens to longer sequences: ``truncate`` or ``error``.
         weights_dir: Folder that is looked into for weights first.
+        cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
+            served from it gives the same numbers within the tolerance, not the same bytes.
+        cache_gib: GiB that the cache takes at the most.
 
     Returns:
         A mapping from sequence id to vector, open on ``output_dir/embeddings.h5``.
@@ -71,6 +76,8 @@ def embed_fasta(
         threads_per_worker=threads,
         max_residues=max_residues,
         long_policy=long,
+        cache_dir=cache_dir,
+        cache_gib=cache_gib,
     )
     result = run_embedding(files, output_dir, config, chosen)
     result.raise_unless(allow_partial=False)

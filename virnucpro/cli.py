@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import virnucpro
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, LongPolicy
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
@@ -174,6 +174,18 @@ def embed(
     ] = DEFAULT_MAX_RESIDUES,
     long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
     weights_dir: WeightsDir = None,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            metavar="DIR",
+            help="Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones. A run served from it gives the same numbers within the tolerance, not the same bytes.",
+            show_default=False,
+        ),
+    ] = None,
+    cache_size: Annotated[
+        float, typer.Option(min=0.001, metavar="GIB", help="GiB that the cache takes at the most.")
+    ] = DEFAULT_CACHE_GIB,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="End with 0 when some rows are missing, as long as there are any.")
     ] = False,
@@ -211,6 +223,8 @@ def embed(
             max_residues=max_residues,
             long=long.value,
             weights_dir=None if weights_dir is None else str(weights_dir),
+            cache_dir=None if cache_dir is None else str(cache_dir.absolute()),
+            cache_gib=cache_size,
             allow_partial=allow_partial,
             keep_shards=keep_shards,
             log_level=log_level,
@@ -227,6 +241,8 @@ def embed(
                 threads_per_worker=threads,
                 max_residues=max_residues,
                 long_policy=long,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
                 log_level=log_level,
                 on_download=download.advance,
             )

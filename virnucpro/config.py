@@ -57,7 +57,12 @@ _NO_EFFECT_ON_ROWS = (
     "log_level",
     "loader_workers",
     "sequences_per_part",
+    "cache_dir",
+    "cache_max_bytes",
 )
+
+DEFAULT_CACHE_GIB = 10.0
+"""GiB that an embedding cache takes on disk at the most: some 8 million rows of 320 numbers, or 1 million of 2560."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,11 @@ class ModelConfig:
     sequences_per_part: int = 4096
     """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
 
+    cache_dir: str | None = None
+    """Folder of the embedding cache, on a local disk; None uses none. A run served from it promises tolerance."""
+    cache_max_bytes: int = int(DEFAULT_CACHE_GIB * 2**30)
+    """Bytes of the embedding cache's file at the most."""
+
     def __post_init__(self) -> None:
         for name, allowed in (("precision", Precision), ("long_policy", LongPolicy)):
             given = getattr(self, name)
@@ -106,6 +116,7 @@ class ModelConfig:
             ("max_residues", 1),
             ("loader_workers", 0),
             ("sequences_per_part", 1),
+            ("cache_max_bytes", 1 << 20),
         ):
             value = getattr(self, name)
             if value < least:
@@ -119,6 +130,23 @@ class ModelConfig:
         if not self.attention_kernel:
             del everything["attention_kernel"]
         return everything
+
+    def cache_space(self) -> str:
+        """
+        Return what decides a row beside its sequence, up to the tolerance of the precision, as text.
+
+        The plan, the device and the kernel decide last bits only, and are left out. Our own version is in it, so that
+        rows of a version with a defect are never served by the one that mends it.
+        """
+        return fingerprint(
+            {
+                "loader": self.loader,
+                "weights_sha256": self.weights_sha256,
+                "precision": self.precision,
+                "max_residues": self.max_residues,
+                "virnucpro": version("virnucpro"),
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -317,6 +317,23 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         )
 
 
+class CacheError(VirNucProError):
+    """
+    The embedding cache cannot be used; a run goes on without it.
+
+    Attributes:
+        path: The cache's file.
+        what: What is wrong with it.
+    """
+
+    exit_code = ExitCode.CANNOT_WRITE
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path = str(path)
+        self.what = what
+        super().__init__(f"the embedding cache {path} cannot be used: {what}")
+
+
 class StoppedError(VirNucProError):
     """
     The run was told to stop; what is finished is kept, and the same command continues it.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from virnucpro import errors
 from virnucpro.errors import (
     BadInputError,
+    CacheError,
     ConfigurationError,
     DeviceError,
     ExitCode,
@@ -47,6 +48,7 @@ EXAMPLES = [
     (SettingsChangedError("out", {"precision": ("fp32", "bf16")}), 78),
     (OutputError("out/x.h5", "No space left on device"), 73),
     (RunLockedError("out", "pid 7"), 75),
+    (CacheError("cache/embeddings.sqlite", "disk full"), 73),
     (SequenceError("id7", "not finite"), 70),
     (WorkersFailedError({1: "died"}, partial_path=None, **FAILED), 3),
     (StoppedError(), 130),

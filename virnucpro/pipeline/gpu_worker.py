@@ -26,6 +26,7 @@ from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from virnucpro.pipeline.cached_blocks import BlockCache
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE
 from virnucpro.pipeline.failures import classify_error, exit_code_of
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
@@ -113,22 +114,57 @@ def _work(
     todo = [block for block in mine if block not in finished]
     resumed = sum(len(plan.block_positions(block)) for block in mine if block in finished)
     log.info("worker.started", blocks=len(mine), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid())
-    reports.put({"kind": "resumed", "sequences": resumed, "tokens_to_do": int(plan.tokens[todo].sum())})
     hidden_dim = config.hidden_dim
-    if todo:
-        dataset = IndexBasedDataset(index, get_worker_indices(index, rank, world_size, plan))
-        model, tokenizer = load_model(config, device, reports)
-        loader = create_async_dataloader(
-            dataset,
-            VarlenCollator(tokenizer, max_residues=config.max_residues),
-            _batches(plan, mine, finished),
-            loader_workers=config.loader_workers,
-            pin_memory=device.type == "cuda",
-        )
-        results = AsyncInferenceRunner(model, device).run(loader, stop=stop)
-        _write_results(todo, results, plan, layout, config, reports)
-        hidden_dim = model.hidden_dim
+    with BlockCache(config, index, plan, reports) as cache:
+        finished |= _write_cached(todo, cache, plan, layout, config, reports, stop)
+        todo = [block for block in todo if block not in finished]
+        reports.put({"kind": "resumed", "sequences": resumed, "tokens_to_do": int(plan.tokens[todo].sum())})
+        if todo:
+            dataset = IndexBasedDataset(index, get_worker_indices(index, rank, world_size, plan))
+            model, tokenizer = load_model(config, device, reports)
+            loader = create_async_dataloader(
+                dataset,
+                VarlenCollator(tokenizer, max_residues=config.max_residues),
+                _batches(plan, mine, finished),
+                loader_workers=config.loader_workers,
+                pin_memory=device.type == "cuda",
+            )
+            results = AsyncInferenceRunner(model, device).run(loader, stop=stop)
+            _write_results(todo, results, cache, plan, layout, config, reports)
+            hidden_dim = model.hidden_dim
     return seal_shard(rank, mine, plan, layout, hidden_dim=hidden_dim)
+
+
+def _write_cached(
+    todo: list[int],
+    cache: BlockCache,
+    plan: BlockPlan,
+    layout: RunLayout,
+    config: ModelConfig,
+    reports: ReportPipe,
+    stop: threading.Event,
+) -> set[int]:
+    """
+    Make those blocks durable that the cache holds whole; return their numbers.
+
+    Raises:
+        StoppedError: We were told to stop.
+    """
+    blocks: set[int] = set()
+    sequences = 0
+    with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part) as pending:
+        for rows in cache.take(todo):
+            pending.add(rows)
+            blocks.add(rows.block)
+            sequences += len(rows.positions)
+            if stop.is_set():
+                break
+    if blocks:
+        log.info("worker.cached", blocks=len(blocks), sequences=sequences)
+        reports.put({"kind": "cached", "sequences": sequences})
+    if stop.is_set():
+        raise StoppedError(signal.SIGTERM)
+    return blocks
 
 
 def _batches(plan: BlockPlan, mine: range, finished: set[int]) -> Iterator[range]:
@@ -168,19 +204,20 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
 def _write_results(
     todo: list[int],
     results: Iterable[InferenceResult],
+    cache: BlockCache,
     plan: BlockPlan,
     layout: RunLayout,
     config: ModelConfig,
     reports: ReportPipe,
 ) -> None:
     """
-    Make results durable as they come.
+    Make results durable as they come, and keep them in the cache.
 
     Raises:
         StoppedError: We were told to stop: the results ended before the blocks to do.
     """
     blocks = sequences = tokens = 0
-    with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part) as pending:
+    with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part, cache) as pending:
         for block, result in zip(todo, results, strict=False):
             positions = plan.block_positions(block)
             assert tuple(positions.tolist()) == result.positions
@@ -200,10 +237,13 @@ def _write_results(
 class _PendingBlocks:
     """Finished blocks that are not durable yet; they become so in time, and when the work ends, even by an error."""
 
-    def __init__(self, folder: Path, plan_fingerprint: str, sequences_per_part: int) -> None:
+    def __init__(
+        self, folder: Path, plan_fingerprint: str, sequences_per_part: int, cache: BlockCache | None = None
+    ) -> None:
         self._folder = folder
         self._plan_fingerprint = plan_fingerprint
         self._sequences_per_part = sequences_per_part
+        self._cache = cache
         self._blocks: list[BlockRows] = []
         self._last_s = time.monotonic()
 
@@ -217,6 +257,8 @@ class _PendingBlocks:
         if self._blocks:
             path = write_part(self._folder, self._blocks, plan_fingerprint=self._plan_fingerprint)
             log.info("part.written", part=path.name, blocks=len(self._blocks))
+            if self._cache is not None:
+                self._cache.keep(self._blocks)
         self._blocks, self._last_s = [], time.monotonic()
 
     def __enter__(self) -> Self:

@@ -13,7 +13,15 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_MAX_RESIDUES, LongPolicy, ModelConfig, Precision, RunLimits
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CACHE_GIB,
+    DEFAULT_MAX_RESIDUES,
+    LongPolicy,
+    ModelConfig,
+    Precision,
+    RunLimits,
+)
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.devices import count_gpus, devices_for_ranks, select_devices
@@ -123,6 +131,8 @@ def configure_model(
     threads_per_worker: int = 1,
     max_residues: int = DEFAULT_MAX_RESIDUES,
     long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
+    cache_dir: str | Path | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
     log_level: str = "INFO",
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> ModelConfig:
@@ -138,6 +148,8 @@ def configure_model(
         threads_per_worker: Threads of a CPU worker.
         max_residues: Residues of a sequence that are embedded.
         long_policy: What happens to longer ones.
+        cache_dir: Folder of the embedding cache, on a local disk; None uses none.
+        cache_gib: GiB that the cache takes at the most.
         log_level: Of the workers' log files.
         on_download: Called with bytes fetched and bytes in all.
 
@@ -159,6 +171,8 @@ def configure_model(
         threads_per_worker=threads_per_worker,
         max_residues=max_residues,
         long_policy=cast("LongPolicy", long_policy),
+        cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
+        cache_max_bytes=int(cache_gib * 2**30),
         log_level=log_level,
     )
 

@@ -52,6 +52,10 @@ class RankOutcome:
     """Rows computed, over all attempts."""
     sequences_resumed: int = 0
     """Rows that the last attempt found finished."""
+    sequences_cached: int = 0
+    """Rows taken from the embedding cache, over all attempts."""
+    cache_problem: str | None = None
+    """Why the embedding cache was not used to the end, in the last attempt that said so."""
     tokens: int = 0
     """Tokens computed, over all attempts."""
     seconds: float = 0.0
@@ -154,6 +158,10 @@ class _Watch:
         kind = message.get("kind")
         if kind == "resumed":
             self.outcome.sequences_resumed = int(message["sequences"])
+        elif kind == "cached":
+            self.outcome.sequences_cached += int(message["sequences"])
+        elif kind == "cache_unusable":
+            self.outcome.cache_problem = str(message["reason"])
         elif kind == "model_loaded":
             self.loaded_s = self.progress_s = now
             self.outcome.attention_kernel = message.get("attention_kernel")

@@ -88,9 +88,12 @@ class RunResult:
         if self.num_resplit_blocks:
             notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device and were computed in pieces")
         if self.num_cached_blocks:
-            notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache")
+            sequences = sum(rank.sequences_cached for rank in self.ranks)
+            of_these = f" ({sequences:,} sequences in this start)" if sequences else ""
+            notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
         if self.promise == "tolerance":
             notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
+        notes.extend(sorted({rank.cache_problem for rank in self.ranks if rank.cache_problem is not None}))
         return notes
 
     def raise_unless(self, *, allow_partial: bool) -> None:
@@ -244,7 +247,7 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
     manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
     manifest.write(run.layout.manifest)
-    rows = sum(outcome.sequences + outcome.sequences_resumed for outcome in outcomes)
+    rows = sum(outcome.sequences + outcome.sequences_resumed + outcome.sequences_cached for outcome in outcomes)
     return RunResult(
         output_dir=run.output_dir,
         output_path=None,
