@@ -5,7 +5,7 @@ PyTorch's fused kernel takes scores row by row, which for sequences of a hundred
 Here the heads of a sequence are one batch: scores, exp and weighted sum are three calls over contiguous memory that
 stays in a core's second-level cache. The usual subtraction of each row's maximum is left out, since softmax does not
 change by it: exp does not overflow below 88, and relative errors are the same. Should the sums ever leave the range
-in which that is safe, the sequence is computed by PyTorch's kernel instead. Measured on one AVX-512 core against
+in which that is safe, the batch is computed by PyTorch's kernel instead. Measured on one AVX-512 core against
 ``scaled_dot_product_attention``: 1.4 to 1.5 times as fast at 34 to 168 tokens and heads of 16, 1.2 to 1.4 with heads
 of 32 and 64, equal near 512 tokens. Legend: T packed tokens, N heads, H head width, L tokens of a sequence.
 """
@@ -38,19 +38,37 @@ def exponential_attention(
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend, one sequence after the other; the arguments of every ``AttentionKernel``."""
+    num_heads = v_TNH.shape[1]
     out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
+    sums_NT1 = v_TNH.new_ones(num_heads, v_TNH.shape[0], 1)
     bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, max(lengths))
-    scratch = q_TNH.new_empty(max(_CACHED_SCORES, min(max(lengths), MAX_EXPONENTIAL_TOKENS) ** 2))
-    start = 0
-    for length in lengths:
-        tokens = slice(start, start + length)
-        q_NLH, k_NLH, v_NLH, out_NLH = (x_TNH[tokens].transpose(0, 1) for x_TNH in (q_TNH, k_TNH, v_TNH, out_TNH))
+    scratch = v_TNH.new_empty(max(_CACHED_SCORES, min(max(lengths), MAX_EXPONENTIAL_TOKENS) ** 2))
+    by_sequence = [
+        torch.split(x_NTC, list(lengths), dim=1)
+        for x_NTC in (*(x_TNH.transpose(0, 1) for x_TNH in (q_TNH, k_TNH, v_TNH, out_TNH)), sums_NT1)
+    ]
+    for q_NLH, k_NLH, v_NLH, out_NLH, sums_NL1 in zip(*by_sequence, strict=True):
+        length = q_NLH.shape[1]
         own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
-        if length > MAX_EXPONENTIAL_TOKENS or not _attend(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL, scratch):
-            mask_1NLL = None if own_bias_NLL is None else own_bias_NLL[None]
-            attended = functional.scaled_dot_product_attention(q_NLH[None], k_NLH[None], v_NLH[None], mask_1NLL)
-            out_NLH.copy_(attended[0])
-        start += length
+        if length > MAX_EXPONENTIAL_TOKENS:
+            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL)
+            continue
+        step = min(num_heads, max(1, _CACHED_SCORES // length**2))
+        scores = scratch[: step * length**2].view(step, length, length)
+        if step == num_heads:
+            _attend(q_NLH, k_NLH, v_NLH, out_NLH, sums_NL1, own_bias_NLL, scores)
+            continue
+        for first in range(0, num_heads, step):
+            some = slice(first, first + step)
+            q, k, v, out, sums = (x_NLC[some] for x_NLC in (q_NLH, k_NLH, v_NLH, out_NLH, sums_NL1))
+            some_bias_NLL = None if own_bias_NLL is None else own_bias_NLL[some]
+            _attend(q, k, v, out, sums, some_bias_NLL, scores[: num_heads - first])
+    smallest, largest = (float(extreme) for extreme in sums_NT1.aminmax())
+    if not (smallest > _SAFE_SUMS[0] and largest < _SAFE_SUMS[1]):
+        for q_NLH, k_NLH, v_NLH, out_NLH, _ in zip(*by_sequence, strict=True):
+            length = q_NLH.shape[1]
+            own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
+            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL)
     return out_TNH
 
 
@@ -59,25 +77,28 @@ def _attend(
     k_NLH: torch.Tensor,
     v_NLH: torch.Tensor,
     out_NLH: torch.Tensor,
+    sums_NL1: torch.Tensor,
     bias_NLL: torch.Tensor | None,
-    scratch: torch.Tensor,
-) -> bool:
-    """Attend within one sequence, as many heads at a time as the cache holds; return whether the sums were safe."""
-    num_heads, length, head_dim = q_NLH.shape
-    step = max(1, _CACHED_SCORES // length**2)
-    for first in range(0, num_heads, step):
-        heads = slice(first, min(first + step, num_heads))
-        num_scores = (heads.stop - first) * length**2
-        weights = scratch[:num_scores].view(-1, length, length)
-        added, beta = (weights, 0) if bias_NLL is None else (bias_NLL[heads], 1)
-        torch.baddbmm(added, q_NLH[heads], k_NLH[heads].mT, beta=beta, alpha=head_dim**-0.5, out=weights)
-        weights.exp_()
-        sums = weights.sum(-1, keepdim=True)
-        smallest, largest = (float(extreme) for extreme in sums.aminmax())
-        if not (smallest > _SAFE_SUMS[0] and largest < _SAFE_SUMS[1]):
-            return False
-        torch.div(torch.bmm(weights, v_NLH[heads]), sums, out=out_NLH[heads])
-    return True
+    scores_NLL: torch.Tensor,
+) -> None:
+    """Attend within one sequence, over some of its heads; *sums_NL1* and *scores_NLL* are written over."""
+    added, beta = (scores_NLL, 0) if bias_NLL is None else (bias_NLL, 1)
+    torch.baddbmm(added, q_NLH, k_NLH.mT, beta=beta, alpha=q_NLH.shape[-1] ** -0.5, out=scores_NLL)
+    scores_NLL.exp_()
+    torch.sum(scores_NLL, -1, keepdim=True, out=sums_NL1)
+    torch.div(torch.bmm(scores_NLL, v_NLH), sums_NL1, out=out_NLH)
+
+
+def _attend_fused(
+    q_NLH: torch.Tensor,
+    k_NLH: torch.Tensor,
+    v_NLH: torch.Tensor,
+    out_NLH: torch.Tensor,
+    bias_NLL: torch.Tensor | None,
+) -> None:
+    """Attend within one sequence by PyTorch's kernel."""
+    mask_1NLL = None if bias_NLL is None else bias_NLL[None]
+    out_NLH.copy_(functional.scaled_dot_product_attention(q_NLH[None], k_NLH[None], v_NLH[None], mask_1NLL)[0])
 
 
 def alibi_bias(alibi_slopes_N: torch.Tensor, length: int) -> torch.Tensor:

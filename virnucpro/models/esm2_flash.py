@@ -18,7 +18,7 @@ from torch.nn import functional
 from virnucpro.config import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.fused_linear import FusedLinear
+from virnucpro.models.fused_linear import ROWS_MULTIPLE, FusedLinear
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 from virnucpro.models.tokenizer import ProteinTokenizer
@@ -163,14 +163,20 @@ class PackedESM2(nn.Module):
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
     ) -> Iterator[torch.Tensor]:
         """Yield the states layer by layer, computed in *dtype*; each is good until the next is asked for."""
+        num_tokens = input_ids_T.shape[0]
+        spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
+        if spare:  # filled up by one more sequence, whose rows nobody sees
+            input_ids_T = functional.pad(input_ids_T, (0, spare))
+            cu_seqlens = functional.pad(cu_seqlens, (0, 1), value=num_tokens + spare)
+            lengths = (*lengths, spare)
         x_TD = self._embed(input_ids_T, cu_seqlens).to(dtype)
-        rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
-        yield x_TD
+        rotation_TH = self._rotation(cu_seqlens, num_tokens + spare, max(lengths))
+        yield x_TD[:num_tokens]
         for layer in self.layers[:-1]:
             x_TD = layer(x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
-            yield x_TD
+            yield x_TD[:num_tokens]
         x_TD = self.layers[-1](x_TD, rotation_TH, self.attention.kernel, cu_seqlens, lengths)
-        yield _normalised(self.emb_layer_norm_after, x_TD)
+        yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
         """Look the tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
