@@ -16,7 +16,8 @@ from virnucpro.training.encoder_evaluation import (
     protein_names,
     retrieval,
 )
-from virnucpro.training.encoder_training import TrainingSettings, new_encoder
+from virnucpro.training.encoder_training import TrainingSettings
+from virnucpro.training.masked_residues import new_encoder
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_unigram_loss_is_the_cross_entropy_of_the_training_frequencies(model, to
         training=_ids(tokenizer, "ACDEFGHIKLMNPQRSTVWY" + "A" * 59 + "C" * 19),
     )
     assert loss.unigram == pytest.approx(math.log(98 / 20))
-    assert loss.num_residues == pytest.approx(60, abs=30)
+    assert loss.num_masked == pytest.approx(60, abs=30)
     assert loss.gain == loss.unigram - loss.encoder
 
 

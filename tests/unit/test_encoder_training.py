@@ -14,22 +14,22 @@ from virnucpro.training.encoder_training import (
     TrainingSettings,
     TrainingState,
     learning_rate_share,
-    new_encoder,
     progress,
     train_encoder,
 )
 from virnucpro.training.masked_residues import (
-    SHORTEST_WINDOW_RESIDUES,
     STANDARD_RESIDUES,
-    epoch_windows,
+    ResidueObjective,
     hidden_states,
     mask_residues,
     masked_loss,
+    new_encoder,
 )
+from virnucpro.training.masked_tokens import SHORTEST_WINDOW, epoch_windows
 
 CPU = torch.device("cpu")
 SETTINGS = TrainingSettings(
-    num_layers=2, hidden_dim=32, attention_heads=2, steps=6, batch_tokens=512, window_residues=60, threads=1
+    num_layers=2, hidden_dim=32, attention_heads=2, steps=6, batch_tokens=512, window_tokens=60, threads=1
 )
 
 
@@ -58,38 +58,39 @@ def _weights(model):
 
 def test_same_seed_gives_the_same_weights_and_another_seed_others(proteins):
     first, again, other = (
-        _weights(train_encoder(proteins, replace(SETTINGS, seed=seed), device=CPU)[0]) for seed in (1, 1, 2)
+        _weights(train_encoder(proteins, replace(SETTINGS, seed=seed), ResidueObjective(), device=CPU)[0])
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.allclose(first, other)
 
 
 def test_run_from_a_checkpoint_ends_like_one_that_was_not_interrupted(proteins, tmp_path, monkeypatch):
-    whole, _ = train_encoder(proteins, SETTINGS, device=CPU)
+    whole, _ = train_encoder(proteins, SETTINGS, ResidueObjective(), device=CPU)
     calls = []
 
-    def stop_after_three(model, batch):
-        calls.append(batch)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return masked_loss(model, batch)
+    class StopsAfterThree(ResidueObjective):
+        def loss(self, model, batch):
+            calls.append(batch)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return super().loss(model, batch)
 
     checkpoint = tmp_path / "checkpoint.pt"
     with monkeypatch.context() as context:
         context.setattr("virnucpro.training.encoder_training._CHECKPOINT_EVERY_S", -1.0)
-        context.setattr("virnucpro.training.encoder_training.masked_loss", stop_after_three)
         with pytest.raises(KeyboardInterrupt):
-            train_encoder(proteins, SETTINGS, device=CPU, checkpoint=checkpoint)
-    resumed, state = train_encoder(proteins, SETTINGS, device=CPU, checkpoint=checkpoint)
+            train_encoder(proteins, SETTINGS, StopsAfterThree(), device=CPU, checkpoint=checkpoint)
+    resumed, state = train_encoder(proteins, SETTINGS, ResidueObjective(), device=CPU, checkpoint=checkpoint)
     assert state.step == SETTINGS.steps
     assert torch.equal(_weights(resumed), _weights(whole))
 
 
 def test_checkpoint_of_other_settings_is_refused(proteins, tmp_path):
     checkpoint = tmp_path / "checkpoint.pt"
-    train_encoder(proteins, replace(SETTINGS, steps=1), device=CPU, checkpoint=checkpoint)
+    train_encoder(proteins, replace(SETTINGS, steps=1), ResidueObjective(), device=CPU, checkpoint=checkpoint)
     with pytest.raises(ConfigurationError, match="other settings"):
-        train_encoder(proteins, SETTINGS, device=CPU, checkpoint=checkpoint)
+        train_encoder(proteins, SETTINGS, ResidueObjective(), device=CPU, checkpoint=checkpoint)
 
 
 def test_loss_falls_on_proteins_with_a_pattern(tokenizer):
@@ -97,7 +98,7 @@ def test_loss_falls_on_proteins_with_a_pattern(tokenizer):
     settings = replace(SETTINGS, steps=60)
     batch = mask_residues(patterned, tokenizer, np.random.default_rng(9))
     before = float(masked_loss(new_encoder(settings), batch).detach())
-    model, _ = train_encoder(patterned, settings, device=CPU)
+    model, _ = train_encoder(patterned, settings, ResidueObjective(), device=CPU)
     assert float(masked_loss(model, batch).detach()) < 0.8 * before
 
 
@@ -111,11 +112,11 @@ def test_states_are_those_of_fair_esms_own_forward(proteins, tokenizer):
 
 
 def test_windows_cover_long_proteins_and_fit_the_batch(proteins):
-    batches = list(epoch_windows(proteins, window_residues=60, batch_tokens=512, random=np.random.default_rng(0)))
+    batches = list(epoch_windows(proteins, window_tokens=60, batch_tokens=512, random=np.random.default_rng(0)))
     assert all(len({len(window) for window in batch}) == 1 for batch in batches)
     assert all(sum(len(window) + 2 for window in batch) <= 512 for batch in batches)
     lengths = [len(window) for batch in batches for window in batch]
-    assert min(lengths) >= SHORTEST_WINDOW_RESIDUES
+    assert min(lengths) >= SHORTEST_WINDOW
     assert max(lengths) <= 60
     assert sum(lengths) > 0.7 * sum(len(residues) for residues in proteins)
 

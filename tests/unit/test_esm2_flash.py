@@ -17,7 +17,8 @@ from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.models.tokenizer import ProteinTokenizer
 from virnucpro.training.encoder_card import save_weights
-from virnucpro.training.encoder_training import TrainingSettings, new_encoder
+from virnucpro.training.encoder_training import TrainingSettings
+from virnucpro.training.masked_residues import new_encoder
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]
 

@@ -18,10 +18,13 @@ import torch
 from safetensors.torch import save_file
 
 from virnucpro.models.checkpoint import ARCHITECTURE_KEY, Architecture
-from virnucpro.training.proteins import file_sha256
+from virnucpro.training.records import file_sha256
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from esm.model.esm2 import ESM2
+    from torch import nn
 
 WEIGHTS_NAME, CARD_NAME, TEXT_NAME = "model.safetensors", "card.json", "MODEL_CARD.md"
 
@@ -61,20 +64,40 @@ def publish(model: ESM2, card: dict[str, Any], folder: Path) -> ModelFiles:
         The files written.
     """
     files = ModelFiles(folder)
-    architecture = save_weights(model, files.weights)
+    card = {**card, "architecture": asdict(save_weights(model, files.weights))}
+    return write_cards(model, card, files, card_text, packages=("torch", "fair-esm", "numpy", "scipy", "safetensors"))
+
+
+def write_cards(
+    model: nn.Module,
+    card: dict[str, Any],
+    files: ModelFiles,
+    text_of: Callable[[dict[str, Any]], str],
+    *,
+    packages: Sequence[str],
+) -> ModelFiles:
+    """
+    Complete the card of an encoder whose weights are written, and write it in both forms.
+
+    Args:
+        model: The trained module.
+        card: What to say of it; parameters, digest, date and versions are added here.
+        files: The encoder's.
+        text_of: Makes the card in Markdown.
+        packages: Whose versions to tell.
+
+    Returns:
+        *files*.
+    """
     complete = {
         **card,
-        "architecture": asdict(architecture),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": file_sha256(files.weights),
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "fair-esm", "numpy", "scipy", "safetensors")},
-        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
     files.card.write_text(json.dumps(complete, indent=2) + "\n", "utf-8")
-    files.text.write_text(card_text(complete), "utf-8")
+    files.text.write_text(text_of(complete), "utf-8")
     return files
 
 

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from virnucpro.training.masked_residues import STANDARD_RESIDUES, MaskedBatch, hidden_states, mask_residues
+from virnucpro.training.masked_residues import STANDARD_RESIDUES, hidden_states, mask_residues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from esm.model.esm2 import ESM2
     from numpy.typing import NDArray
 
     from virnucpro.models.tokenizer import ProteinTokenizer
+    from virnucpro.training.masked_tokens import MaskedBatch
 
 MASK_SEED = 20_000
 """Seed of the fixed mask."""
@@ -35,17 +36,21 @@ _SAY_NOTHING = ("uncharacterized", "putative uncharacterized", "predicted protei
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutLoss:
-    """Cross-entropy in nats per masked residue of the held-out part, the same residues for both."""
+    """Cross-entropy in nats per masked token of the held-out part, the same tokens for both."""
 
     encoder: float
     unigram: float
-    num_residues: int
-    """Masked residues."""
+    num_masked: int
+    """Masked tokens; for proteins, residues."""
 
     @property
     def gain(self) -> float:
-        """Nats per masked residue that the encoder is better by."""
+        """Nats per masked token that the encoder is better by."""
         return self.unigram - self.encoder
+
+    def as_card(self, counted: str) -> dict[str, float]:
+        """Return what a card says of it, the masked tokens under the name *counted*."""
+        return {"encoder": self.encoder, "unigram": self.unigram, counted: self.num_masked, "gain": self.gain}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +87,45 @@ def held_out_loss(
     device = model.embed_tokens.weight.device
     standard = np.array([tokenizer.alphabet.get_idx(letter) for letter in STANDARD_RESIDUES])
     counts_V = np.bincount(np.concatenate(training), minlength=len(tokenizer.alphabet))
-    unigram_V = -np.log(counts_V[standard] / counts_V[standard].sum())
-    nats_of = dict(zip(standard.tolist(), unigram_V.tolist(), strict=True))
-    encoder_sum, unigram_sum, num_residues = 0.0, 0.0, 0
+    nats_V = np.full(len(counts_V), np.inf)
+    nats_V[standard] = -np.log(counts_V[standard] / counts_V[standard].sum())
     random = np.random.default_rng(MASK_SEED)
-    for numbers in _equal_length_batches(held_out):
-        windows = [held_out[number][:MAX_RESIDUES] for number in numbers]
-        batch = mask_residues(windows, tokenizer, random, masked_share=1.0, random_share=0.0).to(device)
-        with torch.inference_mode():
-            logits_MV = _logits(model, batch)
-            encoder_sum += float(functional.cross_entropy(logits_MV, batch.targets_M, reduction="sum"))
-        unigram_sum += sum(nats_of[target] for target in batch.targets_M.tolist())
-        num_residues += len(batch.targets_M)
-    return HeldOutLoss(
-        encoder=encoder_sum / num_residues, unigram=unigram_sum / num_residues, num_residues=num_residues
+    batches = (
+        mask_residues(
+            [held_out[number][:MAX_RESIDUES] for number in numbers],
+            tokenizer,
+            random,
+            masked_share=1.0,
+            random_share=0.0,
+        ).to(device)
+        for numbers in _equal_length_batches(held_out)
     )
+    return loss_against_unigram(batches, lambda batch: _logits(model, batch), nats_V)
+
+
+def loss_against_unigram(
+    batches: Iterable[MaskedBatch],
+    logits_of: Callable[[MaskedBatch], torch.Tensor],
+    unigram_nats_V: NDArray[np.float64],
+) -> HeldOutLoss:
+    """
+    Compare an encoder's predictions with one distribution for all positions.
+
+    Args:
+        batches: Held-out windows, every chosen token masked.
+        logits_of: The encoder's prediction of a batch's chosen tokens, shape (M, V).
+        unigram_nats_V: Negative logarithm of each token's share of the training part.
+
+    Returns:
+        Both losses.
+    """
+    encoder_sum, unigram_sum, num_masked = 0.0, 0.0, 0
+    for batch in batches:
+        with torch.inference_mode():
+            encoder_sum += float(functional.cross_entropy(logits_of(batch), batch.targets_M, reduction="sum"))
+        unigram_sum += float(unigram_nats_V[batch.targets_M.numpy(force=True)].sum())
+        num_masked += len(batch.targets_M)
+    return HeldOutLoss(encoder=encoder_sum / num_masked, unigram=unigram_sum / num_masked, num_masked=num_masked)
 
 
 def mean_embeddings(

@@ -1,5 +1,7 @@
 """
-The loop that trains an ESM-2-architecture encoder by masked-residue prediction, on a GPU when there is one.
+The loop that trains a small encoder by masked-token prediction, on a GPU when there is one.
+
+What is trained is an ``Objective``: proteins' is in ``masked_residues``, DNA's in ``masked_dna``.
 
 For one seed, number of steps, thread count and machine type the loop on a CPU gives the same weights every time: data
 order and masks come from numpy generators seeded by (seed, epoch) and (seed, step). A checkpoint holds all there is,
@@ -10,35 +12,37 @@ instead of cutting it off; such a run repeats only where the limit was not reach
 from __future__ import annotations
 
 import logging
-import math
+import re
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from esm.model.esm2 import ESM2
 
 from virnucpro.errors import ConfigurationError
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.masked_residues import epoch_windows, mask_residues, masked_loss
+from virnucpro.training.masked_tokens import epoch_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch import nn
+
+    from virnucpro.training.masked_tokens import MaskedBatch
 
 _log = logging.getLogger(__name__)
 
 _LOG_EVERY_STEPS = 50
 _CHECKPOINT_EVERY_S = 120.0
+_IN_A_LAYER = re.compile(r"\blayers?\.\d+\.")  # fair-esm's and the published BERTs' names
 _DATA_STREAM, _MASK_STREAM = 1, 2  # keep the two kinds of generator apart
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What decides the weights, besides the proteins."""
+    """What decides the weights, besides the sequences."""
 
     num_layers: int = 5
     """Transformer layers."""
@@ -50,8 +54,8 @@ class TrainingSettings:
     """Optimiser steps."""
     batch_tokens: int = 4096
     """Tokens of a step, special ones included, at the most."""
-    window_residues: int = 254
-    """Residues of a training window, at the most."""
+    window_tokens: int = 254
+    """Tokens of a training window at the most, special ones aside; for proteins, residues."""
     matrix_learning_rate: float = 8e-3
     """Peak learning rate of the layers' matrices (Muon); linear warm-up, then linear decay to 0."""
     learning_rate: float = 3e-3
@@ -82,41 +86,44 @@ class TrainingState:
     """Seconds of wall time in the loop, over all its processes."""
 
 
-def new_encoder(settings: TrainingSettings) -> ESM2:
-    """
-    Make fair-esm's ESM-2 with weights that a small model trains well from.
+class Objective(Protocol):
+    """What is trained, and on what; the loop knows nothing else of proteins or DNA."""
 
-    fair-esm's own start (embeddings with variance 1, which are the output layer too) begins at a loss of about 10
-    nats. Here matrices start normal with a deviation of 0.02, those that end a residual branch with 0.02/sqrt(2 x
-    layers), as in GPT-2 (Radford et al. 2019), embeddings with 0.05, biases at 0.
-    """
-    torch.manual_seed(settings.seed)
-    model = ESM2(settings.num_layers, settings.hidden_dim, settings.attention_heads)
-    branch_ends = ("out_proj.weight", "fc2.weight")
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.zeros_(parameter)
-        elif name.startswith("embed_tokens"):
-            torch.nn.init.normal_(parameter, std=0.05)
-        elif parameter.ndim == 2:
-            shrink = math.sqrt(2 * settings.num_layers) if name.endswith(branch_ends) else 1.0
-            torch.nn.init.normal_(parameter, std=0.02 / shrink)
-    return model
+    untrained: str
+    """Start of the names of parameters that the loss does not reach."""
+
+    def new_encoder(self, settings: TrainingSettings) -> nn.Module:
+        """Make the module to train, the same one for the same settings; its blocks' matrices are in ``layer``s."""
+        ...
+
+    def epoch_ids(self, sequences: Any, random: np.random.Generator) -> Sequence[NDArray[np.int64]]:
+        """Return the token ids of each training sequence for one epoch."""
+        ...
+
+    def mask(self, windows: Sequence[NDArray[np.int64]], random: np.random.Generator) -> MaskedBatch:
+        """Hide tokens of windows of one length."""
+        ...
+
+    def loss(self, model: Any, batch: MaskedBatch) -> torch.Tensor:
+        """Return the mean loss of the hidden tokens in nats, a scalar with its graph."""
+        ...
 
 
 def train_encoder(
-    proteins: Sequence[NDArray[np.int64]],
+    sequences: Sequence[Any],
     settings: TrainingSettings,
+    objective: Objective,
     *,
     device: torch.device,
     checkpoint: Path | None = None,
-) -> tuple[ESM2, TrainingState]:
+) -> tuple[Any, TrainingState]:
     """
     Train an encoder, or go on with the one in *checkpoint*.
 
     Args:
-        proteins: Token ids of each training protein's residues.
+        sequences: Training sequences, as *objective* takes them.
         settings: What decides the weights.
+        objective: What is trained, and on what.
         device: Where to train.
         checkpoint: File that is written every two minutes and at the end, and read first if it exists.
 
@@ -124,16 +131,15 @@ def train_encoder(
         The encoder on *device*, and how far it got.
     """
     torch.set_num_threads(settings.threads)
-    tokenizer = ProteinTokenizer()
-    model = new_encoder(settings).to(device)
-    optimisers = _optimisers(model, settings)
+    model = objective.new_encoder(settings).to(device)
+    optimisers = _optimisers(model, settings, objective.untrained)
     state = TrainingState()
     if checkpoint is not None and checkpoint.exists():
         state = _restore(checkpoint, model, optimisers, settings)
         _log.info("going on from step %d of %s", state.step, checkpoint)
     started = time.monotonic() - state.elapsed_s
     last_saved, recent_losses = time.monotonic(), []
-    for windows in _batches(proteins, settings, first_step=state.step):
+    for windows in _batches(sequences, settings, objective, first_step=state.step):
         state.elapsed_s = time.monotonic() - started
         rate_share = learning_rate_share(progress(state, settings), settings.warm_up_share)
         if rate_share == 0:
@@ -141,9 +147,9 @@ def train_encoder(
         for optimiser, peak in zip(optimisers, (settings.matrix_learning_rate, settings.learning_rate), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = peak * rate_share
-        batch = mask_residues(windows, tokenizer, np.random.default_rng((settings.seed, _MASK_STREAM, state.step)))
+        batch = objective.mask(windows, np.random.default_rng((settings.seed, _MASK_STREAM, state.step)))
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            loss = masked_loss(model, batch.to(device))
+            loss = objective.loss(model, batch.to(device))
         model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -182,16 +188,18 @@ def learning_rate_share(run_share: float, warm_up_share: float) -> float:
     return (1 - run_share) / (1 - warm_up_share)
 
 
-def _optimisers(model: ESM2, settings: TrainingSettings) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _optimisers(
+    model: nn.Module, settings: TrainingSettings, untrained: str
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """
     Return Muon for the layers' matrices and AdamW for the rest.
 
     Muon (Jordan et al. 2024, with the step sizes of Liu et al. 2025) was ahead of AdamW alone in short trials: held-out
     loss 2.8697 nats after 2.5 million tokens against 2.8731 after 4.7 million, undecayed, at the learning rates and
-    batch sizes that were tried. The contact head has no part in the loss.
+    batch sizes that were tried (ESM-2 on proteins).
     """
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if "contact_head" not in name]
-    is_matrix = {name: name.startswith("layers.") and parameter.ndim == 2 for name, parameter in trained}
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(untrained)]
+    is_matrix = {name: bool(_IN_A_LAYER.search(name)) and parameter.ndim == 2 for name, parameter in trained}
     return (
         torch.optim.Muon(
             [parameter for name, parameter in trained if is_matrix[name]],
@@ -209,14 +217,17 @@ def _optimisers(model: ESM2, settings: TrainingSettings) -> tuple[torch.optim.Op
 
 
 def _batches(
-    proteins: Sequence[NDArray[np.int64]], settings: TrainingSettings, *, first_step: int
+    sequences: Sequence[Any], settings: TrainingSettings, objective: Objective, *, first_step: int
 ) -> Iterator[list[NDArray[np.int64]]]:
     """Yield batches without end, epoch after epoch, from *first_step* on."""
     step, epoch = 0, 0
     while True:
         random = np.random.default_rng((settings.seed, _DATA_STREAM, epoch))
         for windows in epoch_windows(
-            proteins, window_residues=settings.window_residues, batch_tokens=settings.batch_tokens, random=random
+            objective.epoch_ids(sequences, random),
+            window_tokens=settings.window_tokens,
+            batch_tokens=settings.batch_tokens,
+            random=random,
         ):
             if step >= first_step:
                 yield windows
@@ -226,7 +237,7 @@ def _batches(
 
 def _save(
     path: Path,
-    model: ESM2,
+    model: nn.Module,
     optimisers: Sequence[torch.optim.Optimizer],
     settings: TrainingSettings,
     state: TrainingState,
@@ -244,7 +255,7 @@ def _save(
 
 
 def _restore(
-    path: Path, model: ESM2, optimisers: Sequence[torch.optim.Optimizer], settings: TrainingSettings
+    path: Path, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer], settings: TrainingSettings
 ) -> TrainingState:
     """Load a checkpoint that was made with the same settings; only the time limit may differ."""
     contents: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

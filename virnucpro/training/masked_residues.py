@@ -1,88 +1,96 @@
 """
-Masked-residue prediction: windows cut from proteins, their masking, and the loss of an ESM-2 on them.
+Masked-residue prediction: what training an ESM-2 by masked tokens needs to know of proteins and of fair-esm's module.
 
-The recipe is ESM-2's (Lin et al. 2023): 15 % of the residues are to be predicted, of these 80 % are masked, 10 %
-replaced by a random residue, 10 % left. A batch holds windows of one length, so nothing is padded. All randomness
-comes from the numpy generator given. Legend: B windows of a batch, L tokens of a window (BOS and EOS included), M
-residues to predict, D model width, N heads, H head width, V vocabulary.
+Legend: B windows of a batch, L tokens of a window (BOS and EOS included), M residues to predict, D model width, N
+heads, H head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from esm.model.esm2 import ESM2
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.training.masked_tokens import (
+    MASKED_SHARE,
+    PREDICTED_SHARE,
+    RANDOM_SHARE,
+    MaskedBatch,
+    MaskVocabulary,
+    mask_tokens,
+)
 
-    from esm.model.esm2 import ESM2
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from esm.modules import TransformerLayer
     from numpy.typing import NDArray
 
-    from virnucpro.models.tokenizer import ProteinTokenizer
+    from virnucpro.training.encoder_training import TrainingSettings
 
 STANDARD_RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
-PREDICTED_SHARE = 0.15
-MASKED_SHARE, RANDOM_SHARE = 0.8, 0.1
-SHORTEST_WINDOW_RESIDUES = 24
-"""Residues: a shorter remainder of a protein joins no batch."""
 
 
-@dataclass(frozen=True)
-class MaskedBatch:
-    """Windows with some residues hidden."""
-
-    tokens_BL: torch.Tensor
-    """Input ids, int64, shape (B, L)."""
-    positions_M: torch.Tensor
-    """Where to predict: positions in the flattened (B*L,) tokens, int64."""
-    targets_M: torch.Tensor
-    """The true ids there, int64."""
-
-    def to(self, device: torch.device) -> MaskedBatch:
-        """Return the batch on *device*."""
-        return MaskedBatch(self.tokens_BL.to(device), self.positions_M.to(device), self.targets_M.to(device))
-
-
-def epoch_windows(
-    proteins: Sequence[NDArray[np.int64]], *, window_residues: int, batch_tokens: int, random: np.random.Generator
-) -> Iterator[list[NDArray[np.int64]]]:
+def new_encoder(settings: TrainingSettings) -> ESM2:
     """
-    Cut every protein once into windows and batch windows of about equal length, in a random order.
+    Make fair-esm's ESM-2 with weights that a small model trains well from.
 
-    Args:
-        proteins: Token ids of each protein's residues, without BOS and EOS.
-        window_residues: Most residues of a window; a longer protein is cut from a random offset on.
-        batch_tokens: Most tokens of a batch.
-        random: Source of the offsets and the order.
-
-    Yields:
-        Lists of windows of one length: each batch is cut to its shortest window.
+    fair-esm's own start (embeddings with variance 1, which are the output layer too) begins at a loss of about 10
+    nats. Here matrices start normal with a deviation of 0.02, those that end a residual branch with 0.02/sqrt(2 x
+    layers), as in GPT-2 (Radford et al. 2019), embeddings with 0.05, biases at 0.
     """
-    windows: list[NDArray[np.int64]] = []
-    for residues in proteins:
-        # at least half a window before the first cut, so that no protein loses more than a short end
-        offset = int(random.integers(window_residues // 2, window_residues + 1))
-        cuts = [0, *range(offset, len(residues), window_residues), len(residues)]
-        if len(residues) <= window_residues:
-            cuts = [0, len(residues)]
-        pieces = [residues[start:stop] for start, stop in pairwise(cuts)]
-        windows.extend(piece for piece in pieces if len(piece) >= SHORTEST_WINDOW_RESIDUES)
-    order = random.permutation(len(windows))
-    by_length = sorted(order, key=lambda number: len(windows[number]))
-    batches, start = [], 0
-    while start < len(by_length):
-        shortest = len(windows[by_length[start]])
-        stop = start + max(batch_tokens // (shortest + 2), 1)
-        batches.append([windows[number][:shortest] for number in by_length[start:stop]])
-        start = stop
-    for number in random.permutation(len(batches)):
-        yield batches[number]
+    torch.manual_seed(settings.seed)
+    model = ESM2(settings.num_layers, settings.hidden_dim, settings.attention_heads)
+    branch_ends = ("out_proj.weight", "fc2.weight")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.zeros_(parameter)
+        elif name.startswith("embed_tokens"):
+            torch.nn.init.normal_(parameter, std=0.05)
+        elif parameter.ndim == 2:
+            shrink = math.sqrt(2 * settings.num_layers) if name.endswith(branch_ends) else 1.0
+            torch.nn.init.normal_(parameter, std=0.02 / shrink)
+    return model
+
+
+class ResidueObjective:
+    """Masked residues of proteins, predicted by fair-esm's ESM-2; the contact head has no part in the loss."""
+
+    untrained = "contact_head."
+
+    def __init__(self) -> None:
+        self.tokenizer = ProteinTokenizer()
+
+    def new_encoder(self, settings: TrainingSettings) -> ESM2:
+        """Make the module to train."""
+        return new_encoder(settings)
+
+    def epoch_ids(
+        self, proteins: Sequence[NDArray[np.int64]], random: np.random.Generator
+    ) -> Sequence[NDArray[np.int64]]:
+        """Return the proteins as they are."""
+        del random
+        return proteins
+
+    def mask(self, windows: Sequence[NDArray[np.int64]], random: np.random.Generator) -> MaskedBatch:
+        """Hide residues by the usual recipe."""
+        return mask_residues(windows, self.tokenizer, random)
+
+    def loss(self, model: ESM2, batch: MaskedBatch) -> torch.Tensor:
+        """Return the loss to go down on."""
+        return masked_loss(model, batch)
+
+
+def residue_vocabulary(tokenizer: ProteinTokenizer) -> MaskVocabulary:
+    """Return ESM-2's ids; the twenty standard residues are the ordinary ones."""
+    alphabet = tokenizer.alphabet
+    standard = np.array([alphabet.get_idx(letter) for letter in STANDARD_RESIDUES])
+    return MaskVocabulary(alphabet.cls_idx, alphabet.eos_idx, alphabet.mask_idx, standard)
 
 
 def mask_residues(
@@ -94,36 +102,14 @@ def mask_residues(
     masked_share: float = MASKED_SHARE,
     random_share: float = RANDOM_SHARE,
 ) -> MaskedBatch:
-    """
-    Choose the residues to predict and hide them.
-
-    Args:
-        windows: Token ids of the residues of windows of one length.
-        tokenizer: Whose alphabet the ids are of.
-        random: Source of the choice.
-        predicted_share: Share of the residues that are to be predicted.
-        masked_share: Share of these that are masked.
-        random_share: Share of these that are replaced by any residue; the rest stays.
-
-    Returns:
-        The batch; each window is between BOS and EOS, which are never chosen.
-    """
-    alphabet = tokenizer.alphabet
-    standard = np.array([alphabet.get_idx(letter) for letter in STANDARD_RESIDUES])
-    residues_BR = np.stack(windows)
-    chosen_BR = (random.random(residues_BR.shape) < predicted_share) & np.isin(residues_BR, standard)
-    fate_BR = random.random(residues_BR.shape)
-    hidden_BR = residues_BR.copy()
-    hidden_BR[chosen_BR & (fate_BR < masked_share)] = alphabet.mask_idx
-    replaced_BR = chosen_BR & (fate_BR >= 1 - random_share)
-    hidden_BR[replaced_BR] = random.choice(standard, size=int(replaced_BR.sum()))
-    edges = ((0, 0), (1, 1))
-    tokens_BL = np.pad(hidden_BR, edges, constant_values=alphabet.cls_idx)
-    tokens_BL[:, -1] = alphabet.eos_idx
-    return MaskedBatch(
-        torch.from_numpy(tokens_BL),
-        torch.from_numpy(np.flatnonzero(np.pad(chosen_BR, edges))),
-        torch.from_numpy(residues_BR[chosen_BR]),
+    """Choose the residues to predict and hide them: ``mask_tokens`` with the vocabulary of *tokenizer*."""
+    return mask_tokens(
+        windows,
+        residue_vocabulary(tokenizer),
+        random,
+        predicted_share=predicted_share,
+        masked_share=masked_share,
+        random_share=random_share,
     )
 
 

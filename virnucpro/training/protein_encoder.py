@@ -7,19 +7,15 @@ checkpoint from which the same command goes on. Needs the extra ``train`` (scipy
 
 from __future__ import annotations
 
-import argparse
 import logging
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from virnucpro.errors import VirNucProError
 from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.encoder_card import hardware, publish
+from virnucpro.training.command import run_training, training_card, training_parser
+from virnucpro.training.encoder_card import publish
 from virnucpro.training.encoder_evaluation import (
     compositions,
     held_out_loss,
@@ -27,13 +23,15 @@ from virnucpro.training.encoder_evaluation import (
     protein_names,
     retrieval,
 )
-from virnucpro.training.encoder_training import TrainingSettings, TrainingState, train_encoder
-from virnucpro.training.proteins import Protein, file_sha256, read_proteins
+from virnucpro.training.encoder_training import TrainingSettings, train_encoder
+from virnucpro.training.masked_residues import ResidueObjective
+from virnucpro.training.records import Record, file_sha256, read_records
 from virnucpro.training.split import Split, largest_overlaps, linked_groups, split_by_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from esm.model.esm2 import ESM2
 
 _log = logging.getLogger(__name__)
@@ -47,21 +45,18 @@ SPLIT_RULE = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    options = _parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    settings = TrainingSettings(
-        steps=options.steps,
-        limit_minutes=options.minutes,
-        seed=options.seed,
-        threads=options.threads,
-        precision=options.precision,
+    parser = training_parser(
+        __spec__.name,
+        "Train an ESM-2-architecture encoder by masked-residue prediction, and write its card.",
+        TrainingSettings(),
     )
-    device = _device(options.device)
-    try:
-        train_and_publish(options.fasta, options.output, settings, device)
-    except VirNucProError as error:
-        _log.error("%s", error)
-        raise SystemExit(error.exit_code) from error
+    parser.add_argument("fasta", type=Path, metavar="FASTA", help="proteins, gzip-compressed or not")
+    options = parser.parse_args(arguments)
+    run_training(
+        options,
+        TrainingSettings(),
+        lambda settings, device: train_and_publish(options.fasta, options.output, settings, device),
+    )
 
 
 def train_and_publish(fasta: Path, output: Path, settings: TrainingSettings, device: torch.device) -> None:
@@ -73,15 +68,17 @@ def train_and_publish(fasta: Path, output: Path, settings: TrainingSettings, dev
         ConfigurationError: *output* holds the checkpoint of a run with other settings.
     """
     output.mkdir(parents=True, exist_ok=True)
-    proteins = read_proteins(fasta)
-    split = split_by_overlap([protein.residues for protein in proteins], seed=settings.seed)
+    proteins = read_records(fasta)
+    split = split_by_overlap([protein.letters for protein in proteins], seed=settings.seed)
     _log.info("%d proteins train, %d are held out", len(split.training), len(split.held_out))
     tokenizer = ProteinTokenizer()
-    training = [tokenizer.encode([proteins[number].residues])[0][1:-1] for number in split.training]
-    model, state = train_encoder(training, settings, device=device, checkpoint=output / "checkpoint.pt")
+    training = [tokenizer.encode([proteins[number].letters])[0][1:-1] for number in split.training]
+    model, state = train_encoder(
+        training, settings, ResidueObjective(), device=device, checkpoint=output / "checkpoint.pt"
+    )
     model.eval()
     held_out = [proteins[number] for number in split.held_out]
-    held_out_ids = [tokenizer.encode([protein.residues])[0][1:-1] for protein in held_out]
+    held_out_ids = [tokenizer.encode([protein.letters])[0][1:-1] for protein in held_out]
     loss = held_out_loss(model, tokenizer, held_out=held_out_ids, training=training)
     _log.info(
         "held-out loss %.4f nats per masked residue, unigram model %.4f: %.4f better",
@@ -93,15 +90,15 @@ def train_and_publish(fasta: Path, output: Path, settings: TrainingSettings, dev
         "licence": "CC-BY-4.0",
         "data": _data_card(fasta, proteins),
         "split": _split_card(proteins, split, settings),
-        "training": _training_card(fasta, settings, state, device),
-        "held_out_loss": {**asdict(loss), "gain": loss.gain},
+        "training": training_card(__spec__.name, [fasta], settings, state, device),
+        "held_out_loss": loss.as_card("num_residues"),
         "retrieval": _retrieval_card(model, tokenizer, held_out),
     }
     files = publish(model, card, output)
     _log.info("wrote %s, %s and %s", files.weights, files.card, files.text)
 
 
-def _data_card(fasta: Path, proteins: Sequence[Protein]) -> dict[str, Any]:
+def _data_card(fasta: Path, proteins: Sequence[Record]) -> dict[str, Any]:
     return {
         "description": "UniProt proteins, as in Debian's mmseqs2-examples",
         "licence": "CC BY 4.0 (UniProt Consortium)",
@@ -109,14 +106,14 @@ def _data_card(fasta: Path, proteins: Sequence[Protein]) -> dict[str, Any]:
         "sha256": file_sha256(fasta),
         "num_proteins": len(proteins),
         "num_accessions": len({protein.accession for protein in proteins}),
-        "num_residues": sum(len(protein.residues) for protein in proteins),
+        "num_residues": sum(len(protein.letters) for protein in proteins),
     }
 
 
-def _split_card(proteins: Sequence[Protein], split: Split, settings: TrainingSettings) -> dict[str, Any]:
+def _split_card(proteins: Sequence[Record], split: Split, settings: TrainingSettings) -> dict[str, Any]:
     overlaps = largest_overlaps(
-        [proteins[number].residues for number in split.held_out],
-        [proteins[number].residues for number in split.training],
+        [proteins[number].letters for number in split.held_out],
+        [proteins[number].letters for number in split.training],
     )
     _log.info("largest share of a held-out protein's 5-mers in one training protein: %.4f", overlaps.max())
     return {
@@ -130,30 +127,8 @@ def _split_card(proteins: Sequence[Protein], split: Split, settings: TrainingSet
     }
 
 
-def _training_card(
-    fasta: Path, settings: TrainingSettings, state: TrainingState, device: torch.device
-) -> dict[str, Any]:
-    command = ["python", "-m", __spec__.name, fasta.name, "-o", "DIR", "--steps", str(settings.steps)]
-    command += [] if settings.limit_minutes is None else ["--minutes", f"{settings.limit_minutes:g}"]
-    command += ["--seed", str(settings.seed), "--threads", str(settings.threads), "--precision", settings.precision]
-    by_time = state.step < settings.steps
-    return {
-        "steps": state.step,
-        "tokens_seen": state.tokens_seen,
-        "elapsed_minutes": state.elapsed_s / 60,
-        "settings": asdict(settings),
-        "hardware": hardware(device, settings.threads),
-        "command": shlex.join(command),
-        "repeatable": (
-            "The time limit set the course of the learning rate: the same command gives similar weights, not the same."
-            if by_time
-            else "The same command gives the same weights on the same kind of CPU."
-        ),
-    }
-
-
-def _retrieval_card(model: ESM2, tokenizer: ProteinTokenizer, held_out: Sequence[Protein]) -> dict[str, Any]:
-    sequences = [protein.residues for protein in held_out]
+def _retrieval_card(model: ESM2, tokenizer: ProteinTokenizer, held_out: Sequence[Record]) -> dict[str, Any]:
+    sequences = [protein.letters for protein in held_out]
     names = protein_names([protein.description for protein in held_out])
     groups = linked_groups(sequences)
     embeddings_RD = mean_embeddings(model, tokenizer, [tokenizer.encode([text])[0][1:-1] for text in sequences])
@@ -172,29 +147,6 @@ def _retrieval_card(model: ESM2, tokenizer: ProteinTokenizer, held_out: Sequence
         (False, True): "The embedding beats composition only where near copies are left out.",
     }[wins[0], wins[1]]
     return {"all": asdict(near), "across_groups": asdict(far), "verdict": verdict}
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    defaults = TrainingSettings()
-    parser = argparse.ArgumentParser(
-        prog="python -m virnucpro.training.protein_encoder",
-        description="Train an ESM-2-architecture encoder by masked-residue prediction, and write its card.",
-    )
-    parser.add_argument("fasta", type=Path, metavar="FASTA", help="proteins, gzip-compressed or not")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the result")
-    parser.add_argument("--steps", type=int, default=defaults.steps, help="optimiser steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, help="minutes of training at the most: the decay is hastened")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of everything (default %(default)s)")
-    parser.add_argument("--device", default="auto", help="auto (a GPU when there is one), cpu or cuda:N")
-    parser.add_argument("--threads", type=int, default=defaults.threads, help="CPU threads (default %(default)s)")
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default=defaults.precision, help="default %(default)s")
-    return parser.parse_args(arguments)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 if __name__ == "__main__":

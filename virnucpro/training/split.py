@@ -10,7 +10,7 @@ of the file and the seed, and on nothing else. Legend: R records, K distinct k-m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
@@ -54,18 +54,48 @@ def split_by_overlap(sequences: Sequence[str], *, seed: int, held_out_share: flo
         The split.
     """
     groups = linked_groups(sequences)
-    group_sizes = np.bincount(groups)
     has_kmer = np.array([len(residues) >= KMER_RESIDUES for residues in sequences])
-    eligible = np.ones(len(group_sizes), dtype=bool)
-    eligible[groups[~has_kmer]] = False
-    room = int(held_out_share * len(sequences))
-    chosen = np.zeros(len(group_sizes), dtype=bool)
-    for group in np.random.default_rng(seed).permutation(len(group_sizes)):
-        if eligible[group] and group_sizes[group] <= room:
+    is_held_out = hold_out_groups(
+        groups,
+        np.ones(len(sequences), dtype=np.int64),
+        eligible=has_kmer,
+        room=int(held_out_share * len(sequences)),
+        random=np.random.default_rng(seed),
+    )
+    return Split(np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out), int(groups.max()) + 1)
+
+
+def hold_out_groups(
+    groups: NDArray[np.int64],
+    weights: NDArray[np.int64],
+    *,
+    eligible: NDArray[np.bool_],
+    room: int,
+    random: np.random.Generator,
+) -> NDArray[np.bool_]:
+    """
+    Take whole groups in a random order, each if it still fits.
+
+    Args:
+        groups: Group of each record, int64, shape (R,).
+        weights: What each record takes of *room*, int64, shape (R,).
+        eligible: Whether a record may be held out; a group with one that may not is left, shape (R,).
+        room: Most of the summed weights.
+        random: Source of the order.
+
+    Returns:
+        Whether each record is held out, shape (R,).
+    """
+    group_weights = np.bincount(groups, weights).astype(np.int64)
+    may = np.ones(len(group_weights), dtype=bool)
+    may[groups[~eligible]] = False
+    chosen = np.zeros(len(group_weights), dtype=bool)
+    for group in random.permutation(len(group_weights)):
+        if may[group] and group_weights[group] <= room:
             chosen[group] = True
-            room -= int(group_sizes[group])
-    is_held_out = chosen[groups]
-    return Split(np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out), len(group_sizes))
+            room -= int(group_weights[group])
+    held_out: NDArray[np.bool_] = chosen[groups]
+    return held_out
 
 
 def linked_groups(sequences: Sequence[str]) -> NDArray[np.int64]:
@@ -78,18 +108,36 @@ def linked_groups(sequences: Sequence[str]) -> NDArray[np.int64]:
     Returns:
         Group of each protein, int64, shape (R,).
     """
-    kmers_RK = kmer_matrix(sequences)
+    return connected(linked_pairs([_kmer_numbers(residues) for residues in sequences], OVERLAP_LIMIT), len(sequences))
+
+
+def linked_pairs(kmers_of: Sequence[NDArray[Any]], limit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """
+    Find the pairs of which one has *limit* or more of the other's distinct k-mers.
+
+    Args:
+        kmers_of: k-mers of each record, as numbers.
+        limit: Share of a record's distinct k-mers.
+
+    Returns:
+        First and second record of each pair; a record with a k-mer is linked to itself.
+    """
+    kmers_RK = kmer_matrix(kmers_of)
     num_kmers_R = np.diff(kmers_RK.indptr)
     kmers_KR = kmers_RK.T.tocsr()
     firsts, seconds = [], []
-    for start in range(0, len(sequences), _ROWS_AT_ONCE):
+    for start in range(0, len(kmers_of), _ROWS_AT_ONCE):
         shared = (kmers_RK[start : start + _ROWS_AT_ONCE] @ kmers_KR).tocoo()
         first, second = shared.row + start, shared.col
-        linked = shared.data >= OVERLAP_LIMIT * np.minimum(num_kmers_R[first], num_kmers_R[second])
+        linked = shared.data >= limit * np.minimum(num_kmers_R[first], num_kmers_R[second])
         firsts.append(first[linked])
         seconds.append(second[linked])
-    first, second = np.concatenate(firsts), np.concatenate(seconds)
-    links = sparse.coo_matrix((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(sequences),) * 2)
+    return np.concatenate(firsts), np.concatenate(seconds)
+
+
+def connected(pairs: tuple[NDArray[np.int64], NDArray[np.int64]], num_records: int) -> NDArray[np.int64]:
+    """Return the number of each record's connected component under *pairs*, int64, shape (R,)."""
+    links = sparse.coo_matrix((np.ones(len(pairs[0]), dtype=np.int8), pairs), shape=(num_records,) * 2)
     _, groups = connected_components(links, directed=False)
     numbers: NDArray[np.int64] = groups.astype(np.int64)
     return numbers
@@ -107,6 +155,17 @@ def largest_overlaps(held_out: Sequence[str], training: Sequence[str]) -> NDArra
         For each held-out protein, the largest share of its distinct 5-mers found in one training protein; 0 for
         proteins too short to have a 5-mer. Shape (len(held_out),).
     """
+    return largest_shares(*([_kmer_numbers(residues) for residues in part] for part in (held_out, training)))
+
+
+def largest_shares(held_out: Sequence[NDArray[Any]], training: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """
+    Return the largest share of each held-out record's distinct k-mers that is in one training record.
+
+    Args:
+        held_out: k-mers of each held-out record.
+        training: k-mers of each training record.
+    """
     kmers_RK = kmer_matrix([*held_out, *training])
     training_KR = kmers_RK[len(held_out) :].T.tocsr()
     num_kmers = np.maximum(np.diff(kmers_RK.indptr)[: len(held_out)], 1)
@@ -118,21 +177,21 @@ def largest_overlaps(held_out: Sequence[str], training: Sequence[str]) -> NDArra
     return shares
 
 
-def kmer_matrix(sequences: Sequence[str]) -> sparse.csr_matrix:
+def kmer_matrix(kmers_of: Sequence[NDArray[Any]]) -> sparse.csr_matrix:
     """
-    Mark the distinct 5-mers of each protein.
+    Mark the distinct k-mers of each record.
 
     Args:
-        sequences: Residues of each protein, letters A to Z.
+        kmers_of: k-mers of each record, as numbers.
 
     Returns:
         Sparse int32 matrix of ones, shape (R, K).
     """
-    kmers_of = [np.unique(_kmer_numbers(residues)) for residues in sequences]
+    kmers_of = [np.unique(kmers) for kmers in kmers_of]
     row_ends = np.cumsum([0, *(len(kmers) for kmers in kmers_of)])
     known, columns = np.unique(np.concatenate(kmers_of), return_inverse=True)
     ones = np.ones(len(columns), dtype=np.int32)
-    return sparse.csr_matrix((ones, columns.ravel(), row_ends), shape=(len(sequences), len(known)))
+    return sparse.csr_matrix((ones, columns.ravel(), row_ends), shape=(len(kmers_of), len(known)))
 
 
 def _kmer_numbers(residues: str) -> NDArray[np.int64]:

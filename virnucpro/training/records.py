@@ -1,5 +1,5 @@
 """
-Proteins to train on, read whole into memory: ids, descriptions and residues.
+Proteins or genomes to train on, read whole into memory: ids, descriptions and letters.
 
 Made for a few ten thousand curated sequences; it checks no more than what would make training meaningless. The strict
 reader of user input is ``virnucpro.data.fasta``.
@@ -21,18 +21,18 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class Protein:
+class Record:
     """One record of the training file."""
 
     accession: str
     """First word of the header, such as ``sp|P0A6F5|CH60_ECOLI``."""
     description: str
     """The rest of the header."""
-    residues: str
-    """Upper-case one-letter codes."""
+    letters: str
+    """Residues or nucleotides, upper-case one-letter codes."""
 
 
-def read_proteins(path: Path) -> list[Protein]:
+def read_records(path: Path) -> list[Record]:
     """
     Read every record of a FASTA file, gzip-compressed or not.
 
@@ -40,7 +40,7 @@ def read_proteins(path: Path) -> list[Protein]:
         path: The file.
 
     Returns:
-        The proteins in file order.
+        The records in file order.
 
     Raises:
         BadInputError: The file does not start with a header, or a record is empty.
@@ -48,18 +48,18 @@ def read_proteins(path: Path) -> list[Protein]:
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
     if not text.startswith(">"):
-        problem = InputProblem(str(path), 1, "no header", "give a FASTA file of proteins")
+        problem = InputProblem(str(path), 1, "no header", "give a FASTA file")
         raise BadInputError([problem])
-    proteins = []
+    records = []
     for record in text[1:].split("\n>"):
         header, _, body = record.partition("\n")
         accession, _, description = header.strip().partition(" ")
-        residues = "".join(body.split()).upper()
-        if not residues:
-            problem = InputProblem(str(path), None, "a record without residues", "remove it", accession)
+        letters = "".join(body.split()).upper()
+        if not letters:
+            problem = InputProblem(str(path), None, "a record without a sequence", "remove it", accession)
             raise BadInputError([problem])
-        proteins.append(Protein(accession, description.strip(), residues))
-    return proteins
+        records.append(Record(accession, description.strip(), letters))
+    return records
 
 
 def file_sha256(path: Path) -> str:
