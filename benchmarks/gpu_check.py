@@ -341,7 +341,7 @@ def dnabert_s(check: Check) -> dict[str, Any]:
     with torch.device("meta"):
         model = PackedMosaicBert(config)
     gpu_models.randomise(model, config.num_hidden_layers, check.device, HALF)
-    model.place()
+    model.prepare_for_inference()
     tokens = gpu_models.dna_tokens(12 if check.is_tiny else 8000)
     flops = gpu_models.mosaic_bert_flops(config, tokens)
     budget = 600 if check.is_tiny else 65536

@@ -22,7 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
 from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
@@ -53,7 +53,7 @@ def embed(
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     token_budget: int | None = None,
     threads: int = 1,
-    max_residues: int = DEFAULT_MAX_RESIDUES,
+    max_residues: int | None = None,
     long: Literal["truncate", "error"] = "truncate",
     weights_dir: str | None = None,
     cache_dir: str | None = None,
@@ -76,7 +76,7 @@ def embed(
         token_budget: Tokens in one block at the most, never less than the longest sequence; by default a number that
             suits CPUs, or what a short trial on each GPU finds.
         threads: Threads of each CPU worker.
-        max_residues: Residues of a sequence that are embedded.
+        max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
         long: What happens to longer sequences.
         weights_dir: Folder that is looked into for weights first.
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, LongPolicy
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
@@ -28,7 +28,7 @@ def embed_fasta(
     precision: str = "auto",
     token_budget: int | None = None,
     threads: int = 1,
-    max_residues: int = DEFAULT_MAX_RESIDUES,
+    max_residues: int | None = None,
     long: LongPolicy | str = LongPolicy.TRUNCATE,
     weights_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
@@ -47,7 +47,7 @@ def embed_fasta(
         token_budget: Tokens in one block at the most; by default a number that suits CPUs, or what a short trial on
             each GPU finds.
         threads: Threads of each CPU worker.
-        max_residues: Residues of a sequence that are embedded.
+        max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
         long: What happens to longer sequences: ``truncate`` or ``error``.
         weights_dir: Folder that is looked into for weights first.
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run

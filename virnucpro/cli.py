@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import virnucpro
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, LongPolicy
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, UNLIMITED_LETTERS, LongPolicy
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
@@ -170,8 +170,15 @@ def embed(
         int, typer.Option(min=1, max=1024, help="Threads of each CPU worker. Other numbers give other last bits.")
     ] = 1,
     max_residues: Annotated[
-        int, typer.Option(min=1, max=10**9, metavar="RESIDUES", help="Residues of a sequence that are embedded.")
-    ] = DEFAULT_MAX_RESIDUES,
+        int | None,
+        typer.Option(
+            min=1,
+            max=UNLIMITED_LETTERS,
+            metavar="RESIDUES",
+            help="Residues (of DNA: nucleotides) of a sequence that are embedded.",
+            show_default=f"{DEFAULT_MAX_RESIDUES}; DNA models: no limit",
+        ),
+    ] = None,
     long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
     weights_dir: WeightsDir = None,
     cache_dir: Annotated[
@@ -310,13 +317,20 @@ def verify(
 def models_list(
     weights_dir: WeightsDir = None,
 ) -> None:
-    """List the models: name, parameters, width, where the weights come from, whether they are here."""
+    """List the models: name, what they take, parameters, width, where the weights come from, whether they are here."""
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
-    for column in ("parameters", "width", "source", "weights"):
+    for column in ("takes", "parameters", "width", "source", "weights"):
         table.add_column(column, overflow="fold")
     for row in models_table(weights_dir=weights_dir):
-        table.add_row(row.name, f"{row.num_parameters / 1e6:,.1f} M", f"{row.hidden_dim:,}", row.source, row.where)
+        table.add_row(
+            row.name,
+            row.sequence_kind,
+            f"{row.num_parameters / 1e6:,.1f} M",
+            f"{row.hidden_dim:,}",
+            row.source,
+            row.where,
+        )
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 

@@ -32,6 +32,16 @@ class LongPolicy(StrEnum):
     ERROR = "error"
 
 
+class SequenceKind(StrEnum):
+    """What a model embeds."""
+
+    PROTEIN = "protein"
+    DNA = "DNA"
+
+
+UNLIMITED_LETTERS = 10**9
+"""Residues or nucleotides: no limit, since no record is as long."""
+
 DEFAULT_MAX_RESIDUES = 1022
 """Residues: the length ESM-2 was trained with (1024 tokens less BOS and EOS), Lin et al. 2023. Rotary positions go on
 beyond it, so that it is a setting and not a limit."""
@@ -50,6 +60,7 @@ SPECIAL_TOKENS = 2
 
 
 _NO_EFFECT_ON_ROWS = (
+    "sequence_kind",
     "weights_path",
     "hidden_dim",
     "loader",
@@ -80,6 +91,11 @@ class ModelConfig:
     loader: str = "virnucpro.models.esm2_flash:load_esm2_model"
     """``module:function`` that makes (model, tokenizer) from (weights_path, device, precision=...). Set by the
     registry, never from user input."""
+    sequence_kind: SequenceKind = SequenceKind.PROTEIN
+    """What the model embeds."""
+    letters_per_token: float = 1.0
+    """Residues or nucleotides that the plan counts as one token. 1 is exact for ESM-2; for BPE it is an estimate, and
+    a block's true tokens are at the most its letters and special tokens."""
     precision: Precision = Precision.FP32
     """Number format of the forward pass."""
     token_budget: int = AUTO_TOKEN_BUDGET
@@ -89,7 +105,7 @@ class ModelConfig:
     threads_per_worker: int = 1
     """Threads of a CPU worker. Part of the fingerprint: another number gives other last bits."""
     max_residues: int = DEFAULT_MAX_RESIDUES
-    """Residues of a sequence that are embedded; see ``long_policy``."""
+    """Residues (of DNA: nucleotides) of a sequence that are embedded; see ``long_policy``."""
     long_policy: LongPolicy = LongPolicy.TRUNCATE
     """What happens to longer sequences."""
     log_level: str = "INFO"
@@ -110,6 +126,8 @@ class ModelConfig:
             if given not in set(allowed):
                 raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
             object.__setattr__(self, name, allowed(given))
+        if self.letters_per_token < 1:
+            raise ConfigurationError(f"letters_per_token is {self.letters_per_token}: it must be at least 1")
         for name, least in (
             ("token_budget", AUTO_TOKEN_BUDGET),
             ("threads_per_worker", 1),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import operator
 from dataclasses import fields
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,10 +15,12 @@ from hypothesis import strategies as st
 
 from tests.fakes import hash_config
 from tests.strategies import MadeRun, write_fasta
-from virnucpro.config import LongPolicy, ModelConfig, Precision
+from virnucpro.config import LongPolicy, ModelConfig, Precision, SequenceKind
 from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, settle_token_budget, tokens_of
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
+from virnucpro.models.dna_tokenizer import DnaTokenizer
+from virnucpro.models.registry import MODELS
 
 token_lists = st.lists(st.integers(3, 200), max_size=80).map(lambda tokens: sorted(tokens, reverse=True))
 
@@ -106,6 +110,48 @@ def test_the_tokens_of_a_block_are_those_of_its_sequences_after_the_cut(tmp_path
         assert run.plan.tokens[block] == sum(min(int(length), 25) + 2 for length in lengths)
 
 
+@given(
+    st.lists(st.integers(1, 100_000), min_size=1),
+    st.integers(1, 200_000),
+    st.floats(1, 8, allow_nan=False),
+)
+def test_tokens_of_bpe_are_estimated_between_the_special_ones_and_one_a_letter(lengths, max_letters, letters_per_token):
+    letters = np.array(lengths, np.int64)
+    tokens = tokens_of(letters, max_residues=max_letters, letters_per_token=letters_per_token)
+    kept = np.minimum(letters, max_letters)
+    assert (tokens >= 3).all()
+    assert (tokens <= kept + 2).all()
+    assert (np.abs((tokens - 2) * letters_per_token - kept) <= letters_per_token).all()
+    assert (np.diff(tokens[np.argsort(letters)]) >= 0).all()
+
+
+@pytest.mark.data
+def test_blocks_of_real_dna_come_close_to_the_budget_in_true_tokens(tmp_path, data_dir):
+    with gzip.open(data_dir / "viral" / "train_virus_prokaryotic_virus.fna.gz", "rt") as lines:
+        genomes = "".join(line.strip() for line in islice(lines, 8000) if not line.startswith(">"))
+    pieces = [(f"p{n}", genomes[500 * n : 500 * n + 300 + n % 200]) for n in range(len(genomes) // 500)]
+    family = MODELS["dnabert-s"].family
+    run = MadeRun(
+        tmp_path,
+        pieces,
+        token_budget=4096,
+        letters_per_token=family.letters_per_token,
+        max_residues=family.max_letters,
+    )
+    tokenizer, sequence_of = DnaTokenizer(), dict(pieces)
+    true_tokens = [
+        int(
+            tokenizer.encode([sequence_of[run.index.sequence_id(int(p))] for p in run.plan.block_positions(block)])[
+                1
+            ].sum()
+        )
+        for block in range(len(run.plan) - 1)
+    ]
+    assert len(true_tokens) > 10
+    assert np.mean(true_tokens) == pytest.approx(4096, rel=0.05)
+    assert 0.85 * 4096 < min(true_tokens) <= max(true_tokens) < 1.1 * 4096
+
+
 CHANGES_ROWS = {
     "model_name": "another",
     "weights_sha256": "1" * 64,
@@ -113,11 +159,16 @@ CHANGES_ROWS = {
     "token_budget": 65,
     "threads_per_worker": 2,
     "max_residues": 1000,
+    "letters_per_token": 4.6,
+    "attention_kernel": "another",
 }
 CHANGES_NO_ROW = {
     "weights_path": "/elsewhere/model.pt",
     "hidden_dim": 9,
     "loader": "tests.fakes:load_faulty_model",
+    "sequence_kind": SequenceKind.DNA,
+    "cache_dir": "/elsewhere",
+    "cache_max_bytes": 10**9,
     "long_policy": LongPolicy.ERROR,
     "log_level": "DEBUG",
     "loader_workers": 2,

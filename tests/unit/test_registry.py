@@ -92,8 +92,8 @@ def test_depth_of_a_published_model_is_the_one_in_its_name(name):
     assert spec.num_parameters / 1e6 == pytest.approx(millions, rel=0.1)
 
 
-def test_there_are_six_published_models_and_the_default_is_bundled():
-    assert sum(not spec.is_bundled for spec in MODELS.values()) == 6
+def test_there_are_seven_published_models_and_the_default_is_bundled():
+    assert sum(not spec.is_bundled for spec in MODELS.values()) == 7
     assert MODELS[DEFAULT_PROTEIN_MODEL].is_bundled
 
 

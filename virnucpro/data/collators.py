@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from virnucpro.errors import SequenceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -94,8 +96,18 @@ class VarlenCollator:
         self.max_residues = max_residues
 
     def __call__(self, records: Sequence[SequenceRecord]) -> PackedBatch:
-        """Pack *records* in the order given."""
-        input_ids, lengths = self.tokenizer.encode([record.sequence[: self.max_residues] for record in records])
+        """
+        Pack *records* in the order given.
+
+        Raises:
+            SequenceError: A sequence has a letter that the model has no token for; names it.
+        """
+        sequences = [record.sequence[: self.max_residues] for record in records]
+        try:
+            input_ids, lengths = self.tokenizer.encode(sequences)
+        except SequenceError:
+            self._name_the_wrong_one(records)
+            raise
         cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1:])
         return PackedBatch(
@@ -105,6 +117,14 @@ class VarlenCollator:
             cu_seqlens=torch.from_numpy(cu_seqlens),
             lengths=tuple(lengths.tolist()),
         )
+
+    def _name_the_wrong_one(self, records: Sequence[SequenceRecord]) -> None:
+        """Raise for the first record that has no tokens, by its id: a tokenizer knows numbers only."""
+        for record in records:
+            try:
+                self.tokenizer.encode([record.sequence[: self.max_residues]])
+            except SequenceError as error:
+                raise SequenceError(record.sequence_id, error.what) from error
 
 
 def create_async_dataloader(

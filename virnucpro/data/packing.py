@@ -1,10 +1,10 @@
 """
 The batch plan: which sequences are computed together.
 
-A block is a run of neighbours in the length-sorted index that fits the token budget. The plan is a pure function of
-the sequence lengths and the budget, never of ranks, world size or what is left to do; that is why a resumed run, or
-one on another number of devices, gives the same bytes. It covers each distinct sequence once: copies get their row
-when the result is put together.
+A block is a run of neighbours in the length-sorted index that fits the token budget (under BPE: by estimate). The plan
+is a pure function of the sequence lengths, the settings and the budget, never of ranks, world size or what is left to
+do; that is why a resumed run, or one on another number of devices, gives the same bytes. It covers each distinct
+sequence once: copies get their row when the result is put together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlockPlan:
     starts: IntArray
     """int64 (num_blocks + 1,): block b holds ``positions[starts[b]:starts[b + 1]]``."""
     tokens: IntArray
-    """int64 (num_blocks,): tokens of each block, special tokens included."""
+    """int64 (num_blocks,): tokens of each block, special tokens included; under BPE as estimated by ``tokens_of``."""
     token_budget: int
     """Tokens: most in one block."""
     fingerprint: str
@@ -82,7 +82,7 @@ def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[
     return blocks
 
 
-def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int) -> int:
+def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0) -> int:
     """
     Return the budget to plan with: as requested, but never smaller than the longest sequence.
 
@@ -90,15 +90,27 @@ def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int)
         requested: Tokens.
         lengths: Residues of every sequence.
         max_residues: Residues of a sequence that are embedded.
+        letters_per_token: As in ``tokens_of``.
     """
     if not len(lengths):
         return requested
-    return max(requested, int(tokens_of(lengths, max_residues=max_residues).max()))
+    return max(requested, int(tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token).max()))
 
 
-def tokens_of(lengths: IntArray, *, max_residues: int) -> IntArray:
-    """Return the tokens that sequences of *lengths* residues cost, int64: cut to the limit, special tokens added."""
-    return np.minimum(lengths.astype(np.int64), max_residues) + SPECIAL_TOKENS
+def tokens_of(lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0) -> IntArray:
+    """
+    Return the tokens that sequences cost, int64: cut to the limit, special tokens added.
+
+    Args:
+        lengths: Residues or nucleotides of each sequence.
+        max_residues: Letters of a sequence that are embedded.
+        letters_per_token: 1 for models of one token a letter, for which the count is exact. Under BPE it is an
+            estimate from the length alone, since counting would mean to tokenise the whole input for every plan: the
+            true number is between this and one token a letter (runs of N are one token each).
+    """
+    letters = np.minimum(lengths.astype(np.int64), max_residues)
+    tokens: IntArray = np.ceil(letters / letters_per_token).astype(np.int64) + SPECIAL_TOKENS
+    return tokens
 
 
 def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:
@@ -120,7 +132,11 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         )
     everywhere = np.arange(len(index), dtype=np.int64)
     positions = everywhere[index.representatives[:] == everywhere]
-    tokens = tokens_of(index.lengths[positions], max_residues=model_config.max_residues)
+    tokens = tokens_of(
+        index.lengths[positions],
+        max_residues=model_config.max_residues,
+        letters_per_token=model_config.letters_per_token,
+    )
     blocks = plan_blocks(tokens, token_budget=model_config.token_budget)
     starts = np.array([block.start for block in blocks] + [len(positions)], dtype=np.int64)
     sums = np.add.reduceat(tokens, starts[:-1]) if blocks else np.empty(0, np.int64)

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional
 
-from virnucpro.models.cpu_attention import MAX_EXPONENTIAL_TOKENS, alibi_bias, exponential_attention
+from virnucpro.models.cpu_attention import (
+    MAX_EXPONENTIAL_TOKENS,
+    alibi_bias,
+    exponential_attention,
+    plain_attention,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -173,8 +178,7 @@ def equal_length_attention(
         q_GNLH, k_GNLH, v_GNLH = (
             x_TNH[tokens].view(*group_shape, *x_TNH.shape[1:]).transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH)
         )
-        bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, group_shape[1]).to(q_TNH.dtype)
-        out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=bias_NLL)
+        out_GNLH = plain_attention(q_GNLH, k_GNLH, v_GNLH, alibi_slopes_N)
         out_TNH[tokens] = out_GNLH.transpose(1, 2).flatten(0, 1)
     return out_TNH
 

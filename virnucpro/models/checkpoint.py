@@ -13,7 +13,8 @@ import argparse
 import json
 import pickle
 import re
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from virnucpro.errors import WeightsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ARCHITECTURE_KEY = "architecture"
@@ -73,24 +75,46 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
     Raises:
         WeightsError: The file is damaged, or not an ESM-2 encoder of that alphabet.
     """
-    try:
+    with reading_checkpoint(path, "an ESM-2 checkpoint in fair-esm's layout"):
         architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
+    tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
+    tensors = _with_one_rotary(path, tensors)
+    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary))
+    check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
+    return architecture, tensors
+
+
+@contextmanager
+def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
+    """
+    Turn whatever a damaged or foreign file raises into one sentence.
+
+    Raises:
+        WeightsError: The file cannot be read, or is not *kind*.
+    """
+    try:
+        yield
     except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"{path} is not an ESM-2 checkpoint in fair-esm's layout ({type(error).__name__}: {error})"
+        what = f"{path} is not {kind} ({type(error).__name__}: {error})"
         raise WeightsError(path.stem, what) from error
-    tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
-    tensors = _with_one_rotary(path, tensors)
-    expected = _expected_shapes(architecture)
+
+
+def check_shapes(
+    path: Path, kind: str, stated: object, tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]
+) -> None:
+    """
+    Make sure that a checkpoint's tensors are those of the architecture that it states.
+
+    Raises:
+        WeightsError: They are not; names some that differ.
+    """
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected or architecture.vocabulary != vocabulary:
+    if found != expected:
         differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise WeightsError(
-            path.stem, f"{path} does not hold the ESM-2 encoder that it states ({architecture}): see {differing[:3]}"
-        )
-    return architecture, tensors
+        raise WeightsError(path.stem, f"{path} does not hold the {kind} that it states ({stated}): see {differing[:3]}")
 
 
 def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:

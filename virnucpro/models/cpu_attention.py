@@ -25,6 +25,8 @@ MAX_EXPONENTIAL_TOKENS = 512
 
 _CACHED_SCORES = 1 << 18
 """Scores at a time: 1 MiB, half of a second-level cache of 2 MiB."""
+_BIAS_ELEMENTS = 1 << 24
+"""Numbers of an ALiBi bias at a time in PyTorch's kernel: 64 MiB in float32."""
 _SAFE_SUMS = (1e-20, 1e30)
 """Row sums of exponentials between which nothing that matters has vanished or overflowed."""
 
@@ -41,7 +43,8 @@ def exponential_attention(
     num_heads = v_TNH.shape[1]
     out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
     sums_NT1 = v_TNH.new_ones(num_heads, v_TNH.shape[0], 1)
-    bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, max(lengths))
+    longest = max((length for length in lengths if length <= MAX_EXPONENTIAL_TOKENS), default=0)
+    bias_NLL = None if alibi_slopes_N is None else alibi_bias(alibi_slopes_N, longest)
     scratch = v_TNH.new_empty(max(_CACHED_SCORES, min(max(lengths), MAX_EXPONENTIAL_TOKENS) ** 2))
     by_sequence = [
         torch.split(x_NTC, list(lengths), dim=1)
@@ -49,10 +52,10 @@ def exponential_attention(
     ]
     for q_NLH, k_NLH, v_NLH, out_NLH, sums_NL1 in zip(*by_sequence, strict=True):
         length = q_NLH.shape[1]
-        own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
         if length > MAX_EXPONENTIAL_TOKENS:
-            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL)
+            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, alibi_slopes_N)
             continue
+        own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
         step = min(num_heads, max(1, _CACHED_SCORES // length**2))
         scores = scratch[: step * length**2].view(step, length, length)
         if step == num_heads:
@@ -66,9 +69,7 @@ def exponential_attention(
     smallest, largest = (float(extreme) for extreme in sums_NT1.aminmax())
     if not (smallest > _SAFE_SUMS[0] and largest < _SAFE_SUMS[1]):
         for q_NLH, k_NLH, v_NLH, out_NLH, _ in zip(*by_sequence, strict=True):
-            length = q_NLH.shape[1]
-            own_bias_NLL = None if bias_NLL is None else bias_NLL[:, :length, :length]
-            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, own_bias_NLL)
+            _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, alibi_slopes_N)
     return out_TNH
 
 
@@ -94,15 +95,47 @@ def _attend_fused(
     k_NLH: torch.Tensor,
     v_NLH: torch.Tensor,
     out_NLH: torch.Tensor,
-    bias_NLL: torch.Tensor | None,
+    alibi_slopes_N: torch.Tensor | None,
 ) -> None:
     """Attend within one sequence by PyTorch's kernel."""
-    mask_1NLL = None if bias_NLL is None else bias_NLL[None]
-    out_NLH.copy_(functional.scaled_dot_product_attention(q_NLH[None], k_NLH[None], v_NLH[None], mask_1NLL)[0])
+    out_NLH.copy_(plain_attention(q_NLH[None], k_NLH[None], v_NLH[None], alibi_slopes_N)[0])
 
 
-def alibi_bias(alibi_slopes_N: torch.Tensor, length: int) -> torch.Tensor:
-    """Return what ALiBi adds to the scores of one sequence of *length* tokens, shape (N, length, length)."""
+def plain_attention(
+    q_GNLH: torch.Tensor, k_GNLH: torch.Tensor, v_GNLH: torch.Tensor, alibi_slopes_N: torch.Tensor | None
+) -> torch.Tensor:
+    """
+    Attend within sequences of equal length by PyTorch's kernel, shape (G, N, L, H).
+
+    With slopes a long sequence's queries are taken some at a time, so that the memory of the bias is bounded by
+    ``_BIAS_ELEMENTS`` (one query's at the least) and not by the square of the length.
+    """
+    if alibi_slopes_N is None:
+        return functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH)
+    length = q_GNLH.shape[2]
+    step = max(1, _BIAS_ELEMENTS // (len(alibi_slopes_N) * length))
+    attended = []
+    for first in range(0, length, step):
+        queries = range(first, min(first + step, length))
+        # four dimensions: with three, PyTorch 2.13 takes a path that is 4 to 9 times as slow on a CPU
+        bias_1NQL = alibi_bias(alibi_slopes_N, length, queries)[None].to(q_GNLH.dtype)
+        q_GNQH = q_GNLH[:, :, first : queries.stop]
+        attended.append(functional.scaled_dot_product_attention(q_GNQH, k_GNLH, v_GNLH, attn_mask=bias_1NQL))
+    return attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
+
+
+def alibi_bias(alibi_slopes_N: torch.Tensor, length: int, queries: range | None = None) -> torch.Tensor:
+    """
+    Return what ALiBi adds to the scores of one sequence, of all its tokens or of some.
+
+    Args:
+        alibi_slopes_N: Slope of each head.
+        length: Tokens of the sequence, L.
+        queries: Consecutive tokens whose scores are wanted, all without it; Q of them.
+
+    Returns:
+        ``-slope * abs(i - j)``, shape (N, Q, L).
+    """
     positions_L = torch.arange(length, device=alibi_slopes_N.device, dtype=alibi_slopes_N.dtype)
-    distances_LL = (positions_L[:, None] - positions_L).abs()
-    return -alibi_slopes_N[:, None, None] * distances_LL
+    asking_Q = positions_L if queries is None else positions_L[queries.start : queries.stop]
+    return -alibi_slopes_N[:, None, None] * (asking_Q[:, None] - positions_L).abs()

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
+
+from virnucpro.config import DEFAULT_MAX_RESIDUES, UNLIMITED_LETTERS, SequenceKind
 from virnucpro.errors import UnknownModelError, WeightsError
 from virnucpro.models.download import download_weights
 
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
 """Environment variable with a folder of weights."""
 
-CHECKPOINT_SUFFIXES = (".pt", ".safetensors")
+CHECKPOINT_SUFFIXES = (".pt", ".bin", ".safetensors")
 BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
 BUNDLED = "bundled with virnucpro"
 """Source of the models that come with the package."""
@@ -32,7 +37,38 @@ BUNDLED = "bundled with virnucpro"
 DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
 """The model of a run that names none: a demonstration encoder."""
 
-ESM2_LOADER = "virnucpro.models.esm2_flash:load_esm2_model"
+DNA_MODEL = "virnucpro-tiny-dna"
+"""Its sister for DNA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """What all models of one architecture and tokenizer have in common."""
+
+    loader: str
+    """``module:function`` that makes (model, tokenizer) from (path, device, precision=...)."""
+    sequence_kind: SequenceKind
+    """What they embed."""
+    letters_per_token: float
+    """Residues or nucleotides that a plan counts as one token."""
+    max_letters: int
+    """Residues or nucleotides of a sequence that are embedded unless the user says otherwise."""
+
+
+ESM2 = ModelFamily(
+    loader="virnucpro.models.esm2_flash:load_esm2_model",
+    sequence_kind=SequenceKind.PROTEIN,
+    letters_per_token=1.0,
+    max_letters=DEFAULT_MAX_RESIDUES,
+)
+DNABERT_S = ModelFamily(
+    loader="virnucpro.models.dnabert_s:load_dnabert_s",
+    sequence_kind=SequenceKind.DNA,
+    # measured on bacterial, phage and fungal genomes in pieces of 300 and 500 nt: 4.58 to 4.67 (viruses of eukaryotes
+    # 4.8, organelles 5.1)
+    letters_per_token=4.6,
+    max_letters=UNLIMITED_LETTERS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +89,8 @@ class ModelSpec:
     """URL of the weights, or ``BUNDLED``."""
     sha256: str | None = None
     """Hex sha256 of the file of weights, where it is known."""
-    loader: str = ESM2_LOADER
-    """``module:function`` that makes (model, tokenizer) from (path, device, precision=...)."""
+    family: ModelFamily = ESM2
+    """Architecture and tokenizer."""
     licence: str
     """Licence of the weights."""
 
@@ -65,8 +101,15 @@ class ModelSpec:
 
     @property
     def file_name(self) -> str:
-        """Name of the file of weights in a folder of weights."""
-        return "model.safetensors" if self.is_bundled else self.source.rpartition("/")[2]
+        """
+        Path of the file of weights in a folder of weights.
+
+        Hugging Face calls every model's file the same, so such a file is in a folder named after the model.
+        """
+        if self.is_bundled:
+            return "model.safetensors"
+        name = self.source.rpartition("/")[2]
+        return f"{self.name}/{name}" if name.startswith("pytorch_model") else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +124,8 @@ class ResolvedModel:
     """Hex sha256 of that file."""
     hidden_dim: int
     """Width of an embedding; 0 where only the checkpoint knows it."""
-    loader: str
-    """As in ``ModelSpec``."""
+    family: ModelFamily
+    """Architecture and tokenizer."""
     is_bundled: bool
     """Whether the weights came with the package."""
 
@@ -93,6 +136,8 @@ class ModelRow:
 
     name: str
     """What the user calls it."""
+    sequence_kind: SequenceKind
+    """What it embeds."""
     num_parameters: int
     """Trained parameters."""
     hidden_dim: int
@@ -144,10 +189,34 @@ _TINY_PROTEIN = ModelSpec(
     licence="CC-BY-4.0",
 )
 
+_TINY_DNA = ModelSpec(
+    name=DNA_MODEL,
+    family=DNABERT_S,
+    num_layers=4,
+    hidden_dim=128,
+    attention_heads=4,
+    num_parameters=1_598_848,
+    sha256="",
+    source=BUNDLED,
+    licence="MIT",
+)
+
+_DNABERT_S = ModelSpec(
+    name="dnabert-s",
+    family=DNABERT_S,
+    num_layers=12,
+    hidden_dim=768,
+    attention_heads=12,
+    num_parameters=117_068_544,
+    source="https://huggingface.co/zhihan1996/DNABERT-S/resolve/main/pytorch_model.bin",
+    licence="Apache-2.0",
+)
+
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
         _TINY_PROTEIN,
+        _DNABERT_S,
         *(
             _published_esm2(name, num_layers=layers, hidden_dim=dim, attention_heads=heads, num_parameters=parameters)
             for name, layers, dim, heads, parameters in _PUBLISHED
@@ -167,7 +236,7 @@ def resolve_model(
     Find a model's weights on this machine, or fetch them.
 
     Args:
-        name_or_path: Registered name, or path of a ``.pt`` or ``.safetensors`` file.
+        name_or_path: Registered name, or path of a ``.pt``, ``.bin`` or ``.safetensors`` file.
         weights_dir: Folder that is looked into first, and that a download goes to first.
         on_download: Called with bytes done and bytes in all (None where unknown) while weights are fetched.
 
@@ -186,7 +255,7 @@ def resolve_model(
             weights_path=path,
             weights_sha256=_file_sha256(path),
             hidden_dim=0,
-            loader=ESM2_LOADER,
+            family=family_of(path),
             is_bundled=False,
         )
     spec = _registered(str(name_or_path))
@@ -195,6 +264,7 @@ def resolve_model(
         path, sha256 = found, _file_sha256(found)
     else:
         path = _writable_folder(spec, weights_dir) / spec.file_name
+        path.parent.mkdir(exist_ok=True)
         sha256 = download_weights(spec.name, spec.source, path, sha256=spec.sha256, on_progress=on_download)
     if spec.sha256 not in (None, sha256):
         what = f"{path} has sha256 {sha256} instead of {spec.sha256}: remove it, so that it is fetched again"
@@ -204,9 +274,31 @@ def resolve_model(
         weights_path=path,
         weights_sha256=sha256,
         hidden_dim=spec.hidden_dim,
-        loader=spec.loader,
+        family=spec.family,
         is_bundled=spec.is_bundled,
     )
+
+
+def family_of(path: Path) -> ModelFamily:
+    """
+    Tell by its company which architecture a checkpoint is of; the loader checks the tensors themselves.
+
+    DNABERT-S's are safetensors with a ``config`` in their metadata, files beside a ``config.json`` of a BERT, and
+    ``.bin`` files, which fair-esm has none of. Everything else is an ESM-2.
+    """
+    beside = path.parent / "config.json"
+    metadata: dict[str, str] = {}
+    if path.suffix == ".safetensors":
+        with suppress(SafetensorError, OSError), safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    if "architecture" in metadata:
+        return ESM2
+    if "config" in metadata or path.suffix == ".bin":
+        return DNABERT_S
+    try:
+        return DNABERT_S if json.loads(beside.read_text("utf-8"))["model_type"] == "bert" else ESM2
+    except (OSError, ValueError, KeyError, TypeError):
+        return ESM2
 
 
 def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None) -> Path:
@@ -246,6 +338,7 @@ def models_table(*, weights_dir: Path | None = None) -> list[ModelRow]:
     return [
         ModelRow(
             name=spec.name,
+            sequence_kind=spec.family.sequence_kind,
             num_parameters=spec.num_parameters,
             hidden_dim=spec.hidden_dim,
             source=spec.source,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_CACHE_GIB,
-    DEFAULT_MAX_RESIDUES,
     LongPolicy,
     ModelConfig,
     Precision,
@@ -129,7 +128,7 @@ def configure_model(
     weights_dir: Path | None = None,
     token_budget: int = AUTO_TOKEN_BUDGET,
     threads_per_worker: int = 1,
-    max_residues: int = DEFAULT_MAX_RESIDUES,
+    max_residues: int | None = None,
     long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
@@ -146,7 +145,8 @@ def configure_model(
         weights_dir: Folder that is looked into first.
         token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
         threads_per_worker: Threads of a CPU worker.
-        max_residues: Residues of a sequence that are embedded.
+        max_residues: Residues of a sequence that are embedded; by default what suits the model: 1022 for ESM-2, no
+            limit for DNABERT-S.
         long_policy: What happens to longer ones.
         cache_dir: Folder of the embedding cache, on a local disk; None uses none.
         cache_gib: GiB that the cache takes at the most.
@@ -165,11 +165,13 @@ def configure_model(
         weights_path=str(resolved.weights_path),
         weights_sha256=resolved.weights_sha256,
         hidden_dim=resolved.hidden_dim,
-        loader=resolved.loader,
+        loader=resolved.family.loader,
+        sequence_kind=resolved.family.sequence_kind,
+        letters_per_token=resolved.family.letters_per_token,
         precision=cast("Precision", chosen),
         token_budget=token_budget,
         threads_per_worker=threads_per_worker,
-        max_residues=max_residues,
+        max_residues=resolved.family.max_letters if max_residues is None else max_residues,
         long_policy=cast("LongPolicy", long_policy),
         cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
         cache_max_bytes=int(cache_gib * 2**30),

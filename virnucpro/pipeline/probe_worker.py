@@ -73,7 +73,12 @@ def probe_worker(
                 _token_ids(index, collator, positions) for positions in (range(len(index)), _typical(len(index)))
             )
             trial_of = DeviceTrials(model, device, longest=longest, typical=typical)
-            total = int(tokens_of(index.lengths[:], max_residues=model_config.max_residues).sum())
+            tokens = tokens_of(
+                index.lengths[:],
+                max_residues=model_config.max_residues,
+                letters_per_token=model_config.letters_per_token,
+            )
+            total = int(tokens.sum())
             longest_tokens = max(len(ids) for ids in longest)
             budget, trials = choose_token_budget(
                 trial_of,

@@ -28,6 +28,7 @@ from virnucpro.config import (
     computing_versions,
 )
 from virnucpro.data.input_files import hash_content, open_regular
+from virnucpro.data.letters import check_letters
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, InputProblem, OutputError, ResultError, SettingsChangedError
@@ -138,6 +139,7 @@ def prepare_run(
             )
     index = SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
     _refuse_long(index, model_config)
+    check_letters(index, model_config.sequence_kind)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and devices[0].type == "cuda":
         found = probe_devices(
@@ -151,6 +153,7 @@ def prepare_run(
         model_config.token_budget or DEFAULT_TOKEN_BUDGET,
         index.lengths[:],
         max_residues=model_config.max_residues,
+        letters_per_token=model_config.letters_per_token,
     )
     settled = replace(model_config, token_budget=budget)
     run = PreparedRun(
@@ -276,7 +279,10 @@ def _open_manifest(
             "sequences": len(plan.positions),
             "tokens": int(plan.tokens.sum()),
             "longest_sequence_tokens": settle_token_budget(
-                0, index.lengths[:], max_residues=run.model_config.max_residues
+                0,
+                index.lengths[:],
+                max_residues=run.model_config.max_residues,
+                letters_per_token=run.model_config.letters_per_token,
             ),
             "probes": probes,
         },

@@ -1,0 +1,134 @@
+"""DNABERT-S's checkpoints: which file is one, and what is said of a damaged, foreign or contradictory one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from virnucpro.errors import WeightsError
+from virnucpro.models.dnabert_checkpoint import MosaicBertConfig, open_dnabert_checkpoint
+from virnucpro.models.dnabert_s import PackedMosaicBert, load_dnabert_s
+from virnucpro.models.registry import DNABERT_S, ESM2, MODELS, family_of, resolve_model
+
+CONFIG = MosaicBertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
+
+
+@pytest.fixture
+def tensors():
+    torch.manual_seed(3)
+    return {name: tensor.detach() for name, tensor in PackedMosaicBert(CONFIG).state_dict().items()}
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tensors):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path)
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    return path
+
+
+def test_heads_and_buffers_of_published_files_are_left_out(checkpoint, tensors):
+    extra = {
+        "encoder.alibi": torch.zeros(1, 2, 8, 8),
+        "embeddings.position_ids": torch.arange(4),
+        "classifier.bias": torch.zeros(2),
+    }
+    torch.save({**{f"bert.{name}": x for name, x in {**tensors, **extra}.items()}, "cls.x": torch.zeros(1)}, checkpoint)
+    config, found = open_dnabert_checkpoint(checkpoint, vocabulary=4096)
+    assert config == CONFIG
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_without_a_config_the_published_shape_is_expected(checkpoint):
+    (checkpoint.parent / "config.json").unlink()
+    with pytest.raises(WeightsError, match=r"does not hold the DNABERT-S encoder that it states.*hidden_size=768"):
+        load_dnabert_s(checkpoint, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 3}, "does not hold the DNABERT-S encoder"),
+        ({"intermediate_size": 25}, "mlp"),
+        ({"vocab_size": 4095}, "word_embeddings"),
+        ({"hidden_act": "relu"}, "only gelu is known"),
+        ({"alibi_starting_size": None}, "not a MosaicBERT"),
+        ({"model_type": "esm"}, "not a MosaicBERT"),
+    ],
+)
+def test_a_config_that_contradicts_the_tensors_or_is_of_another_architecture_is_refused(checkpoint, changes, says):
+    values = {**json.loads(CONFIG.to_json()), **changes}
+    values = {name: value for name, value in values.items() if value is not None}
+    (checkpoint.parent / "config.json").write_text(json.dumps(values))
+    with pytest.raises(WeightsError, match=says):
+        load_dnabert_s(checkpoint, "cpu")
+
+
+def test_another_vocabulary_is_refused(checkpoint):
+    with pytest.raises(WeightsError, match="has 4096 tokens, the tokenizer has 33"):
+        open_dnabert_checkpoint(checkpoint, vocabulary=33)
+
+
+def test_a_damaged_file_is_one_sentence(checkpoint):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:2000])
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_dnabert_s(checkpoint, "cpu")
+
+
+def test_nothing_of_a_pickle_is_run(checkpoint, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    for save in (torch.save, lambda contents, path: path.write_bytes(pickle.dumps(contents))):
+        save({"bert.embeddings.word_embeddings.weight": Evil()}, checkpoint)
+        with pytest.raises(WeightsError):
+            load_dnabert_s(checkpoint, "cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_family_is_told_by_metadata_config_or_suffix(checkpoint, tmp_path, tensors):
+    (tmp_path / "elsewhere").mkdir()
+    bare = tmp_path / "elsewhere" / "model.safetensors"
+    save_file(tensors, bare)
+    assert family_of(bare) is ESM2
+    save_file(tensors, bare, metadata={"config": CONFIG.to_json()})
+    assert family_of(bare) is DNABERT_S
+    save_file(tensors, bare, metadata={"architecture": "{}"})
+    assert family_of(bare) is ESM2
+    assert family_of(checkpoint) is DNABERT_S
+    assert family_of(tmp_path / "esm2_t6_8M_UR50D.pt") is DNABERT_S  # config.json of a BERT beside it
+    (tmp_path / "config.json").unlink()
+    assert family_of(tmp_path / "esm2_t6_8M_UR50D.pt") is ESM2
+    assert family_of(checkpoint) is DNABERT_S
+
+
+def test_a_path_gets_the_right_loader(checkpoint):
+    found = resolve_model(checkpoint)
+    assert found.family is DNABERT_S
+    model, tokenizer = load_dnabert_s(found.weights_path, "cpu")
+    assert model.hidden_dim == 16
+    assert tokenizer.vocabulary == 4096
+
+
+def test_published_weights_have_a_folder_of_their_own(tmp_path):
+    spec = MODELS["dnabert-s"]
+    (tmp_path / "dnabert-s").mkdir()
+    (tmp_path / "dnabert-s" / "pytorch_model.bin").write_bytes(b"weights")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"of something else")
+    assert resolve_model("dnabert-s", weights_dir=tmp_path).weights_path.read_bytes() == b"weights"
+    assert (spec.num_layers, spec.hidden_dim, spec.attention_heads) == (12, 768, 12)
+    with torch.device("meta"):
+        encoder = PackedMosaicBert(MosaicBertConfig())
+    pooler = 768 * 768 + 768
+    assert sum(parameter.numel() for parameter in encoder.parameters()) + pooler == spec.num_parameters
+
+
+def test_the_configuration_survives_json():
+    assert MosaicBertConfig.from_json(replace(CONFIG, layer_norm_eps=1e-6).to_json()).layer_norm_eps == 1e-6

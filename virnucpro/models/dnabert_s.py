@@ -1,0 +1,228 @@
+"""
+DNABERT-S over packed sequences: the MosaicBERT architecture, one stream of tokens, no padding.
+
+MosaicBERT (Portes et al. 2023) is BERT (layer norm after each residual) with ALiBi instead of position embeddings and
+a gated feed-forward; DNABERT-2 and DNABERT-S (Zhou et al. 2024) are models of it over BPE tokens of DNA. The modules
+have the published names, so that a published checkpoint is their state. An embedding is the mean over all tokens,
+[CLS] and [SEP] included, pooled in float32; no sequence is cut. Legend: T packed tokens, S sequences, N heads, H head
+width, D model width, F width of the feed-forward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from virnucpro.config import Precision
+from virnucpro.models.attention import AttentionChoice, choose_attention, equal_length_attention
+from virnucpro.models.dna_tokenizer import DnaTokenizer
+from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
+from virnucpro.models.esm2_flash import DTYPES
+from virnucpro.models.pooling import mean_over_tokens
+from virnucpro.models.registry import locate_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.models.attention import AttentionKernel
+    from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
+
+
+TRAINING_ATTENTION = AttentionChoice(
+    "sdpa-equal-lengths", equal_length_attention, "it has a backward pass, and windows of one length are one call"
+)
+"""The kernel of a model that is not prepared for inference."""
+
+
+def load_dnabert_s(
+    model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
+) -> tuple[PackedMosaicBert, DnaTokenizer]:
+    """
+    Open a DNABERT-S whose weights are on this machine; nothing is downloaded, nothing from the checkpoint is run.
+
+    Args:
+        model_name: Name in the registry, or path of a ``.bin``, ``.pt`` or ``.safetensors`` file.
+        device: Where to put it.
+        precision: Number format of the weights and the forward pass.
+
+    Returns:
+        The model, ready for inference on *device*, and its tokenizer.
+
+    Raises:
+        UnknownModelError: Neither a registered name nor a path.
+        WeightsError: The weights are absent, damaged, not those of a DNABERT-S, or made for another vocabulary.
+    """
+    weights_path = locate_weights(model_name)
+    tokenizer = DnaTokenizer.of_checkpoint(weights_path)
+    config, tensors = open_dnabert_checkpoint(weights_path, vocabulary=tokenizer.vocabulary)
+    dtype = DTYPES[Precision(precision)]
+    with torch.device("meta"):
+        model = PackedMosaicBert(config)
+    model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
+    model.prepare_for_inference()
+    return model, tokenizer
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:
+    """
+    Return ALiBi's slope of each head (Press et al. 2022, section 3 and its published code), float32, shape (N,).
+
+    For a power of two n, head i of 1..n has ``2 ** (-8 i / n)``. Else the largest power of two below comes first, and
+    every second slope of twice that power fills up.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
+    return torch.tensor(slopes + between[: num_heads - power])
+
+
+class PackedMosaicBert(nn.Module):
+    """
+    The encoder, without pooler and heads, over packed tokens.
+
+    Attributes:
+        config: The published configuration.
+        hidden_dim: Width of an embedding.
+        attention: The attention kernel in use, with the reason; one with a backward pass until the model is prepared.
+    """
+
+    alibi_slopes_N: torch.Tensor
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.hidden_dim = config.hidden_size
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))})
+        # float32 in every precision: kernels cast what they add to the scores, not the slopes
+        self.register_buffer("alibi_slopes_N", alibi_slopes(config.num_attention_heads), persistent=False)
+        self.attention = TRAINING_ATTENTION
+
+    def prepare_for_inference(self) -> None:
+        """Settle slopes and kernel for where the weights are now."""
+        self.eval().requires_grad_(requires_grad=False)
+        weight = self.embeddings.word_embeddings.weight
+        self.alibi_slopes_N = alibi_slopes(self.config.num_attention_heads).to(weight.device)
+        head_dim = self.config.hidden_size // self.config.num_attention_heads
+        self.attention = choose_attention(weight.device, weight.dtype, head_dim=head_dim, alibi=True)
+
+    @torch.inference_mode()
+    def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """
+        Embed the sequences of a packed batch.
+
+        Args:
+            input_ids_T: Token ids, each sequence between [CLS] and [SEP], int64, shape (T,).
+            cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the model's device.
+            lengths: Tokens of each sequence, on the host.
+
+        Returns:
+            ``embeddings_SD``, float32: the mean over all of each sequence's tokens of the last layer.
+        """
+        return mean_over_tokens(self.last_states(input_ids_T, cu_seqlens, lengths), cu_seqlens, lengths)
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the embedded tokens and each layer's output, each (T, D), for comparisons layer by layer."""
+        return list(self._states(input_ids_T, cu_seqlens, lengths))
+
+    def last_states(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Return the last layer's output, shape (T, D); with its graph, where gradients are on."""
+        *_, x_TD = self._states(input_ids_T, cu_seqlens, lengths)
+        return x_TD
+
+    def _states(
+        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+    ) -> Iterator[torch.Tensor]:
+        x_TD = self.embeddings(input_ids_T)
+        yield x_TD
+        for layer in cast("nn.ModuleList", self.encoder["layer"]):
+            x_TD = layer(x_TD, self.attention.kernel, cu_seqlens, lengths, self.alibi_slopes_N)
+            yield x_TD
+
+
+class Embeddings(nn.Module):
+    """Token and token-type embeddings, normalised; every token is of type 0, and positions have none."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
+        """Return the embedded tokens, shape (T, D)."""
+        x_TD: torch.Tensor = self.LayerNorm(self.word_embeddings(input_ids_T) + self.token_type_embeddings.weight[0])
+        return x_TD
+
+
+class Layer(nn.Module):
+    """Attention, then the gated feed-forward, each with its residual and layer norm."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = GatedFeedForward(config)
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        alibi_slopes_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the layer's output, shape (T, D)."""
+        out_TD: torch.Tensor = self.mlp(self.attention(x_TD, kernel, cu_seqlens, lengths, alibi_slopes_N))
+        return out_TD
+
+
+class Attention(nn.Module):
+    """Self-attention with ALiBi; queries, keys and values in one product, as published."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads = (config.num_attention_heads, width // config.num_attention_heads)
+        self.self = nn.ModuleDict({"Wqkv": nn.Linear(width, 3 * width)})
+        self.output = nn.ModuleDict(
+            {"dense": nn.Linear(width, width), "LayerNorm": nn.LayerNorm(width, eps=config.layer_norm_eps)}
+        )
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        kernel: AttentionKernel,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        alibi_slopes_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the attended, normalised stream, shape (T, D)."""
+        q_TNH, k_TNH, v_TNH = self.self["Wqkv"](x_TD).view(-1, 3, *self.heads).unbind(1)
+        attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, alibi_slopes_N)
+        out_TD: torch.Tensor = self.output["LayerNorm"](self.output["dense"](attended_TNH.flatten(1)) + x_TD)
+        return out_TD
+
+
+class GatedFeedForward(nn.Module):
+    """Gated linear unit: ``wo(gelu(first half) * second half)`` of one product, with exact (erf) GELU."""
+
+    def __init__(self, config: MosaicBertConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gated_layers = nn.Linear(width, 2 * inner, bias=False)
+        self.wo = nn.Linear(inner, width)
+        self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the normalised stream, shape (T, D)."""
+        gate_TF, value_TF = self.gated_layers(x_TD).chunk(2, dim=1)
+        out_TD: torch.Tensor = self.layernorm(self.wo(functional.gelu(gate_TF) * value_TF) + x_TD)
+        return out_TD
