@@ -1,0 +1,141 @@
+"""
+Train the bundled DNA encoder: ``python -m virnucpro.training.dna_encoder FASTA... -o DIR``.
+
+Splits the genomes, trains a small MosaicBERT of DNABERT-S's architecture and tokenizer, evaluates on the held-out part,
+and writes weights and card into the folder, with a checkpoint from which the same command goes on. Needs the extra
+``train`` (scipy) and PyTorch 2.9 or later (Muon).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.training.command import run_training, training_card, training_parser
+from virnucpro.training.dna_card import card_text
+from virnucpro.training.encoder_card import ModelFiles, write_cards
+from virnucpro.training.encoder_training import TrainingSettings, train_encoder
+from virnucpro.training.genomes import KMER_LIMIT, Genome, GenomeSplit, read_genomes, split_genomes
+from virnucpro.training.masked_dna import DnaObjective, save_masked_bert
+from virnucpro.training.records import file_sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+_log = logging.getLogger(__name__)
+
+MODEL_NAME = "virnucpro-tiny-dna"
+HELD_OUT_SHARE = 0.05
+DNA_SETTINGS = TrainingSettings(
+    num_layers=4, hidden_dim=128, attention_heads=4, steps=4500, batch_tokens=4096, window_tokens=126, threads=1
+)
+SPLIT_RULE = (
+    "Two records are linked when they are of the same genome (assembly, or accession without its range), or when one "
+    f"has {KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash); whole "
+    "groups of linked records are held out, in a random order, up to a twentieth of each file's nucleotides."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = training_parser(
+        __spec__.name, "Train a MosaicBERT encoder by masked-token prediction, and write its card.", DNA_SETTINGS
+    )
+    parser.add_argument("fasta", type=Path, nargs="+", metavar="FASTA", help="genomes, gzip-compressed or not")
+    options = parser.parse_args(arguments)
+    run_training(
+        options,
+        DNA_SETTINGS,
+        lambda settings, device: train_and_publish(options.fasta, options.output, settings, device),
+    )
+
+
+def train_and_publish(
+    fasta_files: Sequence[Path], output: Path, settings: TrainingSettings, device: torch.device
+) -> None:
+    """
+    Train on nineteen twentieths of the files, evaluate on the rest, and write the encoder with its card into *output*.
+
+    Raises:
+        BadInputError: A file is no FASTA.
+        ConfigurationError: *output* holds the checkpoint of a run with other settings.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    genomes = read_genomes(fasta_files)
+    split = split_genomes(genomes, seed=settings.seed, held_out_share=HELD_OUT_SHARE)
+    _log.info(
+        "%d records train, %d are held out; largest share of a held-out record's 21-mers in one training record: %.4f",
+        *(len(split.training), len(split.held_out), split.largest_share),
+    )
+    objective = DnaObjective()
+    training, held_out = ([genome.letters for genome in part] for part in (split.training, split.held_out))
+    model, state = train_encoder(training, settings, objective, device=device, checkpoint=output / "checkpoint.pt")
+    model.eval()
+    loss = objective.held_out_loss(model, held_out=held_out, training=training)
+    _log.info(
+        "held-out loss %.4f nats per masked token, unigram model %.4f: %.4f better",
+        *(loss.encoder, loss.unigram, loss.gain),
+    )
+    files = ModelFiles(output)
+    save_masked_bert(model, files.weights)
+    card = {
+        "name": MODEL_NAME,
+        "purpose": "a demonstration encoder: small enough to come with the package",
+        "licence": "MIT",
+        "data": _data_card(fasta_files, genomes),
+        "split": _split_card(split, settings),
+        "training": training_card(__spec__.name, fasta_files, settings, state, device),
+        "held_out_loss": loss.as_card("num_tokens"),
+        "held_out_loss_by_file": {
+            file: objective.held_out_loss(
+                model, held_out=[genome.letters for genome in split.held_out if genome.file == file], training=training
+            ).as_card("num_tokens")
+            for file in sorted({genome.file for genome in split.held_out})
+        },
+        "architecture": json.loads(model.bert.config.to_json()),
+    }
+    packages = ("torch", "tokenizers", "numpy", "scipy", "safetensors")
+    write_cards(model, card, files, card_text, packages=packages)
+    _log.info("wrote %s, %s and %s", files.weights, files.card, files.text)
+
+
+def _data_card(fasta_files: Sequence[Path], genomes: Sequence[Genome]) -> dict[str, Any]:
+    return {
+        "description": "Genomes and windows of genomes of INSDC and RefSeq: viruses, bacteria, one fungus, organelles",
+        "licence": "INSDC and RefSeq: free of restrictions on use",
+        "files": [
+            {
+                "file": path.name,
+                "sha256": file_sha256(path),
+                "num_records": sum(genome.file == path.name for genome in genomes),
+                "num_nt": sum(len(genome.letters) for genome in genomes if genome.file == path.name),
+            }
+            for path in fasta_files
+        ],
+    }
+
+
+def _split_card(split: GenomeSplit, settings: TrainingSettings) -> dict[str, Any]:
+    held_out = Counter(genome.file for genome in split.held_out)
+    return {
+        "rule": SPLIT_RULE,
+        "seed": settings.seed,
+        "num_groups": split.num_groups,
+        "num_training": len(split.training),
+        "num_held_out": len(split.held_out),
+        "held_out_nt": sum(len(genome.letters) for genome in split.held_out),
+        "held_out_of_file": dict(sorted(held_out.items())),
+        "largest_share": split.largest_share,
+        "mean_share": split.mean_share,
+        "held_out": [genome.accession for genome in split.held_out],
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

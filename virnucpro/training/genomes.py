@@ -1,0 +1,147 @@
+"""
+Genomes to train on, and a held-out part that is no echo of the training part.
+
+Two records are linked when they are of the same genome (the assembly, or the accession without its range), or when one
+has a tenth or more of the other's 21-mers, which two strains of about 90 % identity have (0.9 to the 21st is 0.11).
+Whole groups of linked records go to one side, in each file by itself. k-mers are of either strand, and of all of them
+one in twenty is looked at, chosen by its hash (FracMinHash, Irber et al. 2022). Legend: R records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.training.records import read_records
+from virnucpro.training.split import connected, hold_out_groups, largest_shares, linked_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+KMER_NT = 21
+KMER_LIMIT = 0.1
+"""Share of a record's 21-mers: the held-out part stays below it with every training record."""
+SKETCH_ONE_IN = 20
+_COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
+
+
+@dataclass(frozen=True)
+class Genome:
+    """A record of a training file: a genome, or a window of one."""
+
+    accession: str
+    """First word of the header."""
+    source: str
+    """What other records of the same genome share: the assembly, or the accession without its range."""
+    letters: str
+    """Nucleotides."""
+    file: str
+    """Name of its file."""
+
+
+@dataclass(frozen=True)
+class GenomeSplit:
+    """Which records train and which are held out, and how near they come to each other."""
+
+    training: list[Genome]
+    held_out: list[Genome]
+    num_groups: int
+    """Groups of linked records."""
+    largest_share: float
+    """Largest share of a held-out record's 21-mers that is in one training record."""
+    mean_share: float
+    """Mean of these largest shares."""
+
+
+def read_genomes(paths: Sequence[Path]) -> list[Genome]:
+    """
+    Read every record of the files.
+
+    Raises:
+        BadInputError: A file is no FASTA.
+    """
+    genomes = []
+    for path in paths:
+        for record in read_records(path):
+            assembly = record.description.partition(" ")[0]
+            source = assembly if assembly.startswith("GCF_") else record.accession.partition(":")[0]
+            genomes.append(Genome(record.accession, source, record.letters, path.name))
+    return genomes
+
+
+def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float) -> GenomeSplit:
+    """
+    Hold out about *held_out_share* of each file's nucleotides, by whole groups of linked records.
+
+    Args:
+        genomes: All records.
+        seed: Seed of the random order that groups are taken in.
+        held_out_share: Share of the nucleotides of a file.
+
+    Returns:
+        The split, with what was measured on it.
+    """
+    kmers_of = [sketch(genome.letters) for genome in genomes]
+    numbers: dict[str, int] = {}
+    first_of_source = np.array([numbers.setdefault(genome.source, number) for number, genome in enumerate(genomes)])
+    first, second = linked_pairs(kmers_of, KMER_LIMIT)
+    pairs = np.concatenate([first, np.arange(len(genomes))]), np.concatenate([second, first_of_source])
+    groups = connected(pairs, len(genomes))
+    num_nt = np.array([len(genome.letters) for genome in genomes])
+    files = np.array([genome.file for genome in genomes])
+    is_held_out = np.zeros(len(genomes), dtype=bool)
+    random = np.random.default_rng(seed)
+    for file in sorted(set(files)):
+        in_file = files == file
+        only_here = ~np.isin(groups, groups[~in_file])
+        chosen = hold_out_groups(
+            groups,
+            np.where(in_file, num_nt, 0),
+            eligible=in_file & only_here,
+            room=int(held_out_share * num_nt[in_file].sum()),
+            random=random,
+        )
+        is_held_out |= chosen
+    held_out, training = (np.flatnonzero(side).tolist() for side in (is_held_out, ~is_held_out))
+    shares = largest_shares([kmers_of[i] for i in held_out], [kmers_of[i] for i in training])
+    return GenomeSplit(
+        training=[genomes[i] for i in training],
+        held_out=[genomes[i] for i in held_out],
+        num_groups=int(groups.max()) + 1,
+        largest_share=float(shares.max()),
+        mean_share=float(shares.mean()),
+    )
+
+
+def reverse_complement(letters: str) -> str:
+    """Return the other strand of *letters* (upper-case IUPAC)."""
+    return letters.translate(_COMPLEMENT)[::-1]
+
+
+def sketch(letters: str) -> NDArray[np.uint64]:
+    """Return the hashes of one in twenty of the distinct 21-mers of either strand, of A, C, G and T only."""
+    code_of = np.full(256, 4, dtype=np.uint64)
+    code_of[np.frombuffer(b"ACGT", dtype=np.uint8)] = np.arange(4)
+    codes = code_of[np.frombuffer(letters.encode("ascii"), dtype=np.uint8)]
+    num_kmers = max(len(codes) - KMER_NT + 1, 0)
+    forward, backward = np.zeros(num_kmers, dtype=np.uint64), np.zeros(num_kmers, dtype=np.uint64)
+    whole = np.ones(num_kmers, dtype=bool)
+    for shift in range(KMER_NT):
+        part = codes[shift : shift + num_kmers]
+        whole &= part < 4
+        forward = (forward << np.uint64(2)) | (part & np.uint64(3))
+        backward |= (np.uint64(3) - (part & np.uint64(3))) << np.uint64(2 * shift)
+    hashes = _mixed(np.minimum(forward, backward)[whole])
+    return np.unique(hashes[hashes % np.uint64(SKETCH_ONE_IN) == 0])
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return splitmix64's finaliser of each number (Steele et al. 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers ^ (numbers >> np.uint64(31))
