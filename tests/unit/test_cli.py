@@ -11,9 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import virnucpro
+from virnucpro.models.dnabert_s import load_dnabert_s
+from virnucpro.models.registry import MODELS
 from virnucpro.store.reader import read_embeddings
 
 
@@ -239,3 +243,58 @@ def test_a_closed_standard_error_does_not_disturb_the_run(tmp_path, proteins):
         done = subprocess.run(command, stderr=full, stdout=subprocess.DEVNULL, timeout=120, check=False)
     assert done.returncode == 0
     assert virnucpro_command("verify", tmp_path / "out").returncode == 0
+
+
+@pytest.fixture
+def genome_fasta(tmp_path):
+    random = np.random.default_rng(0)
+    records = [(f"c{number}", "".join(random.choice(list("ACGT"), size=size))) for number, size in enumerate(SIZES_NT)]
+    path = tmp_path / "dna.fa"
+    path.write_text("".join(f">{name}\n{letters.lower()}\n" for name, letters in records) + f">copy\n{records[3][1]}\n")
+    return path, records
+
+
+SIZES_NT = [300, 500, 500, 1, 7000, 41, 500, 2]
+
+
+@pytest.mark.parametrize("flow", [(), ("--flow",)])
+def test_dna_is_embedded_uncut_by_the_bundled_dna_model(tmp_path, genome_fasta, flow):
+    path, records = genome_fasta
+    out = tmp_path / "out"
+    done = virnucpro_command("embed", path, "-o", out, "--model", "virnucpro-tiny-dna", "--json", *flow)
+    assert done.returncode == 0, done.stderr
+    model, tokenizer = load_dnabert_s("virnucpro-tiny-dna", "cpu")
+    with read_embeddings(out) as rows:
+        assert list(rows) == [name for name, _ in records] + ["copy"]
+        np.testing.assert_array_equal(rows["copy"], rows["c3"])
+        for name, letters in records:
+            input_ids, lengths = tokenizer.encode([letters])
+            starts = torch.tensor([0, *lengths], dtype=torch.int32)
+            alone = model(torch.from_numpy(input_ids), starts, lengths.tolist())[0]
+            np.testing.assert_allclose(rows[name], alone.numpy(), atol=1e-5, err_msg=name)
+    settings = json.loads((out / "run.json").read_text())["settings"]
+    assert settings["letters_per_token"] == 4.6
+    assert virnucpro_command("verify", out).returncode == 0
+
+
+def test_proteins_for_a_dna_model_are_refused_by_name(tmp_path, proteins):
+    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--model", "virnucpro-tiny-dna")
+    assert done.returncode == 65
+    assert "stands for no nucleotide of DNA" in done.stderr
+    assert str(proteins) in done.stderr
+
+
+def test_dna_for_a_protein_model_is_warned_of(tmp_path, genome_fasta):
+    path, _ = genome_fasta
+    path.write_text(">long\n" + "ACGT" * 50 + "\n")
+    done = virnucpro_command("embed", path, "-o", tmp_path / "out")
+    assert done.returncode == 0
+    assert "input.looks_like_dna" in done.stderr
+
+
+def test_models_list_says_what_each_takes():
+    done = virnucpro_command("models", "list")
+    takes = dict(re.findall(r"^(\S+) +(DNA|protein) ", done.stdout, re.MULTILINE))
+    assert takes.keys() == MODELS.keys()
+    assert (takes["virnucpro-tiny-dna"], takes["dnabert-s"]) == ("DNA", "DNA")
+    assert (takes["virnucpro-tiny-protein"], takes["esm2_t6_8M_UR50D"]) == ("protein", "protein")

@@ -196,7 +196,7 @@ _TINY_DNA = ModelSpec(
     hidden_dim=128,
     attention_heads=4,
     num_parameters=1_598_848,
-    sha256="",
+    sha256="0b5da5ddad62236565fe890b165a4186e4c73a33075d994c0bdcc9e335ccb3da",
     source=BUNDLED,
     licence="MIT",
 )
@@ -216,6 +216,7 @@ MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
         _TINY_PROTEIN,
+        _TINY_DNA,
         _DNABERT_S,
         *(
             _published_esm2(name, num_layers=layers, hidden_dim=dim, attention_heads=heads, num_parameters=parameters)
