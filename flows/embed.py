@@ -25,6 +25,7 @@ from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, va
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
 from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
 from virnucpro.pipeline.rank_runner import RankOutcome
@@ -50,6 +51,7 @@ def embed(
     model: str = DEFAULT_PROTEIN_MODEL,
     devices: str = "auto",
     workers: int | None = None,
+    workers_per_device: int = 1,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     token_budget: int | None = None,
     threads: int = 1,
@@ -71,7 +73,8 @@ def embed(
         output_dir: Folder of the run: result, manifest, logs. A second run in it continues the first.
         model: A registered name, or the path of a fair-esm checkpoint; by default the bundled demonstration encoder.
         devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
-        workers: CPU workers; with GPUs there is one worker each.
+        workers: CPU workers, by default one a core as far as memory and the input go.
+        workers_per_device: Workers that share each GPU.
         precision: auto is fp32 on a CPU and bf16 on a GPU.
         token_budget: Tokens in one block at the most, never less than the longest sequence; by default a number that
             suits CPUs, or what a short trial on each GPU finds.
@@ -90,7 +93,7 @@ def embed(
     clock = StageClock()
     run_id = new_run_id()
     try:
-        chosen = select_devices(devices, workers=workers)
+        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         model_config = configure_model(
             model,
             device_type=chosen[0].type,
@@ -98,12 +101,14 @@ def embed(
             weights_dir=None if weights_dir is None else Path(weights_dir),
             token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
             threads_per_worker=threads,
+            workers_per_device=workers_per_device,
             max_residues=max_residues,
             long_policy=long,
             cache_dir=cache_dir,
             cache_gib=cache_gib,
             log_level=log_level,
         )
+        chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
         with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
             run = build_index(fasta_files, output_dir, model_config, chosen, run_id)
             clock.lap("index")

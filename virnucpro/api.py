@@ -10,6 +10,7 @@ import structlog
 
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, LongPolicy
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.store.reader import Embeddings, read_embeddings
@@ -25,6 +26,7 @@ def embed_fasta(
     model: str | Path = DEFAULT_PROTEIN_MODEL,
     devices: str = "auto",
     workers: int | None = None,
+    workers_per_device: int = 1,
     precision: str = "auto",
     token_budget: int | None = None,
     threads: int = 1,
@@ -42,7 +44,8 @@ def embed_fasta(
         output_dir: Folder of the run: result, manifest and logs.
         model: Registered name or path of a checkpoint; by default the bundled demonstration encoder.
         devices: ``auto``, ``cpu``, or a list such as ``0,1``.
-        workers: CPU workers, by default 1.
+        workers: CPU workers, by default one a core as far as memory and the input go.
+        workers_per_device: Workers that share each GPU.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
         token_budget: Tokens in one block at the most; by default a number that suits CPUs, or what a short trial on
             each GPU finds.
@@ -66,11 +69,12 @@ def embed_fasta(
     if not structlog.is_configured():  # its default prints to standard output, which is the caller's
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = [fasta_files] if isinstance(fasta_files, str | Path) else list(fasta_files)
-    chosen = select_devices(devices, workers=workers)
+    chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_model(
         model,
         device_type=chosen[0].type,
         precision=precision,
+        workers_per_device=workers_per_device,
         weights_dir=None if weights_dir is None else Path(weights_dir),
         token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
         threads_per_worker=threads,
@@ -79,6 +83,6 @@ def embed_fasta(
         cache_dir=cache_dir,
         cache_gib=cache_gib,
     )
-    result = run_embedding(files, output_dir, config, chosen)
+    result = run_embedding(files, output_dir, config, devices_for(chosen, config, files, workers=workers))
     result.raise_unless(allow_partial=False)
     return read_embeddings(output_dir)

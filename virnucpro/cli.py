@@ -27,6 +27,7 @@ from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_R
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
+from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.pipeline.verification import verify_run
@@ -152,8 +153,12 @@ def embed(
         str, typer.Option(metavar="LIST", help="auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="CPU workers (with GPUs there is one worker each).", show_default="1")
+        int | None,
+        typer.Option(min=1, help="CPU workers.", show_default="one a core, as memory and input allow"),
     ] = None,
+    workers_per_device: Annotated[
+        int, typer.Option(min=1, max=64, help="Workers that share each GPU: more can pay for small models.")
+    ] = 1,
     precision: Annotated[
         str, typer.Option(metavar="auto|fp32|bf16|fp16", help="auto is fp32 on a CPU and bf16 on a GPU.")
     ] = "auto",
@@ -224,6 +229,7 @@ def embed(
             model=model or DEFAULT_PROTEIN_MODEL,
             devices=devices,
             workers=workers,
+            workers_per_device=workers_per_device,
             precision=precision,
             token_budget=token_budget or None,
             threads=threads,
@@ -237,7 +243,7 @@ def embed(
             log_level=log_level,
         )
     else:
-        chosen = select_devices(devices, workers=workers)
+        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_model(
                 model or DEFAULT_PROTEIN_MODEL,
@@ -246,6 +252,7 @@ def embed(
                 weights_dir=weights_dir,
                 token_budget=token_budget,
                 threads_per_worker=threads,
+                workers_per_device=workers_per_device,
                 max_residues=max_residues,
                 long_policy=long,
                 cache_dir=cache_dir,
@@ -253,6 +260,7 @@ def embed(
                 log_level=log_level,
                 on_download=download.advance,
             )
+        chosen = devices_for(chosen, config, fasta, workers=workers)
         with _stop_on_signals() as stop, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
             try:
                 result = run_embedding(

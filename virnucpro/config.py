@@ -67,6 +67,7 @@ _NO_EFFECT_ON_ROWS = (
     "long_policy",
     "log_level",
     "loader_workers",
+    "workers_per_device",
     "sequences_per_part",
     "cache_dir",
     "cache_max_bytes",
@@ -112,6 +113,8 @@ class ModelConfig:
     """Least severe level that a worker's log file records."""
     loader_workers: int = 0
     """Processes beside each worker that read and tokenise; 0 reads in the worker itself. Never changes a row."""
+    workers_per_device: int = 1
+    """Workers that share a GPU, and its memory. Never changes a row."""
     sequences_per_part: int = 4096
     """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
 
@@ -133,6 +136,7 @@ class ModelConfig:
             ("threads_per_worker", 1),
             ("max_residues", 1),
             ("loader_workers", 0),
+            ("workers_per_device", 1),
             ("sequences_per_part", 1),
             ("cache_max_bytes", 1 << 20),
         ):

@@ -166,3 +166,15 @@ def test_a_device_knows_its_type_and_its_label():
     assert (CPU.type, CPU.label) == ("cpu", "cpu")
     assert (Device("3").type, Device("3").label) == ("cuda", "cuda:3")
     assert Device(MIG_OLD).label == f"cuda:{MIG_OLD}"
+
+
+def test_several_workers_share_each_gpu():
+    devices = select_devices("auto", workers_per_device=2, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, gpu_count=4)
+    assert [device.token for device in devices] == ["2", "3", "2", "3"]
+
+
+def test_workers_per_device_is_for_gpus():
+    with pytest.raises(DeviceError, match="--workers"):
+        select_devices("cpu", workers_per_device=2)
+    with pytest.raises(DeviceError, match="at least 1"):
+        select_devices("cpu", workers_per_device=0)

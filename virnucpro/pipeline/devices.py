@@ -125,7 +125,12 @@ def devices_for_ranks(world_size: int, environ: Mapping[str, str] | None = None)
 
 
 def select_devices(
-    choice: str, *, workers: int | None = None, environ: Mapping[str, str] | None = None, gpu_count: int | None = None
+    choice: str,
+    *,
+    workers: int | None = None,
+    workers_per_device: int = 1,
+    environ: Mapping[str, str] | None = None,
+    gpu_count: int | None = None,
 ) -> list[Device]:
     """
     Return one device a worker, for what the user asked.
@@ -134,6 +139,7 @@ def select_devices(
         choice: ``auto`` (every visible GPU, else the CPU), ``cpu``, or a list: numbers count within the visible list,
             as the framework would count them, UUIDs must be in it.
         workers: Number of CPU workers, by default 1.
+        workers_per_device: Workers that share each GPU.
         environ: The parent's environment, by default this process's.
         gpu_count: GPUs of the machine, by default counted through the driver.
 
@@ -142,21 +148,27 @@ def select_devices(
     """
     present = count_gpus() if gpu_count is None else gpu_count
     wanted = choice.strip()
+    if workers_per_device < 1:
+        raise DeviceError(f"--workers-per-device is {workers_per_device}: it must be at least 1")
     if wanted == "cpu":
-        return [CPU] * _cpu_workers(workers)
+        return [CPU] * _cpu_workers(workers, workers_per_device)
     visible = visible_tokens(os.environ if environ is None else environ, gpu_count=present) if present else []
     if wanted == "auto" and not visible:
-        return [CPU] * _cpu_workers(workers)
+        return [CPU] * _cpu_workers(workers, workers_per_device)
     tokens = visible if wanted == "auto" else [_pick(token, visible) for token in _listed(wanted)]
     check_tokens(tokens, source="--devices")
-    if workers is not None and workers != len(tokens):
+    devices = [Device(token) for token in tokens] * workers_per_device
+    if workers is not None and workers != len(devices):
         raise DeviceError(
-            f"--workers is the number of CPU workers: with GPUs there is one worker each ({len(tokens)} here)"
+            f"--workers is the number of CPU workers: with GPUs it follows from --workers-per-device "
+            f"({len(devices)} here)"
         )
-    return [Device(token) for token in tokens]
+    return devices
 
 
-def _cpu_workers(workers: int | None) -> int:
+def _cpu_workers(workers: int | None, workers_per_device: int) -> int:
+    if workers_per_device > 1:
+        raise DeviceError("--workers-per-device is for GPUs: with the CPU give the number of workers as --workers")
     if workers is not None and workers < 1:
         raise DeviceError(f"--workers is {workers}: it must be at least 1")
     return 1 if workers is None else workers

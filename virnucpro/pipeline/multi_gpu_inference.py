@@ -77,7 +77,7 @@ def run_multi_gpu_inference(
         ConfigurationError: A setting cannot work.
         WorkersFailedError: No worker succeeded.
     """
-    devices = _devices(world_size)
+    devices = _devices(world_size, model_config.workers_per_device)
     result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
     succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
     if not succeeded or result.output_path is None:
@@ -128,6 +128,7 @@ def configure_model(
     weights_dir: Path | None = None,
     token_budget: int = AUTO_TOKEN_BUDGET,
     threads_per_worker: int = 1,
+    workers_per_device: int = 1,
     max_residues: int | None = None,
     long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
     cache_dir: str | Path | None = None,
@@ -145,6 +146,7 @@ def configure_model(
         weights_dir: Folder that is looked into first.
         token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
         threads_per_worker: Threads of a CPU worker.
+        workers_per_device: Workers that share a GPU, as ``select_devices`` was told.
         max_residues: Residues of a sequence that are embedded; by default what suits the model: 1022 for ESM-2, no
             limit for DNABERT-S.
         long_policy: What happens to longer ones.
@@ -171,6 +173,7 @@ def configure_model(
         precision=cast("Precision", chosen),
         token_budget=token_budget,
         threads_per_worker=threads_per_worker,
+        workers_per_device=workers_per_device,
         max_residues=resolved.family.max_letters if max_residues is None else max_residues,
         long_policy=cast("LongPolicy", long_policy),
         cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
@@ -235,11 +238,13 @@ def run_embedding(
             return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
 
 
-def _devices(world_size: int | None) -> list[Device]:
+def _devices(world_size: int | None, workers_per_device: int = 1) -> list[Device]:
     """Return *world_size* devices, by default every visible GPU; CPU workers where there is no GPU at all."""
     if count_gpus() == 0:
         return select_devices("cpu", workers=world_size)
-    return select_devices("auto") if world_size is None else devices_for_ranks(world_size)
+    if world_size is None:
+        return select_devices("auto", workers_per_device=workers_per_device)
+    return devices_for_ranks(world_size)
 
 
 def new_run_id() -> str:

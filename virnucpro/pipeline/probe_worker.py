@@ -85,7 +85,7 @@ def probe_worker(
                 longest_tokens=longest_tokens,
                 most_tokens=max(longest_tokens, total // (BLOCKS_PER_RANK * world_size)),
                 resting_bytes=trial_of.resting_bytes,
-                memory_bytes=trial_of.memory_bytes,
+                memory_bytes=trial_of.memory_bytes // model_config.workers_per_device,
             )
             log.info("budget.measured", token_budget=budget, trials=len(trials))
     report = {

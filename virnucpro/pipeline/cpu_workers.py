@@ -1,0 +1,93 @@
+"""
+How many CPU workers a run gets when nobody says: one a core, as far as memory and the input go.
+
+Measured (``benchmarks/scaling.py``): processes of one thread each beat one process of as many threads, so that cores
+are given to workers. Rows do not depend on the number.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.pipeline.devices import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.pipeline.devices import Device
+
+WORKER_BYTES = 1 << 30
+"""Bytes of memory of a worker besides its weights: the framework, and a batch in flight."""
+WEIGHTS_SHARE = 1.5
+"""Bytes of memory per byte of a file of weights, while it is loaded."""
+INPUT_BYTES = 64 * 1024
+"""Bytes of input that are worth another worker: less is done before a second process has started."""
+
+
+def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, input_bytes: int) -> int:
+    """
+    Return how many CPU workers to start, 1 at the least.
+
+    Args:
+        cores: That this process may use.
+        memory_bytes: Bytes that are free for it.
+        weights_bytes: Bytes of the model's file of weights.
+        input_bytes: Bytes of all input files.
+    """
+    by_memory = int(memory_bytes / (WEIGHTS_SHARE * weights_bytes + WORKER_BYTES))
+    by_input = 1 + input_bytes // INPUT_BYTES
+    return max(1, min(cores, by_memory, by_input))
+
+
+def devices_for(
+    chosen: Sequence[Device], config: ModelConfig, fasta_files: Sequence[str | Path], *, workers: int | None
+) -> list[Device]:
+    """
+    Return the run's devices: *chosen*, or, for CPUs when *workers* was not given, as many as the machine bears.
+
+    Args:
+        chosen: What ``select_devices`` gave.
+        config: Tells the weights.
+        fasta_files: The input; files that cannot be looked at count nothing.
+        workers: What the user asked for.
+    """
+    if workers is not None or list(chosen) != [CPU]:
+        return list(chosen)
+    count = default_cpu_workers(
+        cores=usable_cores(),
+        memory_bytes=free_memory_bytes(),
+        weights_bytes=Path(config.weights_path).stat().st_size,
+        input_bytes=sum(_size(path) for path in fasta_files),
+    )
+    return [CPU] * count
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the cores that this process may use: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or "max": no quota
+        return cores
+
+
+def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the bytes that can still be had: of the machine, and within the limit of the control group."""
+    lines = meminfo.read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        return max(0, min(free, limit - used))
+    except (OSError, ValueError):  # no control group, or "max": no limit
+        return free
+
+
+def _size(path: str | Path) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:  # indexing says what is wrong with it
+        return 0
