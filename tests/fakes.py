@@ -108,6 +108,26 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     return HashModel(before_batch), ByteTokenizer()
 
 
+def load_poisoned_model(weights_path, device, *, precision="fp32"):
+    """A hash model that gives one number which is not finite for the sequence *weights_path*."""
+    return PoisonedModel(weights_path), ByteTokenizer()
+
+
+class PoisonedModel(HashModel):
+    """Gives NaN in the last column of one sequence."""
+
+    def __init__(self, poison):
+        super().__init__()
+        self.poison = hash_vector(poison)
+
+    def __call__(self, *args):
+        import torch
+
+        rows = super().__call__(*args)
+        rows[(rows == torch.from_numpy(self.poison)).all(dim=1), -1] = float("nan")
+        return rows
+
+
 def claim_failure(control: Path, times: int) -> bool:
     """Whether this process is one of the first *times* that get here; each leaves its pid."""
     for number in range(times):

@@ -148,6 +148,21 @@ def test_a_worker_that_fails_reports_why_and_exits_non_zero(tmp_path, proteins):
     assert last["exception"][0]["exc_value"] == "a fault that the test asked for"
 
 
+def test_a_number_that_is_not_finite_names_its_sequence_to_the_parent_and_in_the_log(tmp_path, proteins):
+    fasta, sequences = proteins
+    layout = RunLayout(tmp_path / "out")
+    index_into(layout, fasta)
+    name = "protein_31"
+    config = fakes.hash_config(loader="tests.fakes:load_poisoned_model", weights_path=sequences[name])
+    outcomes, reports = run_workers(layout, config, 1)
+    assert reports[0]["error"] == outcomes[0].reason == f"{name}: the model gave a number that is not finite"
+    assert (outcomes[0].state, outcomes[0].exit_code) == ("failed", 70)
+    last = json.loads((layout.log_dir / "worker_0.log").read_text().splitlines()[-1])
+    assert last["exception"][0]["exc_value"].startswith(f"{name}: ")
+    for path in part_paths(layout.parts_dir):
+        assert all(name not in names for names in SealedBlocks.open(path).iter_sequence_ids())
+
+
 def test_what_was_finished_before_a_failure_is_kept_and_not_computed_again(tmp_path, proteins):
     fasta, sequences = proteins
     layout = RunLayout(tmp_path / "out")

@@ -128,10 +128,12 @@ def longest_first(residues: IntArray) -> IntArray:
     """Return the rows by residues, longest first, ties in their order: one sort of keys that hold both numbers."""
     row_bits = len(residues).bit_length()
     assert int(residues.max()).bit_length() + row_bits < 64
-    keys = ((residues.max() - residues) << row_bits) | np.arange(len(residues))
+    keys: IntArray = residues.max() - residues
+    keys <<= row_bits
+    keys |= np.arange(len(residues))
     keys.sort()
-    rows: IntArray = keys & ((1 << row_bits) - 1)
-    return rows
+    keys &= (1 << row_bits) - 1
+    return keys
 
 
 def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntArray:
@@ -152,7 +154,9 @@ def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntAr
     for values in (words[:, 0], words[:, 1], lengths):
         in_order = values[order]
         differs[1:] |= in_order[1:] != in_order[:-1]
-    groups = np.cumsum(differs) - 1
+    del values, in_order
+    groups = np.cumsum(differs)
+    groups -= 1
     representatives: IntArray = np.empty_like(order)
     representatives[order] = np.minimum.reduceat(order, np.flatnonzero(differs))[groups]
     return representatives

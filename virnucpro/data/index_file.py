@@ -57,6 +57,8 @@ class MappedIndex(NamedTuple):
     """The JSON text."""
     sha256: str
     """Hex sha256 of all that follows the preamble, as the file states it."""
+    mapping: mmap.mmap
+    """The whole file."""
 
 
 def write_index(
@@ -132,7 +134,7 @@ def map_index(path: Path) -> MappedIndex:
     text = mapped[at + id_bytes : size]
     if zlib.crc32(text) != checksum:
         raise IndexFormatError(path, "its description is damaged")
-    return MappedIndex(columns, ids, json.loads(text), digest.hex())
+    return MappedIndex(columns, ids, json.loads(text), digest.hex(), mapped)
 
 
 def content_is_intact(path: Path) -> bool:

@@ -130,8 +130,7 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         raise ConfigurationError(
             f"a sequence of {index.lengths[0]} residues is longer than {model_config.max_residues}"
         )
-    everywhere = np.arange(len(index), dtype=np.int64)
-    positions = everywhere[index.representatives[:] == everywhere]
+    positions = np.flatnonzero(index.representatives[:] == np.arange(len(index)))
     tokens = tokens_of(
         index.lengths[positions],
         max_residues=model_config.max_residues,
@@ -148,4 +147,5 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         "unique": len(positions),
         "blocks": len(blocks),
     }
+    index.release_pages()
     return BlockPlan(positions, starts, sums, model_config.token_budget, fingerprint(identity))

@@ -178,7 +178,7 @@ def validate_result(path: Path, index: SequenceIndex, *, expected_rows: int, exp
         if rows.shape[0] != expected_rows:
             raise ResultError(path, f"has {rows.shape[0]} rows, expected {expected_rows}")
         _check_ids(schema.iter_sequence_ids(file, path), index, path, expected_rows)
-        step = max(1, (16 << 20) // max(1, rows.shape[1] * 4))
+        step = schema.rows_at_once(rows.shape[1])
         for start in range(0, rows.shape[0], step):
             if not np.isfinite(rows[start : start + step]).all():
                 raise ResultError(path, f"a number in rows {start} to {start + step - 1} is not finite")

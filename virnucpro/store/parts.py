@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
-_ROWS_BYTES = 16 << 20
-"""Bytes of embeddings read at a time."""
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
 
@@ -106,7 +104,7 @@ class SealedBlocks:
 
     def iter_rows(self) -> Iterator[FloatArray]:
         """Yield the rows in order, a bounded number of bytes at a time."""
-        step = max(1, _ROWS_BYTES // max(1, self.hidden_dim * 4))
+        step = schema.rows_at_once(self.hidden_dim)
         with h5py.File(self.path, "r") as file:
             rows = file[schema.EMBEDDINGS]
             for start in range(0, rows.shape[0], step):

@@ -50,8 +50,10 @@ class BlockOrigin(IntEnum):
 
 
 UTF8 = h5py.string_dtype(encoding="utf-8")
-IDS_PER_WRITE = 100_000
+IDS_PER_WRITE = 8192
 """Sequences: ids converted at a time, which bounds the memory of reading and writing them."""
+_ROWS_BYTES = 4 << 20
+"""Bytes of embeddings read or checked at a time."""
 
 
 def open_checked(path: Path) -> h5py.File:
@@ -152,6 +154,11 @@ def iter_sequence_ids(file: h5py.File, path: Path) -> Iterator[list[str]]:
             yield [item.decode("utf-8") for item in raw]
         except UnicodeDecodeError as error:
             raise ResultError(path, f"an id in {SEQUENCE_IDS!r} is not UTF-8") from error
+
+
+def rows_at_once(hidden_dim: int) -> int:
+    """Return how many rows of *hidden_dim* numbers are read or checked at a time, which bounds the memory of it."""
+    return max(1, min(IDS_PER_WRITE, _ROWS_BYTES // max(1, hidden_dim * 4)))
 
 
 def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
