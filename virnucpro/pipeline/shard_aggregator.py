@@ -105,7 +105,8 @@ def aggregate_shards(
     width = max((source.hidden_dim for source in finished.sources), default=hidden_dim)
     num_truncated = _write_result(path, index, finished, present, width, max_residues)
     origins = _origins(finished.sources)
-    log.info("result.written", result=path.name, rows=num_rows, missing=num_missing)
+    num_copies = num_rows - sum(len(plan.block_positions(block)) for block in finished.blocks)
+    log.info("result.written", result=path.name, rows=num_rows, copies=num_copies, missing=num_missing)
     return Aggregation(
         output_path=path,
         sha256=durable.sha256_of(path),
