@@ -96,6 +96,9 @@ class AsyncInferenceRunner:
         self.device = torch.device(device)
         self._is_gpu = self.device.type == "cuda"
         if self._is_gpu:
+            # sums within a product stay in float32 even where cuBLAS splits them (torch allows halves by default)
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
             self._copies_in = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._copies_out = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
