@@ -66,12 +66,12 @@ def embed(
     worker_retries: int = 2,
 ) -> State[Any]:
     """
-    Embed every protein of the input into OUT/embeddings.h5, one process a device.
+    Embed every sequence of the input (proteins, or DNA with a model of DNA) into OUT/embeddings.h5.
 
     Args:
-        fasta_files: Protein FASTA files, plain or gzip; the result has their order.
+        fasta_files: FASTA files of what the model takes, plain or gzip; the result has their order.
         output_dir: Folder of the run: result, manifest, logs. A second run in it continues the first.
-        model: A registered name, or the path of a fair-esm checkpoint; by default the bundled demonstration encoder.
+        model: A registered name, or the path of a checkpoint; by default the bundled demonstration encoder.
         devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
         workers: CPU workers, by default one a core as far as memory and the input go.
         workers_per_device: Workers that share each GPU.

@@ -37,7 +37,9 @@ def embed_fasta(
     cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> Embeddings:
     """
-    Embed every protein of one or more FASTA files; starting again in the same folder continues what is missing.
+    Embed every sequence of FASTA files; starting again in the same folder continues what is missing.
+
+    Proteins or DNA, as the model takes.
 
     Args:
         fasta_files: One path or several, plain or gzip; the result has their order.

@@ -127,7 +127,7 @@ def _root(
     pass
 
 
-@app.command(short_help="Embed proteins into one validated file.")
+@app.command(short_help="Embed proteins or DNA into one validated file.")
 def embed(
     fasta: FastaFiles,
     output: Annotated[
@@ -145,7 +145,7 @@ def embed(
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="A name from `virnucpro models list`, or the path of a fair-esm .pt file. Without it, the bundled demonstration encoder.",
+            help="A name from `virnucpro models list`, or the path of a fair-esm .pt file or of DNABERT-S weights. Without it, the bundled demonstration encoder.",
             show_default=False,
         ),
     ] = None,
@@ -211,7 +211,7 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """
-    Embed every protein of the FASTA files into OUT/embeddings.h5, in the order of the input.
+    Embed every protein, or with a model of DNA every contig, of the FASTA files into OUT/embeddings.h5, in their order.
 
     Starting the same command again continues what is missing.
     """

@@ -23,6 +23,7 @@ from virnucpro.models.attention import choose_attention, equal_length_attention
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
+from virnucpro.models.registry import DNA_MODEL
 
 pytestmark = pytest.mark.data
 
@@ -300,3 +301,15 @@ def test_a_long_sequence_takes_memory_by_its_length_not_by_its_square(tokenizer,
     assert max(made) <= 100_000
     assert len(made) > 50
     torch.testing.assert_close(pieces, whole, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_trained_weights_point_the_same_way_in_low_precision(tokenizer, genome, precision):
+    lengths = [*range(1, 200), 250, 300, 400, *[500] * 10, 1000, 3000]
+    windows = [genome[37 * number : 37 * number + length] for number, length in enumerate(lengths)]
+    expected = _embed(load_dnabert_s(DNA_MODEL, "cpu")[0], tokenizer, windows)
+    found = _embed(load_dnabert_s(DNA_MODEL, "cpu", precision=precision)[0], tokenizer, windows)
+    cosines = _cosines(found, expected)
+    worst = int(cosines.argmin())
+    _log.info("bundled, %s: least cosine %.6f at %d nt", precision, cosines[worst], lengths[worst])
+    assert cosines[worst] >= 0.999, f"{lengths[worst]} nt"

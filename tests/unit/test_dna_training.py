@@ -126,9 +126,10 @@ def test_same_seed_gives_the_same_weights_and_a_checkpoint_goes_on(objective, tm
 def test_loss_falls_on_genomes_with_a_pattern(objective):
     genomes = [_random_dna(5, 40) * 60] * 6
     settings = replace(SETTINGS, steps=60)
-    before = objective.held_out_loss(objective.new_encoder(settings), held_out=genomes, training=genomes)
+    nats_V = objective.unigram_nats(genomes)
+    before = objective.held_out_loss(objective.new_encoder(settings), genomes, nats_V)
     model, _ = train_encoder(genomes, settings, objective, device=CPU)
-    after = objective.held_out_loss(model, held_out=genomes, training=genomes)
+    after = objective.held_out_loss(model, genomes, nats_V)
     assert before.encoder == pytest.approx(math.log(4096), abs=0.3)
     assert after.encoder < 0.6 * before.encoder
     assert after.num_masked == before.num_masked > 300
@@ -139,7 +140,7 @@ def test_unigram_loss_is_that_of_the_training_tokens_and_unknown_ones_are_never_
     ids = objective.token_ids(genome)
     counts = np.bincount(ids, minlength=4096)[5:] + 1
     nats = -np.log(counts / counts.sum())
-    loss = objective.held_out_loss(objective.new_encoder(SETTINGS), held_out=[genome], training=[genome])
+    loss = objective.held_out_loss(objective.new_encoder(SETTINGS), [genome], objective.unigram_nats([genome]))
     seen = nats[np.bincount(ids, minlength=4096)[5:] > 0]
     assert len(seen) > 1
     assert seen.min() - 1e-9 <= loss.unigram <= seen.max() + 1e-9

@@ -234,3 +234,16 @@ def test_table_of_models_says_where_the_weights_are(tmp_path):
     assert rows[NAME].where == str(tmp_path / f"{NAME}.pt")
     assert rows["esm2_t48_15B_UR50D"].where == "absent"
     assert rows["esm2_t36_3B_UR50D"].hidden_dim == 2560
+
+
+def test_weights_that_hugging_face_calls_like_all_others_are_fetched_into_a_folder_of_their_own(
+    tmp_path, server, monkeypatch
+):
+    monkeypatch.setitem(
+        MODELS, "dnabert-s", replace(MODELS["dnabert-s"], source=f"{server}/resolve/main/pytorch_model.bin")
+    )
+    found = resolve_model("dnabert-s", weights_dir=tmp_path)
+    assert found.weights_path == tmp_path / "dnabert-s" / "pytorch_model.bin"
+    assert found.weights_path.read_bytes() == Handler.body
+    with pytest.raises(WeightsError, match=r"as dnabert-s/pytorch_model\.bin"):
+        locate_weights("dnabert-s", weights_dir=tmp_path / "elsewhere")

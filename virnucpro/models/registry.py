@@ -196,7 +196,7 @@ _TINY_DNA = ModelSpec(
     hidden_dim=128,
     attention_heads=4,
     num_parameters=1_598_848,
-    sha256="0b5da5ddad62236565fe890b165a4186e4c73a33075d994c0bdcc9e335ccb3da",
+    sha256="8e5e85848b0137bbbb8c945d664f29157975f042329f96e8f04cb053a022db05",
     source=BUNDLED,
     licence="MIT",
 )
@@ -319,7 +319,8 @@ def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None)
     found = _find(spec, weights_dir)
     if found is None:
         folders = ", ".join(str(folder) for folder in weights_folders(weights_dir))
-        raise WeightsError(spec.name, f"absent: fetch {spec.source} and put it into one of {folders}")
+        what = f"absent: fetch {spec.source} and put it into one of {folders} as {spec.file_name}"
+        raise WeightsError(spec.name, what)
     return found
 
 

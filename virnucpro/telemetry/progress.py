@@ -131,7 +131,7 @@ class RunProgress:
         sequences = sum(rank.sequences for rank in self._ranks)
         rate = sum(rank.rate() for rank in self._ranks)
         left = f", about {max(0.0, (total - tokens) / rate):,.0f} s left" if rate else ""
-        share = 100 * tokens / total if total else 0.0
+        share = min(100 * tokens / total, 100.0) if total else 0.0  # BPE tokens were estimated
         say(f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}")
 
 

@@ -130,29 +130,33 @@ class DnaObjective:
         with sdpa_kernel(SDPBackend.MATH):
             return functional.cross_entropy(model(batch).float(), batch.targets_M)
 
-    def held_out_loss(
-        self, model: MaskedMosaicBert, *, held_out: Sequence[str], training: Sequence[str]
-    ) -> HeldOutLoss:
-        """
-        Compare the encoder with the token frequencies of the training part, one added to each count.
-
-        Args:
-            model: The encoder.
-            held_out: Nucleotides of the held-out records; evenly spaced windows of each are used.
-            training: Nucleotides of the training records.
-
-        Returns:
-            Both losses, every chosen token masked.
-        """
-        device = model.bert.embeddings.word_embeddings.weight.device
+    def unigram_nats(self, training: Sequence[str]) -> NDArray[np.float64]:
+        """Return what each token costs by its share of the training records' tokens, one added to each count, (V,)."""
         counts_V = np.ones(self.tokenizer.vocabulary)
         for letters in training:
             counts_V += np.bincount(self.token_ids(letters), minlength=len(counts_V))
         shares_V = counts_V[self.vocabulary.ordinary] / counts_V[self.vocabulary.ordinary].sum()
         nats_V = np.full(len(counts_V), np.inf)
         nats_V[self.vocabulary.ordinary] = -np.log(shares_V)
+        return nats_V
+
+    def held_out_loss(
+        self, model: MaskedMosaicBert, held_out: Sequence[str], unigram_nats_V: NDArray[np.float64]
+    ) -> HeldOutLoss:
+        """
+        Compare the encoder with the token frequencies of the training part.
+
+        Args:
+            model: The encoder.
+            held_out: Nucleotides of the held-out records; evenly spaced windows of each are used.
+            unigram_nats_V: From ``unigram_nats``.
+
+        Returns:
+            Both losses, every chosen token masked.
+        """
+        device = model.bert.embeddings.word_embeddings.weight.device
         batches = (batch.to(device) for batch in self._held_out_batches(held_out))
-        return loss_against_unigram(batches, model, nats_V)
+        return loss_against_unigram(batches, model, unigram_nats_V)
 
     def _held_out_batches(self, held_out: Sequence[str]) -> Iterator[MaskedBatch]:
         random = np.random.default_rng(MASK_SEED)
