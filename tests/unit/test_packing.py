@@ -172,6 +172,7 @@ CHANGES_NO_ROW = {
     "long_policy": LongPolicy.ERROR,
     "log_level": "DEBUG",
     "loader_workers": 2,
+    "workers_per_device": 2,
     "sequences_per_part": 1,
 }
 
