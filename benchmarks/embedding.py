@@ -5,7 +5,7 @@ Run it as ``python benchmarks/embedding.py [--rows 8M:chunks,8M:proteins] [--rou
 goes from the same FASTA file to embeddings on disk, in one process, one thread, fp32, taking turns; figures are CPU
 seconds, ratios are taken within a round, and the machine's own matrix rate is measured anew in every round. The rows
 that the programs give are compared with each other. Peak memory is that of a process of its own for each program,
-weights included. For 150M and 650M three whole batches of a length-sorted pool of 400 sequences stand for all.
+weights included. For 150M and 650M a few whole batches of a length-sorted pool of 400 sequences stand for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from embedders import PEER_TOKENS, PROGRAMS, SHAPES, random_checkpoint, useful_f
 from workloads import MAX_RESIDUES, chunks, proteins, whole_batches, write_fasta
 
 WORKLOADS = {"chunks": chunks, "proteins": proteins}
-SMALL = {"8M", "35M"}
+WHOLE_BATCHES = {"150M": 3, "650M": 2}
+"""Whole batches that stand for all; the smaller models embed everything."""
 AGREEMENT = 1e-4
 """Greatest difference between the programs' rows: transformers computes its own rotary frequencies."""
 
@@ -33,7 +34,9 @@ AGREEMENT = 1e-4
 def records_of(size: str, workload: str) -> list[tuple[str, str]]:
     """Return the sequences of a row of the table."""
     everything = WORKLOADS[workload]()
-    return everything if size in SMALL else whole_batches(everything, token_budget=PEER_TOKENS, batches=3)
+    if size not in WHOLE_BATCHES:
+        return everything
+    return whole_batches(everything, token_budget=PEER_TOKENS, batches=WHOLE_BATCHES[size])
 
 
 def measure(size: str, workload: str, rounds: int, folder: Path) -> dict[str, object]:

@@ -75,7 +75,7 @@ def embed(
         devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
         workers: CPU workers, by default one a core as far as memory and the input go.
         workers_per_device: Workers that share each GPU.
-        precision: auto is fp32 on a CPU and bf16 on a GPU.
+        precision: auto is fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S.
         token_budget: Tokens in one block at the most, never less than the longest sequence; by default a number that
             suits CPUs, or what a short trial on each GPU finds.
         threads: Threads of each CPU worker.

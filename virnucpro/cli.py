@@ -160,7 +160,10 @@ def embed(
         int, typer.Option(min=1, max=64, help="Workers that share each GPU: more can pay for small models.")
     ] = 1,
     precision: Annotated[
-        str, typer.Option(metavar="auto|fp32|bf16|fp16", help="auto is fp32 on a CPU and bf16 on a GPU.")
+        str,
+        typer.Option(
+            metavar="auto|fp32|bf16|fp16", help="auto is fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S."
+        ),
     ] = "auto",
     token_budget: Annotated[
         int,

@@ -22,6 +22,7 @@ from virnucpro.models.attention import AttentionChoice, choose_attention, equal_
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES
+from virnucpro.models.fused_linear import FusedLinear, fill_up
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 
@@ -104,12 +105,15 @@ class PackedMosaicBert(nn.Module):
         self.attention = TRAINING_ATTENTION
 
     def prepare_for_inference(self) -> None:
-        """Settle slopes and kernel for where the weights are now."""
+        """Settle slopes, kernel and layout for where the weights are now; not to be moved or trained afterwards."""
         self.eval().requires_grad_(requires_grad=False)
         weight = self.embeddings.word_embeddings.weight
         self.alibi_slopes_N = alibi_slopes(self.config.num_attention_heads).to(weight.device)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=head_dim, alibi=True)
+        for module in self.modules():
+            if isinstance(module, FusedLinear):
+                module.pack()
 
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -141,11 +145,13 @@ class PackedMosaicBert(nn.Module):
     def _states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
     ) -> Iterator[torch.Tensor]:
+        num_tokens = input_ids_T.shape[0]
+        input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
         x_TD = self.embeddings(input_ids_T)
-        yield x_TD
+        yield x_TD[:num_tokens]
         for layer in cast("nn.ModuleList", self.encoder["layer"]):
             x_TD = layer(x_TD, self.attention.kernel, cu_seqlens, lengths, self.alibi_slopes_N)
-            yield x_TD
+            yield x_TD[:num_tokens]
 
 
 class Embeddings(nn.Module):
@@ -191,9 +197,9 @@ class Attention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.heads = (config.num_attention_heads, width // config.num_attention_heads)
-        self.self = nn.ModuleDict({"Wqkv": nn.Linear(width, 3 * width)})
+        self.self = nn.ModuleDict({"Wqkv": FusedLinear(width, 3 * width)})
         self.output = nn.ModuleDict(
-            {"dense": nn.Linear(width, width), "LayerNorm": nn.LayerNorm(width, eps=config.layer_norm_eps)}
+            {"dense": FusedLinear(width, width), "LayerNorm": nn.LayerNorm(width, eps=config.layer_norm_eps)}
         )
 
     def forward(
@@ -207,7 +213,8 @@ class Attention(nn.Module):
         """Return the attended, normalised stream, shape (T, D)."""
         q_TNH, k_TNH, v_TNH = self.self["Wqkv"](x_TD).view(-1, 3, *self.heads).unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, alibi_slopes_N)
-        out_TD: torch.Tensor = self.output["LayerNorm"](self.output["dense"](attended_TNH.flatten(1)) + x_TD)
+        dense = cast("FusedLinear", self.output["dense"])
+        out_TD: torch.Tensor = self.output["LayerNorm"](dense.add_to(x_TD, attended_TNH.flatten(1)))
         return out_TD
 
 
@@ -217,12 +224,12 @@ class GatedFeedForward(nn.Module):
     def __init__(self, config: MosaicBertConfig) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
-        self.gated_layers = nn.Linear(width, 2 * inner, bias=False)
-        self.wo = nn.Linear(inner, width)
+        self.gated_layers = FusedLinear(width, 2 * inner, bias=False)
+        self.wo = FusedLinear(inner, width)
         self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the normalised stream, shape (T, D)."""
         gate_TF, value_TF = self.gated_layers(x_TD).chunk(2, dim=1)
-        out_TD: torch.Tensor = self.layernorm(self.wo(functional.gelu(gate_TF) * value_TF) + x_TD)
+        out_TD: torch.Tensor = self.layernorm(self.wo.add_to(x_TD, functional.gelu(gate_TF) * value_TF))
         return out_TD

@@ -21,7 +21,7 @@ from torch.nn import functional
 from virnucpro.config import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.fused_linear import ROWS_MULTIPLE, FusedLinear
+from virnucpro.models.fused_linear import FusedLinear, fill_up
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 from virnucpro.models.tokenizer import ProteinTokenizer
@@ -170,15 +170,11 @@ class PackedESM2(nn.Module):
     ) -> Iterator[torch.Tensor]:
         """Yield the states layer by layer, computed in *dtype*; each is good until the next is asked for."""
         num_tokens = input_ids_T.shape[0]
-        spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
-        if spare:  # filled up by one more sequence, whose rows nobody sees
-            input_ids_T = functional.pad(input_ids_T, (0, spare))
-            cu_seqlens = functional.pad(cu_seqlens, (0, 1), value=num_tokens + spare)
-            lengths = (*lengths, spare)
+        input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
         own = self.embed_tokens.weight.dtype
         kernel = (self.attention if dtype is own else self._wide_attention).kernel
         x_TD = self._embed(input_ids_T, cu_seqlens, dtype)
-        rotation_TH = self._rotation(cu_seqlens, num_tokens + spare, max(lengths))
+        rotation_TH = self._rotation(cu_seqlens, input_ids_T.shape[0], max(lengths))
         yield x_TD[:num_tokens]
         for layer in self.layers[:-1]:
             x_TD = layer(x_TD, rotation_TH, kernel, cu_seqlens, lengths)
@@ -237,7 +233,7 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        """Return the layer's output, shape (T, D); the memory of *x_TD* may hold it."""
+        """Return the layer's output, shape (T, D)."""
         qkv_TD = self.qkv_proj(_normalised(self.self_attn_layer_norm, x_TD))
         qkv_T3NH = qkv_TD.view(-1, 3, *self.heads)
         _rotate(qkv_T3NH[:, :2].flatten(1, 2), rotation_TH)

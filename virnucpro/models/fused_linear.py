@@ -10,9 +10,14 @@ functions do the same. Legend: T tokens, I channels in, O channels out.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROWS_MULTIPLE = 32
 """
@@ -44,7 +49,8 @@ class FusedLinear(nn.Linear):
         """Return the product and the bias, shape (T, O)."""
         if self._is_packed_for(x_TI):
             return _pointwise(x_TI, self._packed, self.bias, "none")
-        return functional.linear(x_TI, self._plain_weight(x_TI.dtype), self.bias.to(x_TI.dtype))
+        bias = None if self.bias is None else self.bias.to(x_TI.dtype)
+        return functional.linear(x_TI, self._plain_weight(x_TI.dtype), bias)
 
     def gelu(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return ``gelu(forward(x))`` with the exact (erf) GELU, shape (T, O)."""
@@ -53,13 +59,13 @@ class FusedLinear(nn.Linear):
         return functional.gelu(self.forward(x_TI))
 
     def add_to(self, residual_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return ``residual + forward(x)``, shape (T, O); the residual's memory may hold it."""
+        """Return ``residual + forward(x)``, shape (T, O)."""
         if self._is_packed_for(x_TI):
             added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001
                 x_TI, residual_TO, self._packed, self.bias, "add"
             )
             return added
-        return residual_TO.add_(self.forward(x_TI))
+        return residual_TO + self.forward(x_TI)
 
     def _is_packed_for(self, x_TI: torch.Tensor) -> bool:
         return self._packed is not None and x_TI.dtype is self._packed.dtype
@@ -78,7 +84,31 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _pointwise(x_TI: torch.Tensor, packed: torch.Tensor | None, bias: torch.Tensor, function: str) -> torch.Tensor:
+def fill_up(
+    input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
+    """
+    Give a packed batch on a CPU a number of tokens that products like, by one more sequence whose rows nobody sees.
+
+    Args:
+        input_ids_T: Token ids, shape (T,).
+        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,).
+        lengths: Tokens of each sequence.
+
+    Returns:
+        The same three, T a multiple of ``ROWS_MULTIPLE``; unchanged where it is one, and on GPUs.
+    """
+    num_tokens = input_ids_T.shape[0]
+    spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
+    if not spare:
+        return input_ids_T, cu_seqlens, lengths
+    filled_T = functional.pad(input_ids_T, (0, spare))
+    return filled_T, functional.pad(cu_seqlens, (0, 1), value=num_tokens + spare), (*lengths, spare)
+
+
+def _pointwise(
+    x_TI: torch.Tensor, packed: torch.Tensor | None, bias: torch.Tensor | None, function: str
+) -> torch.Tensor:
     """Multiply, add the bias and apply *function* ("none" or "gelu", the latter by erf)."""
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, packed, bias, function, [], "none")  # noqa: SLF001
     return product

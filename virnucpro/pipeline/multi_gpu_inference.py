@@ -142,7 +142,7 @@ def configure_model(
     Args:
         model: Registered name, or path of a checkpoint.
         device_type: ``cpu`` or ``cuda``.
-        precision: ``auto`` is fp32 on a CPU and bf16 on a GPU.
+        precision: ``auto`` is fp32 on a CPU; on a GPU fp16 for ESM-2 and bf16 for DNABERT-S.
         weights_dir: Folder that is looked into first.
         token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
         threads_per_worker: Threads of a CPU worker.
@@ -161,7 +161,8 @@ def configure_model(
         ConfigurationError: A setting is out of range.
     """
     resolved = resolve_model(model, weights_dir=weights_dir, on_download=on_download)
-    chosen = ("fp32" if device_type == "cpu" else "bf16") if precision == "auto" else precision
+    automatic = Precision.FP32 if device_type == "cpu" else resolved.family.gpu_precision
+    chosen = automatic if precision == "auto" else precision
     return ModelConfig(
         model_name=resolved.name,
         weights_path=str(resolved.weights_path),
