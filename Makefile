@@ -2,7 +2,8 @@
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins
 # make lint   ruff, mypy --strict, import directions
-# make bench  the benchmarks; results go to benchmarks/results/
+# make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
+# make bench-large   those of larger models, and of blocks, workers and threads; under an hour
 # make gpu-check   what only a GPU can show, under 10 minutes: any Python with torch 2.10 or later will do
 # make venv   only set up .venv
 
@@ -15,7 +16,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long lint format bench gpu-check clean
+.PHONY: venv demo test e2e e2e-long lint format bench bench-large gpu-check clean
 
 venv: $(READY)
 
@@ -62,8 +63,24 @@ format: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY)
-	$(PY) benchmarks/index.py --write
+BENCH_READY := .venv/.ready-bench
+
+$(BENCH_READY): $(READY)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $(BENCH_READY)
+
+bench: $(BENCH_READY)
+	$(PY) benchmarks/embedding.py --write embedding
+	$(PY) benchmarks/scaling.py --models 8M --only workers --rounds 2 --write
+	$(PY) benchmarks/index.py --rounds 3 --write
+	$(PY) benchmarks/hdf5_writing.py --write
+	$(PY) benchmarks/embedding_cache.py --write
+	$(PY) benchmarks/report.py
+
+bench-large: $(BENCH_READY)
+	$(PY) benchmarks/embedding.py --rows 150M:chunks,650M:chunks --write embedding_large
+	$(PY) benchmarks/scaling.py --write
+	$(PY) benchmarks/report.py
 
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.
 gpu-check:

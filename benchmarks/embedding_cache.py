@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sqlite3
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from bench_common import machine, write_result
 
 from virnucpro.store.embedding_cache import EmbeddingCache
 
-RESULTS = Path(__file__).parent / "results"
 SEED = 20261121
 WIDTHS = (128, 320, 2560)
 ROWS_PER_PUT = 4096
@@ -66,20 +64,6 @@ def rates(num_rows: int, wall_s: float, cpu_s: float) -> dict[str, int]:
     }
 
 
-def machine() -> dict[str, str]:
-    """Describe where this runs."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": f"{len(models)} x {models[0]}" if models else platform.processor(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "numpy": np.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -90,11 +74,10 @@ def main() -> None:
     for width in WIDTHS:
         with tempfile.TemporaryDirectory() as name:
             rows.append(measure(Path(name), options.rows, width))
-    text = json.dumps({"machine": machine(), "widths": rows}, indent=2)
-    print(text)
+    report = {"machine": machine("numpy") | {"sqlite": sqlite3.sqlite_version}, "widths": rows}
+    print(json.dumps(report, indent=2))
     if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"embedding_cache_{datetime.now(UTC).date()}.json").write_text(text + "\n")
+        write_result("embedding_cache", report)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from bench_common import machine, write_result
 
 from virnucpro.data.index_build import build_index
 from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES
 from virnucpro.data.sequence_index import SequenceIndex
 
-RESULTS = Path(__file__).parent / "results"
 SEED = 20261121
 RESIDUES = b"LAGVESIKRDTPNQFYMHCWX"
 FREQUENCIES = [99, 83, 71, 69, 67, 66, 59, 58, 55, 55, 54, 47, 41, 39, 39, 29, 24, 23, 14, 11, 1]
@@ -121,19 +119,6 @@ def measure(fasta: Path, folder: Path, rounds: int) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, str]:
-    """Describe where this runs."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": f"{len(models)} x {models[0]}" if models else platform.processor(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,17 +132,15 @@ def main() -> None:
         if options.memory:
             print(peak_growth_bytes(options.memory, folder))
             return
-        report: dict[str, object] = {"machine": machine(), "rounds": options.rounds}
+        report: dict[str, object] = {"machine": machine("numpy"), "rounds": options.rounds}
         for layout, wrapped in (("wrapped_60", True), ("single_line", False)):
             fasta = folder / f"{layout}.fasta"
             make_fasta(fasta, options.megabytes * 1_000_000, wrapped=wrapped)
             report[layout] = measure(fasta, folder, options.rounds)
             fasta.unlink()
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(json.dumps(report, indent=2))
     if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"index_{datetime.now(UTC).date()}.json").write_text(text + "\n")
+        write_result("index", report)
 
 
 if __name__ == "__main__":

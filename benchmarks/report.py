@@ -1,0 +1,148 @@
+"""
+The latest results as a table and a plot: ``benchmarks/results/table.md``, ``speed.svg``, and the README's section.
+
+Run it as ``python benchmarks/report.py``; ``make bench`` and ``make bench-large`` end with it. It measures nothing: a
+benchmark that has no result in ``benchmarks/results`` has no row.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from bench_common import RESULTS
+from matplotlib import pyplot as plt
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- benchmarks: written by benchmarks/report.py -->", "<!-- end of benchmarks -->"
+WORKLOADS = {"chunks": "chunks of 30 to 166 residues", "proteins": "whole proteins, median 290 residues"}
+FAIR_ESM, TRANSFORMERS = "fair-esm", "transformers"
+HEADER = (
+    "| ESM-2, fp32, one CPU thread | times as fast as fair-esm | as transformers | share of GEMM peak "
+    "| tokens per CPU s | peak memory, MB (fair-esm, transformers) |"
+)
+COLOURS = {"fair-esm": "#9aa5b1", "transformers": "#5b7c99", "virnucpro": "#c2410c"}
+
+
+def latest(name: str) -> dict[str, Any] | None:
+    """Return the newest result of benchmark *name*."""
+    paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
+    return json.loads(paths[-1].read_text()) if paths else None
+
+
+def embedding_rows() -> list[dict[str, Any]]:
+    """Return the rows of all embedding benchmarks, small models first."""
+    return [row for name in ("embedding", "embedding_large") for row in (latest(name) or {"rows": []})["rows"]]
+
+
+def interval(figures: dict[str, float]) -> str:
+    """Write median and range."""
+    return f"{figures['median']:g} ({figures['least']:g} to {figures['greatest']:g})"
+
+
+def table() -> str:
+    """Return the tables in Markdown."""
+    lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
+    for row in embedding_rows():
+        faster, memory = row["times_as_fast_as"], row["peak_memory_mb"]
+        lines.append(
+            f"| {row['model']}, {WORKLOADS[row['workload']]} | **{interval(faster['fair-esm'])}** "
+            f"| {interval(faster['transformers'])} | {interval(row['share_of_gemm_peak'])} "
+            f"| {row['tokens_per_cpu_second']['median']:,.0f} "
+            f"| {memory['virnucpro']:,} ({memory['fair-esm']:,}, {memory['transformers']:,}) |"
+        )
+    others = [*_scaling_lines(), *_file_lines()]
+    if others:
+        lines += ["", "| elsewhere | figure |", "| --- | --- |", *others]
+    first = latest("embedding")
+    if first is not None:
+        where = first["machine"]
+        padding = ", ".join(
+            f"{row['model']} {row['workload']} {row['padding'][FAIR_ESM]:.0%} and {row['padding'][TRANSFORMERS]:.0%}"
+            for row in embedding_rows()
+        )
+        how = (
+            "Median and range over rounds in which the programs take turns, CPU seconds, from one FASTA file to "
+            f"embeddings on disk; padding of fair-esm's and transformers' batches: {padding}. {where['cpu']}, torch "
+            f"{where['torch']}, fair-esm {where[FAIR_ESM]}, transformers {where[TRANSFORMERS]}, {where['date'][:10]}."
+        )
+        lines += ["", how]
+    return "\n".join(lines)
+
+
+def _scaling_lines() -> list[str]:
+    report = latest("scaling")
+    return [
+        f"| {row['model']}, {name}, computing, over one worker of one thread | {interval(figures)} |"
+        for row in (report or {}).get("workers", [])
+        for name, figures in row["times_as_fast_as_one_worker"].items()
+        if not name.startswith("1 worker x 1")
+    ]
+
+
+def _file_lines() -> list[str]:
+    lines = []
+    if index := latest("index"):
+        figures = index["wrapped_60"]
+        lines.append(
+            f"| sequence index, MB of FASTA per CPU second, with hashes (without) "
+            f"| {figures['mb_per_cpu_second_hash_on']:.0f} ({figures['mb_per_cpu_second_hash_off']:.0f}) |"
+        )
+    if hdf5 := latest("hdf5_writing"):
+        lines += [
+            f"| sealed parts, MB of float32 per second | {interval(hdf5['part']['mb_per_second'])} |",
+            f"| a shard of them, MB of float32 per second | {interval(hdf5['shard']['mb_per_second'])} |",
+        ]
+    if int8 := latest("int8_on_cpu"):
+        for name in ("bf16", "int8"):
+            figures = int8[name]
+            lines.append(
+                f"| 8M, {name} on the CPU: times as fast as fp32; least cosine to it "
+                f"| {interval(figures['times_as_fast_as_fp32'])}; {figures['cosine']['least']} |"
+            )
+    return lines
+
+
+def plot(path: Path) -> None:
+    """Draw speed relative to fair-esm, one group a row of the table."""
+    rows = embedding_rows()
+    mpl.rcParams.update({"svg.hashsalt": "virnucpro", "font.family": "sans-serif", "svg.fonttype": "none"})
+    figure, axes = plt.subplots(figsize=(8, 1.1 + 0.95 * len(rows)))
+    for place, row in enumerate(rows):
+        over_peer = row["times_as_fast_as"]
+        ours = over_peer["fair-esm"]
+        theirs = ours["median"] / over_peer["transformers"]["median"]
+        bars = (("fair-esm", 1.0), ("transformers", theirs), ("virnucpro", ours["median"]))
+        for step, (name, value) in enumerate(bars):
+            y = place + (step - 1) * 0.26
+            axes.barh(y, value, height=0.24, color=COLOURS[name], label=name if not place else None)
+            axes.text(value + 0.06, y, f"{value:.2f}", va="center", fontsize=9)
+        reach = [[ours["median"] - ours["least"]], [ours["greatest"] - ours["median"]]]
+        axes.errorbar(ours["median"], place + 0.26, xerr=reach, color="black", capsize=3, linewidth=1)
+    axes.set_yticks(range(len(rows)), [f"ESM-2 {row['model']}\n{row['workload']}" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("speed on one CPU thread, fp32, fair-esm = 1")
+    axes.set_xlim(0, max(row["times_as_fast_as"]["fair-esm"]["greatest"] for row in rows) * 1.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    """Write table, plot and the README's section."""
+    text = table()
+    (RESULTS / "table.md").write_text(text + "\n")
+    plot(RESULTS / "speed.svg")
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    image = "![Speed against fair-esm and transformers](benchmarks/results/speed.svg)"
+    README.write_text(f"{before}{BEGIN}\n\n{image}\n\n{text}\n\n{END}{after}")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
