@@ -60,6 +60,15 @@ def test_the_smallest_budget_over_the_devices_is_planned_with_and_recorded(tmp_p
     assert len(run.plan(run.open_index())) == 2
 
 
+def test_a_gpu_that_workers_share_is_tried_out_once(tmp_path, prepare):
+    run = prepare([{"token_budget": 500}, {"token_budget": 90}], devices=GPUS * 2)
+    assert asked(tmp_path) == 2
+    assert run.world_size == 4
+    assert run.model_config.token_budget == 90
+    probes = RunManifest.read(run.layout.manifest).plan["probes"]
+    assert [probe["device"] for probe in probes] == ["cuda:3", "cuda:5"]
+
+
 def test_a_budget_smaller_than_the_longest_sequence_is_raised_to_it(prepare):
     assert prepare([{"token_budget": 7}, {"token_budget": 90}]).model_config.token_budget == 82
 

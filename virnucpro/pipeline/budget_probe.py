@@ -60,19 +60,20 @@ def probe_devices(
     Try every device out.
 
     Args:
-        devices: GPUs, one a rank.
+        devices: GPUs of the ranks; one that several share is tried out once, with nothing beside it.
         worker_args: What a worker gets after the pipe.
         probe_fn: What each process runs.
         stop: Set it to give up.
 
     Returns:
-        One record a device, in their order.
+        One record a GPU, in their order.
 
     Raises:
         StoppedError: *stop* was set.
         ConfigurationError: A device cannot be used; says which and why.
     """
     stop = stop or threading.Event()
+    gpus = list(dict.fromkeys(devices))
     reports: dict[int, dict[str, Any]] = {}
 
     def hear(rank: int, message: dict[str, Any]) -> None:
@@ -83,17 +84,17 @@ def probe_devices(
         return run_rank(
             probe_fn,
             worker_args,
-            outcome=RankOutcome(rank=rank, device=devices[rank].label),
-            world_size=len(devices),
-            device=devices[rank],
+            outcome=RankOutcome(rank=rank, device=gpus[rank].label),
+            world_size=len(gpus),
+            device=gpus[rank],
             limits=RunLimits(),
             stop=stop,
             on_message=hear,
         )
 
-    with ThreadPoolExecutor(len(devices), thread_name_prefix="probe") as threads:
+    with ThreadPoolExecutor(len(gpus), thread_name_prefix="probe") as threads:
         try:
-            outcomes = list(threads.map(probe, range(len(devices))))
+            outcomes = list(threads.map(probe, range(len(gpus))))
         except BaseException:
             stop.set()  # or the executor would wait for processes that nobody needs
             raise
@@ -107,7 +108,7 @@ def probe_devices(
             device=device.label,
             **{name: reports[rank][name] for name in DeviceProbe.__annotations__ if name != "device"},
         )
-        for rank, device in enumerate(devices)
+        for rank, device in enumerate(gpus)
     ]
 
 

@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 SAMPLE = 512
 """Sequences of each kind (longest, typical) that blocks are made of."""
 BLOCKS_PER_RANK = 4
-"""Blocks that each device should get at the least, so that all of them have work until the end."""
+"""Blocks that each rank should get at the least, so that all of them have work until the end."""
 
 
 def probe_worker(
@@ -80,10 +80,11 @@ def probe_worker(
             )
             total = int(tokens.sum())
             longest_tokens = max(len(ids) for ids in longest)
+            ranks = world_size * model_config.workers_per_device
             budget, trials = choose_token_budget(
                 trial_of,
                 longest_tokens=longest_tokens,
-                most_tokens=max(longest_tokens, total // (BLOCKS_PER_RANK * world_size)),
+                most_tokens=max(longest_tokens, total // (BLOCKS_PER_RANK * ranks)),
                 resting_bytes=trial_of.resting_bytes,
                 memory_bytes=trial_of.memory_bytes // model_config.workers_per_device,
             )
