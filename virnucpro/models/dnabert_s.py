@@ -11,6 +11,7 @@ width, D model width, F width of the feed-forward.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -139,7 +140,8 @@ class PackedMosaicBert(nn.Module):
 
     def last_states(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Return the last layer's output, shape (T, D); with its graph, where gradients are on."""
-        *_, x_TD = self._states(input_ids_T, cu_seqlens, lengths)
+        # not *_: that would keep every layer's states until the last is there
+        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths), maxlen=1)
         return x_TD
 
     def _states(

@@ -11,6 +11,7 @@ model width.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,8 @@ class PackedESM2(nn.Module):
     def _pooled(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        *_, x_TD = self._states(input_ids_T, cu_seqlens, lengths, dtype)
+        # not *_: that would keep every layer's states until the last is there
+        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths, dtype), maxlen=1)
         return mean_over_residues(x_TD, cu_seqlens, lengths)
 
     @torch.inference_mode()
