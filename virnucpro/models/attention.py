@@ -232,6 +232,11 @@ def padded_attention(
     heads = v_TNH.shape[1:]
     out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
     for sequences, tokens, width in padded_groups(lengths, num_heads=heads[0], alibi=alibi_slopes_N is not None):
+        if alibi_slopes_N is not None and heads[0] * width**2 > _BIAS_ELEMENTS:
+            # one sequence, whose bias as a whole could be larger than the device: some of its queries at a time
+            q_1NLH, k_1NLH, v_1NLH = (x_TNH[tokens].transpose(0, 1)[None] for x_TNH in (q_TNH, k_TNH, v_TNH))
+            out_TNH[tokens] = plain_attention(q_1NLH, k_1NLH, v_1NLH, alibi_slopes_N)[0].transpose(0, 1)
+            continue
         starts_G = cu_seqlens[sequences]
         lengths_G = cu_seqlens[sequences.start + 1 : sequences.stop + 1] - starts_G
         num_sequences, num_tokens = sequences.stop - sequences.start, tokens.stop - tokens.start
