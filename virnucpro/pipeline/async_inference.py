@@ -99,6 +99,8 @@ class AsyncInferenceRunner:
             # sums within a product stay in float32 even where cuBLAS splits them (torch allows halves by default)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+            # and float32 is float32, also where the environment asks for TF32, as NVIDIA's containers do
+            torch.set_float32_matmul_precision("highest")
             self._copies_in = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._copies_out = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
