@@ -46,12 +46,12 @@ def table() -> str:
     """Return the tables in Markdown."""
     lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
     for row in embedding_rows():
-        faster, memory = row["times_as_fast_as"], row["peak_memory_mb"]
+        faster, memory = row["times_as_fast_as"], row.get("peak_memory_mb")
         lines.append(
             f"| {row['model']}, {WORKLOADS[row['workload']]} | **{interval(faster['fair-esm'])}** "
             f"| {interval(faster['transformers'])} | {interval(row['share_of_gemm_peak'])} "
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
-            f"| {memory['virnucpro']:,} ({memory['fair-esm']:,}, {memory['transformers']:,}) |"
+            f"| {_peaks(memory)} |"
         )
     others = [*_scaling_lines(), *_file_lines()]
     if others:
@@ -70,6 +70,10 @@ def table() -> str:
         )
         lines += ["", how]
     return "\n".join(lines)
+
+
+def _peaks(memory: dict[str, int] | None) -> str:
+    return f"{memory['virnucpro']:,} ({memory[FAIR_ESM]:,}, {memory[TRANSFORMERS]:,})" if memory else ""
 
 
 def _scaling_lines() -> list[str]:

@@ -41,7 +41,7 @@ SETTINGS = {
     "2 workers x 1 thread": (2, 1),
     "3 workers x 1 thread": (3, 1),
 }
-SEQUENCES = {"8M": 3000, "35M": 800}
+SEQUENCES = {"8M": 1500, "35M": 400}
 BUDGETS = (1024, 2048, 3072, 4096, 6144, 8192)
 
 

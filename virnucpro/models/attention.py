@@ -20,7 +20,6 @@ import torch
 from torch.nn import functional
 
 from virnucpro.models.cpu_attention import (
-    MAX_EXPONENTIAL_TOKENS,
     alibi_bias,
     exponential_attention,
     plain_attention,
@@ -103,7 +102,7 @@ def choose_attention(
             "exp-bmm",
             exponential_attention,
             "a sequence at a time, its heads as one batch of products and plain exponentials, is the fastest found "
-            f"for float32 on CPUs up to {MAX_EXPONENTIAL_TOKENS} tokens; scaled_dot_product_attention beyond",
+            "for float32 on CPUs",
         )
     return AttentionChoice(
         "sdpa-equal-lengths",
