@@ -87,6 +87,8 @@ class ModelConfig:
     """Path of the weights on this machine; never part of the fingerprint."""
     weights_sha256: str
     """Hex sha256 of the weights file: identity of the model."""
+    config_sha256: str = ""
+    """Hex sha256 of a configuration in a file beside the weights; empty where there is none."""
     hidden_dim: int
     """Width of an embedding; 0 where it is known only once the checkpoint is open."""
     loader: str = "virnucpro.models.esm2_flash:load_esm2_model"
@@ -164,6 +166,7 @@ class ModelConfig:
             {
                 "loader": self.loader,
                 "weights_sha256": self.weights_sha256,
+                "config_sha256": self.config_sha256,
                 "precision": self.precision,
                 "max_residues": self.max_residues,
                 "virnucpro": version("virnucpro"),

@@ -82,12 +82,13 @@ def test_a_block_of_which_a_sequence_is_missing_is_computed_whole(tmp_path, reco
 def test_rows_of_another_model_precision_or_limit_are_never_served(tmp_path, records):
     run(tmp_path, "first", records)
     spaces = {fakes.hash_config().cache_space()}
-    for number, changes in enumerate([{"weights_sha256": "1" * 64}, {"precision": "bf16"}, {"max_residues": 39}]):
+    others = [{"weights_sha256": "1" * 64}, {"config_sha256": "1"}, {"precision": "bf16"}, {"max_residues": 39}]
+    for number, changes in enumerate(others):
         other = run(tmp_path, f"{number}", records, **changes)
         assert (cached_and_computed(other), other.promise) == ((0, 60), "bytes")
         spaces.add(fakes.hash_config(**changes).cache_space())
     spaces.add(fakes.hash_config(loader="tests.fakes:load_faulty_model").cache_space())
-    assert len(spaces) == 5
+    assert len(spaces) == 6
     same = {"token_budget": 100, "threads_per_worker": 2, "weights_path": "elsewhere", "model_name": "alias"}
     assert fakes.hash_config(**same).cache_space() in spaces
     assert cached_and_computed(run(tmp_path, "again", records, precision="bf16")) == (60, 0)

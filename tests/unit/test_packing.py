@@ -155,6 +155,7 @@ def test_blocks_of_real_dna_come_close_to_the_budget_in_true_tokens(tmp_path, da
 CHANGES_ROWS = {
     "model_name": "another",
     "weights_sha256": "1" * 64,
+    "config_sha256": "1" * 64,
     "precision": Precision.BF16,
     "token_budget": 65,
     "threads_per_worker": 2,

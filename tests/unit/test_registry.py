@@ -247,3 +247,14 @@ def test_weights_that_hugging_face_calls_like_all_others_are_fetched_into_a_fold
     assert found.weights_path.read_bytes() == Handler.body
     with pytest.raises(WeightsError, match=r"as dnabert-s/pytorch_model\.bin"):
         locate_weights("dnabert-s", weights_dir=tmp_path / "elsewhere")
+
+
+def test_a_configuration_beside_dna_weights_is_part_of_their_identity(tmp_path):
+    weights = tmp_path / "pytorch_model.bin"
+    weights.write_bytes(b"weights")
+    assert resolve_model(weights).config_sha256 == ""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    first = resolve_model(weights).config_sha256
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "num_attention_heads": 2}')
+    assert len(first) == 64
+    assert resolve_model(weights).config_sha256 not in {"", first}

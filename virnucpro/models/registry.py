@@ -128,6 +128,8 @@ class ResolvedModel:
     """The file of weights."""
     weights_sha256: str
     """Hex sha256 of that file."""
+    config_sha256: str
+    """Hex sha256 of the ``config.json`` beside it that its loader reads; empty where there is none."""
     hidden_dim: int
     """Width of an embedding; 0 where only the checkpoint knows it."""
     family: ModelFamily
@@ -261,6 +263,7 @@ def resolve_model(
             name=path.stem,
             weights_path=path,
             weights_sha256=_file_sha256(path),
+            config_sha256=_config_sha256(path, family_of(path)),
             hidden_dim=0,
             family=family_of(path),
             is_bundled=False,
@@ -280,6 +283,7 @@ def resolve_model(
         name=spec.name,
         weights_path=path,
         weights_sha256=sha256,
+        config_sha256=_config_sha256(path, spec.family),
         hidden_dim=spec.hidden_dim,
         family=spec.family,
         is_bundled=spec.is_bundled,
@@ -392,6 +396,11 @@ def _writable_folder(spec: ModelSpec, weights_dir: Path | None) -> Path:
     listed = ", ".join(str(folder) for folder in folders)
     what = f"absent, and none of {listed} can be written: name another folder with --weights-dir or {WEIGHTS_VARIABLE}"
     raise WeightsError(spec.name, what)
+
+
+def _config_sha256(weights_path: Path, family: ModelFamily) -> str:
+    beside = weights_path.parent / "config.json"
+    return _file_sha256(beside) if family is DNABERT_S and beside.is_file() else ""
 
 
 def _file_sha256(path: Path) -> str:

@@ -103,25 +103,28 @@ def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
     return canonical
 
 
-def devices_for_ranks(world_size: int, environ: Mapping[str, str] | None = None) -> list[Device]:
+def devices_for_ranks(
+    world_size: int, environ: Mapping[str, str] | None = None, *, workers_per_device: int = 1
+) -> list[Device]:
     """
     Map ranks to the parent's own visible list; where it is empty, every rank is a CPU worker.
 
     Args:
         world_size: Number of ranks.
         environ: The parent's environment, by default this process's.
+        workers_per_device: Ranks that share a GPU at the most.
 
     Raises:
-        DeviceError: More ranks than visible GPUs, or a list that CUDA would not take.
+        DeviceError: More ranks than visible GPUs take, or a list that CUDA would not take.
     """
     tokens = visible_tokens(os.environ if environ is None else environ, gpu_count=count_gpus())
     if not tokens:
         return [CPU] * world_size
-    if world_size > len(tokens):
+    if world_size > len(tokens) * workers_per_device:
         raise DeviceError(
             f"{world_size} workers asked for, but only {len(tokens)} GPUs are visible ({', '.join(tokens)})"
         )
-    return [Device(token) for token in tokens[:world_size]]
+    return [Device(token) for token in tokens * workers_per_device][:world_size]
 
 
 def select_devices(

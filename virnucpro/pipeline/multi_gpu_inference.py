@@ -167,6 +167,7 @@ def configure_model(
         model_name=resolved.name,
         weights_path=str(resolved.weights_path),
         weights_sha256=resolved.weights_sha256,
+        config_sha256=resolved.config_sha256,
         hidden_dim=resolved.hidden_dim,
         loader=resolved.family.loader,
         sequence_kind=resolved.family.sequence_kind,
@@ -245,7 +246,7 @@ def _devices(world_size: int | None, workers_per_device: int = 1) -> list[Device
         return select_devices("cpu", workers=world_size)
     if world_size is None:
         return select_devices("auto", workers_per_device=workers_per_device)
-    return devices_for_ranks(world_size)
+    return devices_for_ranks(world_size, workers_per_device=workers_per_device)
 
 
 def new_run_id() -> str:
