@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from bench_common import gemm_peak_flops, machine, spread, write_result
-from embedders import PEER_TOKENS, PROGRAMS, SHAPES, random_checkpoint, useful_flops
+from embedders import PEER_TOKENS, PROGRAMS, SHAPES, VirNucPro, random_checkpoint, useful_flops
 from workloads import MAX_RESIDUES, chunks, proteins, whole_batches, write_fasta
 
 WORKLOADS = {"chunks": chunks, "proteins": proteins}
@@ -84,6 +84,7 @@ def measure(size: str, workload: str, rounds: int, folder: Path, *, memory: bool
         "padding": {program.name: round(program.slots / tokens - 1, 4) for program in programs},
         "greatest_difference": {name: _difference(rows["virnucpro"], rows[name]) for name in seconds},
     }
+    report["where_our_time_goes"] = shares_of_operators(programs[-1], fasta, folder)
     del programs
     if memory:
         report["peak_memory_mb"] = {
@@ -91,6 +92,16 @@ def measure(size: str, workload: str, rounds: int, folder: Path, *, memory: bool
         }
     checkpoint.unlink()
     return report
+
+
+def shares_of_operators(program: VirNucPro, fasta: Path, folder: Path, *, shown: int = 8) -> dict[str, float]:
+    """Return the share of the CPU time that each of PyTorch's operators takes itself in one run, greatest first."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with tempfile.TemporaryDirectory(dir=folder) as out, torch.profiler.profile(activities=activities) as profile:
+        program.run(fasta, Path(out))
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    return {event.key: round(event.self_cpu_time_total / total, 3) for event in events[:shown]}
 
 
 def _difference(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
