@@ -47,7 +47,7 @@ DEFAULT_MAX_RESIDUES = 1022
 beyond it, so that it is a setting and not a limit."""
 
 DEFAULT_TOKEN_BUDGET = 4096
-"""Tokens in one block: the upper end of what earlier trials on CPUs found good (1,000 to 4,000)."""
+"""Tokens in one block on a CPU: of 1,024 to 8,192 the best or within noise of it (``benchmarks/scaling.py``)."""
 
 AUTO_TOKEN_BUDGET = 0
 """Stands for a budget settled when a run begins: ``DEFAULT_TOKEN_BUDGET`` on a CPU, on GPUs what a trial finds."""

@@ -47,6 +47,12 @@ fp32, down to 0.9983; computed in float32 with the bf16 weights, none of 372 is 
 sequences are rare and cheap.
 """
 
+CPU_ROWS = 1024
+"""
+Tokens that go through a feed-forward at a time on a CPU: its hidden states, four times as wide, are then written and
+read within memory that is already there. 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a time.
+"""
+
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
@@ -242,6 +248,14 @@ class PackedLayer(nn.Module):
         q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
         x_TD = self.out_proj.add_to(x_TD, attended_TNH.flatten(1))
+        if x_TD.device.type != "cpu":
+            return self._feed_forward(x_TD)
+        out_TD = torch.empty_like(x_TD)
+        for rows_RD, out_RD in zip(torch.split(x_TD, CPU_ROWS), torch.split(out_TD, CPU_ROWS), strict=True):
+            out_RD.copy_(self._feed_forward(rows_RD))
+        return out_TD
+
+    def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
 
 
