@@ -38,7 +38,9 @@ def embedding_rows() -> list[dict[str, Any]]:
 
 
 def interval(figures: dict[str, float]) -> str:
-    """Write median and range."""
+    """Write median and range; one round has no range."""
+    if figures["least"] == figures["greatest"]:
+        return f"{figures['median']:g}"
     return f"{figures['median']:g} ({figures['least']:g} to {figures['greatest']:g})"
 
 
@@ -122,7 +124,8 @@ def plot(path: Path) -> None:
         for step, (name, value) in enumerate(bars):
             y = place + (step - 1) * 0.26
             axes.barh(y, value, height=0.24, color=COLOURS[name], label=name if not place else None)
-            axes.text(value + 0.06, y, f"{value:.2f}", va="center", fontsize=9)
+            end = ours["greatest"] if name == "virnucpro" else value
+            axes.text(end + 0.06, y, f"{value:.2f}", va="center", fontsize=9)
         reach = [[ours["median"] - ours["least"]], [ours["greatest"] - ours["median"]]]
         axes.errorbar(ours["median"], place + 0.26, xerr=reach, color="black", capsize=3, linewidth=1)
     axes.set_yticks(range(len(rows)), [f"ESM-2 {row['model']}\n{row['workload']}" for row in rows])
@@ -130,7 +133,7 @@ def plot(path: Path) -> None:
     axes.set_xlabel("speed on one CPU thread, fp32, fair-esm = 1")
     axes.set_xlim(0, max(row["times_as_fast_as"]["fair-esm"]["greatest"] for row in rows) * 1.15)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
