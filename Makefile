@@ -70,8 +70,8 @@ $(BENCH_READY): $(READY)
 	@touch $(BENCH_READY)
 
 bench: $(BENCH_READY)
-	$(PY) benchmarks/embedding.py --write embedding
-	$(PY) benchmarks/scaling.py --models 8M --only workers --rounds 2 --write
+	$(PY) benchmarks/embedding.py --rounds 2 --write embedding
+	$(PY) benchmarks/scaling.py --models 8M --only workers --rounds 1 --write
 	$(PY) benchmarks/index.py --rounds 3 --write
 	$(PY) benchmarks/hdf5_writing.py --write
 	$(PY) benchmarks/embedding_cache.py --write

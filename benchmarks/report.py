@@ -79,7 +79,7 @@ def _peaks(memory: dict[str, int] | None) -> str:
 
 
 def _scaling_lines() -> list[str]:
-    report = latest("scaling")
+    report = latest("workers")
     return [
         f"| {row['model']}, {name}, computing, over one worker of one thread | {interval(figures)} |"
         for row in (report or {}).get("workers", [])

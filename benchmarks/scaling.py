@@ -130,22 +130,27 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    report: dict[str, object] = {
+    common = {
         "machine": machine("torch", "numpy", "h5py"),
         "usable_cores": len(os.sched_getaffinity(0)),
         "precision": "fp32",
         "rounds": options.rounds,
-        "default_token_budget": DEFAULT_TOKEN_BUDGET,
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.only != "token_budget":
-            report["workers"] = [measure_workers(size, options.rounds, folder) for size in options.models.split(",")]
+            rows = [measure_workers(size, options.rounds, folder) for size in options.models.split(",")]
+            _show("workers", {**common, "workers": rows}, keep=options.write)
         if options.only != "workers":
-            report["token_budget"] = measure_token_budget("8M", options.rounds, folder)
+            budgets = measure_token_budget("8M", options.rounds, folder)
+            report = {**common, "default_token_budget": DEFAULT_TOKEN_BUDGET, "token_budget": budgets}
+            _show("token_budget", report, keep=options.write)
+
+
+def _show(name: str, report: dict[str, object], *, keep: bool) -> None:
     print(json.dumps(report, indent=2))
-    if options.write:
-        write_result("scaling", report)
+    if keep:
+        write_result(name, report)
 
 
 if __name__ == "__main__":
