@@ -76,6 +76,15 @@ def artifact(key):
     return found[0]["data"]
 
 
+def test_dna_runs_through_the_flow_as_well(tmp_path):
+    fasta = tmp_path / "dna.fasta"
+    fasta.write_text(">long\n" + "ACGTTGCAAC" * 300 + "\n>short\nACG\n")
+    state = embed([str(fasta)], str(tmp_path / "out"), model="virnucpro-tiny-dna", devices="cpu", return_state=True)
+    assert state.is_completed(), state.message
+    with read_embeddings(tmp_path / "out") as rows:
+        assert list(rows) == ["long", "short"]
+
+
 def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small):
     out = tmp_path / "out"
     state = embed([str(small)], str(out), devices="cpu", workers=2, return_state=True)

@@ -257,11 +257,10 @@ def genome_fasta(tmp_path):
 SIZES_NT = [300, 500, 500, 1, 7000, 41, 500, 2]
 
 
-@pytest.mark.parametrize("flow", [(), ("--flow",)])
-def test_dna_is_embedded_uncut_by_the_bundled_dna_model(tmp_path, genome_fasta, flow):
+def test_dna_is_embedded_uncut_by_the_bundled_dna_model(tmp_path, genome_fasta):
     path, records = genome_fasta
     out = tmp_path / "out"
-    done = virnucpro_command("embed", path, "-o", out, "--model", "virnucpro-tiny-dna", "--json", *flow)
+    done = virnucpro_command("embed", path, "-o", out, "--model", "virnucpro-tiny-dna", "--json")
     assert done.returncode == 0, done.stderr
     model, tokenizer = load_dnabert_s("virnucpro-tiny-dna", "cpu")
     with read_embeddings(out) as rows:
