@@ -66,7 +66,9 @@ def sampled_peak() -> Iterator[list[int]]:
             resident = 0
             for process in (this, *this.children(recursive=True)):
                 with suppress(psutil.Error):
-                    resident += process.memory_info().rss
+                    # a child that has not become another program yet shows its parent's memory
+                    if process is this or process.cmdline() != psutil.Process(process.ppid()).cmdline():
+                        resident += process.memory_info().rss
             peak[0] = max(peak[0], resident // 1024)
 
     sampler = threading.Thread(target=sample)
