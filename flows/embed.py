@@ -17,6 +17,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -36,6 +37,9 @@ from virnucpro.store.run_lock import RunLock
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
+
+LOG_DRAIN_S = 10.0
+"""Seconds that the last log lines have to reach the API."""
 
 
 @flow(
@@ -141,6 +145,8 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     """
     with _terminable(), prefect_api():
         state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
+        # the last log lines leave while there is a server: at exit Prefect would try for a minute
+        APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
     outcome = state.result(raise_on_failure=False)
     if isinstance(outcome, BaseException):
         raise outcome

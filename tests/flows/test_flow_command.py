@@ -15,6 +15,8 @@ pytest.importorskip("prefect")
 
 from virnucpro.pipeline.verification import verify_run
 
+pytestmark = pytest.mark.slow  # each starts a server of its own
+
 
 @pytest.mark.parametrize(
     ("number", "to_the_group", "code"),
