@@ -13,21 +13,19 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import platform
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from bench_common import machine, write_result
 
 from virnucpro.models.esm2_flash import load_esm2_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RESULTS = Path(__file__).parent / "results"
 SEED = 20261121
 CHUNK_NT = 500
 BASES = "TCAG"
@@ -147,12 +145,7 @@ def main() -> None:
 
     reference = probabilities(rows["fp32"])
     report: dict[str, object] = {
-        "machine": {
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        },
+        "machine": machine("torch", "numpy"),
         "checkpoint": options.checkpoint.name,
         "predictions": int((~trains).sum()),
         "residues": [min(map(len, proteins)), max(map(len, proteins))],
@@ -168,11 +161,9 @@ def main() -> None:
             "largest_move_of_a_probability": round(float(np.abs(found - reference).max()), 5),
             "by_margin": by_margin(reference, found),
         }
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(json.dumps(report, indent=2))
     if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"precision_on_predictions_{datetime.now(UTC).date()}.json").write_text(text + "\n")
+        write_result("precision_on_predictions", report)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,12 @@ MOST_TOKENS = 10**9
 
 FastaFiles = Annotated[
     list[Path],
-    typer.Argument(readable=False, metavar="FASTA", help="Protein FASTA files, plain or gzip.", show_default=False),
+    typer.Argument(
+        readable=False,
+        metavar="FASTA",
+        help="FASTA files of proteins, or of DNA with a model of DNA; plain or gzip.",
+        show_default=False,
+    ),
 ]
 
 WeightsDir = Annotated[

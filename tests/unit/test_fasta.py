@@ -451,6 +451,8 @@ def test_every_block_size_reads_what_a_plain_reader_reads(data, block_bytes):
         (b">a\nMKV\nMK*\n\nMKV\n", "x:3: stop '*' inside the sequence at column 3 (a): "),
         (b">a\r\nMKV\r\nMKVLAMKV-\r\n", "x:3: gap '-' at column 9 (a): "),
         (b">a\nMKV\n\n  MK\rV\n", "x:4: CR line ends (a): "),
+        (b">a\r\n\r\r\n", "x:2: CR line ends (a): "),
+        (b">a\r\nMKV\r\r\nM\r\n", "x:2: CR line ends (a): "),
         (b">a\nMKVLAMKV*MKV*\n", "x:2: stop '*' inside the sequence at column 9 (a): "),
     ],
 )

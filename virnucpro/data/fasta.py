@@ -28,7 +28,7 @@ NORMALISE = bytes.maketrans(LETTERS.lower() + b"J", LETTERS.replace(b"J", b"X") 
 PRINTABLE_ASCII = bytes(range(0x21, 0x7F))
 """The bytes of a plain id."""
 
-_FAULTY_BYTE = re.compile(rb"[^A-Za-z \t\r\n]|\r(?!\n|\Z)")
+_FAULTY_BYTE = re.compile(rb"[^A-Za-z \t\r\n]|\r(?!\n)")
 _SPECIAL_TOKEN = re.compile(rb"<[A-Za-z_]{1,20}>")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Zs", "Zl", "Zp"})
 _CR_FAULT = ("CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE")
@@ -60,7 +60,7 @@ class SequenceReader:
     """
     The sequence of one record, read in pieces of any size.
 
-    A piece must not end between CR and LF.
+    A piece that is not the last one must not end between CR and LF.
 
     Attributes:
         residues: Normalised residues so far.
@@ -84,8 +84,10 @@ class SequenceReader:
         """Whether a stop has been taken off the end."""
         return self._stop is not None and self.fault is None
 
-    def feed(self, piece: bytes) -> bytes:
-        """Read the next piece; return its normalised residues."""
+    def feed(self, piece: bytes, *, last: bool) -> bytes:
+        """Read the next piece; return its normalised residues. The *last* one may end in the CR of a CRLF cut short."""
+        if last:
+            piece = piece.removesuffix(b"\r")
         sequence = piece.translate(NORMALISE, BLANKS)
         if self._stop is not None or not sequence.isalpha() or _has_lone_cr(piece):
             residues = sequence.removesuffix(b"*")
@@ -138,7 +140,7 @@ def read_record(record: bytes, line: int) -> tuple[Record, SequenceReader]:
     header, _, body = record.partition(b"\n")
     name, header_fault = read_header(header[1:], line)
     reader = SequenceReader(line + 1)
-    sequence = reader.feed(body)
+    sequence = reader.feed(body, last=True)
     return Record(name, sequence, header_fault or reader.fault or empty_fault(reader, line)), reader
 
 
@@ -194,7 +196,7 @@ def _header_fault(header: bytes, name: bytes) -> tuple[str, str] | None:
 
 
 def _has_lone_cr(piece: bytes) -> bool:
-    return b"\r" in piece and piece.count(b"\r") != piece.count(b"\r\n") + piece.endswith(b"\r")
+    return b"\r" in piece and piece.count(b"\r") != piece.count(b"\r\n")
 
 
 def _explain(found: bytes, column: int) -> tuple[str, str]:

@@ -225,11 +225,11 @@ class _Scanner:
             return buffer[cut:]
         held_back = 2 if buffer.endswith(b"\r\n") else int(buffer.endswith((b"\r", b"\n")))
         piece = buffer[: len(buffer) - held_back]
-        long.feed(piece)
+        long.feed(piece, last=False)
         return self._pass(buffer, len(piece))
 
     def _end_long(self, long: _LongRecord, last_piece: bytes) -> None:
-        long.feed(last_piece)
+        long.feed(last_piece, last=True)
         self._pass(last_piece, len(last_piece))
         fault = long.reader.fault or empty_fault(long.reader, long.line)
         if fault is not None and not long.has_fault:
@@ -262,8 +262,8 @@ class _LongRecord:
         self.reader = SequenceReader(line + 1)
         self.digest = hashlib.sha256()
 
-    def feed(self, piece: bytes) -> None:
-        self.digest.update(self.reader.feed(piece))
+    def feed(self, piece: bytes, *, last: bool) -> None:
+        self.digest.update(self.reader.feed(piece, last=last))
 
 
 def _read(descriptor: int, offset: int, num_bytes: int, path: str) -> bytes:

@@ -1,11 +1,10 @@
 """
 Attention within each sequence of a packed batch: one signature, and one function that chooses the kernel.
 
-``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU sequences go one at a
-time in fp32, and equal lengths together otherwise;
-on a GPU the choice is PyTorch's varlen_attn, flash-attn, or, where neither can do it, padded groups. No kernel makes
-the host wait for the device. Legend: T packed tokens, S sequences, N heads, H head width, G sequences of one group, L
-tokens of each of them, padding included.
+``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU sequences go one at a time
+in fp32, and equal lengths together otherwise; on a GPU the choice is PyTorch's varlen_attn, flash-attn, or, where
+neither can do it, padded groups. No kernel makes the host wait for the device. Legend: T packed tokens, S sequences, N
+heads, H head width, G sequences of one group, L tokens of each of them, padding included.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional
 
-from virnucpro.models.cpu_attention import (
-    alibi_bias,
-    exponential_attention,
-    plain_attention,
-)
+from virnucpro.models.cpu_attention import alibi_bias, exponential_attention, plain_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

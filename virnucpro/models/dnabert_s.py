@@ -23,7 +23,7 @@ from virnucpro.models.attention import AttentionChoice, choose_attention, equal_
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES
-from virnucpro.models.fused_linear import FusedLinear, fill_up
+from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 
@@ -66,6 +66,7 @@ def load_dnabert_s(
     with torch.device("meta"):
         model = PackedMosaicBert(config)
     model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
+    del tensors  # now each layer frees its plain weights as they are laid out anew
     model.prepare_for_inference()
     return model, tokenizer
 
@@ -112,9 +113,7 @@ class PackedMosaicBert(nn.Module):
         self.alibi_slopes_N = alibi_slopes(self.config.num_attention_heads).to(weight.device)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=head_dim, alibi=True)
-        for module in self.modules():
-            if isinstance(module, FusedLinear):
-                module.pack()
+        pack_layers(self)
 
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -188,8 +187,7 @@ class Layer(nn.Module):
         alibi_slopes_N: torch.Tensor,
     ) -> torch.Tensor:
         """Return the layer's output, shape (T, D)."""
-        out_TD: torch.Tensor = self.mlp(self.attention(x_TD, kernel, cu_seqlens, lengths, alibi_slopes_N))
-        return out_TD
+        return by_rows(self.mlp, self.attention(x_TD, kernel, cu_seqlens, lengths, alibi_slopes_N))
 
 
 class Attention(nn.Module):

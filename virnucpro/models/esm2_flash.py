@@ -22,7 +22,7 @@ from torch.nn import functional
 from virnucpro.config import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.fused_linear import FusedLinear, fill_up
+from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 from virnucpro.models.tokenizer import ProteinTokenizer
@@ -45,12 +45,6 @@ from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at
 what is left is fair-esm's own rounding. In bf16, one in twenty windows of up to 28 residues had a cosine below 0.999 to
 fp32, down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below 0.9992 (8M checkpoint). Such
 sequences are rare and cheap.
-"""
-
-CPU_ROWS = 1024
-"""
-Tokens that go through a feed-forward at a time on a CPU: its hidden states, four times as wide, are then written and
-read within memory that is already there. 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a time.
 """
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -80,10 +74,10 @@ def load_esm2_model(
     dtype = DTYPES[Precision(precision)]
     with torch.device("meta"):
         model = PackedESM2(architecture, mask_idx=tokenizer.alphabet.mask_idx)
-    packed = _packed_tensors(tensors, architecture)
+    joined = _joined_tensors(tensors, architecture)
     kept_dtypes = {ROTARY_NAME: torch.float32}
-    placed = {name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in packed.items()}
-    model.load_state_dict(placed, assign=True)
+    model.load_state_dict({name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in joined.items()}, assign=True)
+    del tensors, joined  # now each layer frees its plain weights as they are laid out anew
     model.prepare_for_inference()
     return model, tokenizer
 
@@ -123,9 +117,7 @@ class PackedESM2(nn.Module):
         """Settle kernel and layout for where the weights are now; they are not to be moved or trained afterwards."""
         self.eval().requires_grad_(requires_grad=False)
         self.choose_kernel()
-        for module in self.modules():
-            if isinstance(module, FusedLinear):
-                module.pack()
+        pack_layers(self)
 
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
@@ -248,12 +240,7 @@ class PackedLayer(nn.Module):
         q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths)
         x_TD = self.out_proj.add_to(x_TD, attended_TNH.flatten(1))
-        if x_TD.device.type != "cpu":
-            return self._feed_forward(x_TD)
-        out_TD = torch.empty_like(x_TD)
-        for rows_RD, out_RD in zip(torch.split(x_TD, CPU_ROWS), torch.split(out_TD, CPU_ROWS), strict=True):
-            out_RD.copy_(self._feed_forward(rows_RD))
-        return out_TD
+        return by_rows(self._feed_forward, x_TD)
 
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return self.fc2.add_to(x_TD, self.fc1.gelu(_normalised(self.final_layer_norm, x_TD)))
@@ -274,7 +261,7 @@ def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
         pairs_TNH.copy_(torch.view_as_real(torch.view_as_complex(pairs_TNH.float()).mul_(rotation_TH)))
 
 
-def _packed_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
+def _joined_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
     """
     Rename fair-esm's tensors to those of ``PackedESM2``, queries, keys and values joined.
 

@@ -17,12 +17,19 @@ from torch import nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROWS_MULTIPLE = 32
 """
 Rows that packed products are best given a multiple of: oneDNN compiles and keeps a kernel for every number of rows
 (about 1 ms and 0.45 MB each, a thousand of them at the most).
+"""
+
+CPU_ROWS = 1024
+"""
+Tokens that go through a feed-forward at a time on a CPU: its hidden states, several times as wide, are then written and
+read within memory that is already there. ESM-2: 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a
+time.
 """
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -75,6 +82,13 @@ class FusedLinear(nn.Linear):
         return weight.to(dtype)
 
 
+def pack_layers(model: nn.Module) -> None:
+    """Lay out the weights of every ``FusedLinear`` in *model*, one after the other."""
+    for module in model.modules():
+        if isinstance(module, FusedLinear):
+            module.pack()
+
+
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this build and this machine have oneDNN's packed product for weights of *dtype* on *device*."""
     if device.type != "cpu" or dtype not in _PACKED_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -104,6 +118,13 @@ def fill_up(
         return input_ids_T, cu_seqlens, lengths
     filled_T = functional.pad(input_ids_T, (0, spare))
     return filled_T, functional.pad(cu_seqlens, (0, 1), value=num_tokens + spare), (*lengths, spare)
+
+
+def by_rows(feed_forward: Callable[[torch.Tensor], torch.Tensor], x_TD: torch.Tensor) -> torch.Tensor:
+    """Return ``feed_forward(x_TD)``, on a CPU of ``CPU_ROWS`` tokens at a time; no token's result depends on others."""
+    if x_TD.device.type != "cpu" or x_TD.shape[0] <= CPU_ROWS:
+        return feed_forward(x_TD)
+    return torch.cat([feed_forward(rows_RD) for rows_RD in torch.split(x_TD, CPU_ROWS)])
 
 
 def _pointwise(
