@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from virnucpro.models import cpu_attention
-from virnucpro.models.cpu_attention import alibi_bias, exponential_attention
+from virnucpro.models.attention import choose_attention
+from virnucpro.models.cpu_attention import alibi_bias, exponential_attention, exponentials_are_exact
 
 NUM_HEADS, HEAD_DIM = 6, 16
 LENGTHS = (700, 512, 300, 220, 65, 65, 3, 1)  # queries in pieces, a head, some heads, all heads at a time
@@ -31,6 +32,33 @@ def _exact(q_TNH, k_TNH, v_TNH, slopes_N=None):
         pieces.append((scores_NLL.softmax(-1) @ v_NLH).transpose(0, 1))
         start += length
     return torch.cat(pieces)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact():
+    assert exponentials_are_exact()
+
+
+class InexactAtFirst:
+    """Exponentials that are wrong by a relative 1.5e-4 in the first *calls* calls."""
+
+    def __init__(self, calls, exp_):
+        self.calls = calls
+        self.exp_ = exp_
+
+    def __call__(self, x):
+        self.calls -= 1
+        return self.exp_(x).mul_(1.00015 if self.calls >= 0 else 1.0)
+
+
+@pytest.mark.parametrize(("wrong_calls", "found"), [(0, True), (1, True), (2, True), (3, False)])
+def test_the_first_exponentials_of_a_process_are_tried_out_and_not_used(wrong_calls, found, monkeypatch):
+    wrong = InexactAtFirst(wrong_calls, torch.Tensor.exp_)
+    monkeypatch.setattr(torch.Tensor, "exp_", lambda x: wrong(x))  # noqa: PLW0108  a function becomes a method
+    assert exponentials_are_exact() is found
+    wrong.calls = wrong_calls
+    chosen = choose_attention(torch.device("cpu"), torch.float32, head_dim=16)
+    assert (chosen.kernel is exponential_attention) is found
 
 
 @pytest.mark.parametrize("slopes_N", [None, SLOPES_N])

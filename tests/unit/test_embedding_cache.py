@@ -167,6 +167,7 @@ def test_several_processes_read_and_write_at_once(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == [FILE_NAME]
 
 
+@pytest.mark.slow
 def test_processes_killed_while_they_write_leave_a_usable_cache(tmp_path):
     ctx = multiprocessing.get_context("fork")
     chooser = random.Random(8)

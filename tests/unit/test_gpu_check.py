@@ -29,6 +29,7 @@ def gpu_check(*arguments):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_every_section_runs_over_tiny_shapes_without_the_products_other_packages(tmp_path):
     done = gpu_check("--device", "cpu", "--tiny", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

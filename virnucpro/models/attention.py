@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional
 
-from virnucpro.models.cpu_attention import alibi_bias, exponential_attention, plain_attention
+from virnucpro.models.cpu_attention import (
+    alibi_bias,
+    exponential_attention,
+    exponentials_are_exact,
+    plain_attention,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +97,7 @@ def choose_attention(
             has_varlen=importlib.util.find_spec("torch.nn.attention.varlen") is not None,
             flash_attn_version=_flash_attn_version(),
         )
-    if device.type == "cpu" and dtype is torch.float32:
+    if device.type == "cpu" and dtype is torch.float32 and exponentials_are_exact():
         return AttentionChoice(
             "exp-bmm",
             exponential_attention,
