@@ -30,6 +30,24 @@ def examples_dir() -> Path:
     return REPOSITORY / "examples"
 
 
+@pytest.fixture
+def threads_as_before():
+    """Training sets the threads of the process: give the next test those of before."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread(threads_as_before):
+    """As a worker computes."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     """With VIRNUCPRO_NO_SKIPS set, a test that skips for a missing tool or missing data fails; GPU tests may skip."""

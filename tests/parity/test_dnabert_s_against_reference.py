@@ -26,7 +26,7 @@ from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
 from virnucpro.models.registry import DNA_MODEL
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +34,6 @@ TOLERANCE = 1e-5
 
 SMALL = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 3, "intermediate_size": 160}
 """Six heads, so that slopes are interpolated; a feed-forward that is not four times the width."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from esm.model.esm2 import ESM2
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.esm2_flash import load_esm2_model
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,6 @@ SHAPES = {
     "35M": (12, 480, 20),
     "650M, 2 layers": (2, 1280, 20),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

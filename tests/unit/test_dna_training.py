@@ -21,17 +21,12 @@ from virnucpro.training.genomes import (
 )
 from virnucpro.training.masked_dna import DnaObjective, load_masked_bert, save_masked_bert
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
+
 CPU = torch.device("cpu")
 SETTINGS = TrainingSettings(
     num_layers=2, hidden_dim=32, attention_heads=2, steps=6, batch_tokens=512, window_tokens=60, threads=1
 )
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
