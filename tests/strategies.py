@@ -52,15 +52,18 @@ class MadeRun:
         """The row that the record *name* must get."""
         return hash_vector(self.sequence_of[name][: self.config.max_residues])
 
-    def rows(self, block: int, origin: BlockOrigin = BlockOrigin.COMPUTED) -> BlockRows:
-        positions = self.plan.block_positions(block)
+    def name_of(self, position: int) -> str:
+        return self.index.sequence_id(position)
+
+    def rows(self, block: int, origin: BlockOrigin = BlockOrigin.COMPUTED, *, without=()) -> BlockRows:
+        positions = np.setdiff1d(self.plan.block_positions(block), without)
         names = self.index.sequence_ids(positions)
         return BlockRows(block, positions, names, np.stack([self.vector(name) for name in names]), origin)
 
-    def write_part(self, blocks, *, folder: Path | None = None, fingerprint: str | None = None) -> Path:
+    def write_part(self, blocks, *, folder: Path | None = None, fingerprint: str | None = None, without=()) -> Path:
         return write_part(
             folder or self.layout.parts_dir,
-            [self.rows(block) for block in blocks],
+            [self.rows(block, without=without) for block in blocks],
             plan_fingerprint=fingerprint or self.plan.fingerprint,
         )
 

@@ -143,6 +143,39 @@ def test_sealing_again_adds_to_the_shard_and_keeps_what_was_in_it(run):
     assert part_paths(run.layout.parts_dir) == []
 
 
+@pytest.fixture
+def block(run):
+    return next(b for b in range(len(run.plan)) if len(run.plan.block_positions(b)) > 2)
+
+
+def test_a_block_that_lacks_a_sequence_is_finished_only_while_that_is_excused(run, block):
+    lost = int(run.plan.block_positions(block)[1])
+    run.write_part([block], without=[lost])
+    assert find_finished_blocks(run.layout, run.plan).blocks == set()
+    assert find_finished_blocks(run.layout, run.plan, excused={lost}).blocks == {block}
+    assert find_finished_blocks(run.layout, run.plan, excused={lost + 1}).blocks == set()
+
+
+@pytest.mark.parametrize("whole_is_sealed", [False, True])
+def test_the_version_of_a_block_with_more_rows_is_used_and_sealed(run, block, whole_is_sealed):
+    lost = int(run.plan.block_positions(block)[1])
+    mine = range(block, block + 1)
+    versions = [(), [lost]] if whole_is_sealed else [[lost], ()]
+    for without in versions:
+        run.write_part([block], without=without)
+        found = find_finished_blocks(run.layout, run.plan)
+        assert sum(len(source.positions) for source in found.sources) == num_rows(run, mine) - (
+            without == versions[0] == [lost]
+        )
+        seal_shard(0, mine, run.plan, run.layout, hidden_dim=run.config.hidden_dim)
+    assert part_paths(run.layout.parts_dir) == []
+    (sealed,) = find_finished_blocks(run.layout, run.plan).sources
+    assert sealed.positions.tolist() == run.plan.block_positions(block).tolist()
+    names = [name for some in sealed.iter_sequence_ids() for name in some]
+    rows = np.concatenate(list(sealed.iter_rows()))
+    assert [run.vector(name).tobytes() for name in names] == [row.tobytes() for row in rows]
+
+
 def test_a_rank_without_sequences_seals_an_empty_shard(run):
     assert seal(run, 500, 501) == 0
     shard = SealedBlocks.open(run.layout.shard(500))

@@ -65,12 +65,17 @@ def check_rows(run, path, names=None):
 
 def check_missing(run, aggregation, missing_blocks):
     missing = run.names_of(missing_blocks)
-    assert aggregation.missing_blocks == tuple(sorted(missing_blocks))
+    in_input_order = [name for name, _ in run.records if name in missing]
+    assert run.index.sequence_ids(aggregation.missing_positions) == in_input_order
     assert aggregation.num_missing == len(missing)
     assert aggregation.num_rows + aggregation.num_missing == len(run.records)
     assert not aggregation.is_complete
-    reasons = {block: (f"reason {block}", block + 1) for block in missing_blocks}
-    write_failed_sequences(run.layout, run.index, run.plan, aggregation.missing_blocks, reasons)
+
+    def why(position):
+        block = run.plan.block_of(position)
+        return f"reason {block}", block + 1
+
+    write_failed_sequences(run.layout, run.index, aggregation.missing_positions, why)
     header, *lines = run.layout.failed_sequences.read_text(encoding="utf-8").splitlines()
     assert header == "sequence_id\treason\tattempts"
     names_by_block = {block: run.names_of([block]) for block in missing_blocks}
@@ -90,7 +95,7 @@ def test_rows_stand_in_the_order_of_the_input_under_their_own_ids(run):
     result = aggregate(run)
     assert result.output_path == run.layout.embeddings
     assert result.sha256 == durable.sha256_of(run.layout.embeddings)
-    assert (result.num_rows, result.num_missing, result.missing_blocks, result.is_complete) == (40, 0, (), True)
+    assert (result.num_rows, result.num_missing, len(result.missing_positions), result.is_complete) == (40, 0, 0, True)
     check_rows(run, run.layout.embeddings)
     validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=result.sha256)
 
@@ -297,11 +302,25 @@ def test_a_thousand_copies_of_one_sequence_all_get_its_row(tmp_path):
 def test_the_list_of_failures_goes_when_nothing_is_missing(run):
     run.write_part([0])
     result = aggregate(run)
-    reasons = dict.fromkeys(result.missing_blocks, ("died", 3))
-    write_failed_sequences(run.layout, run.index, run.plan, result.missing_blocks, reasons)
+    write_failed_sequences(run.layout, run.index, result.missing_positions, lambda _: ("died", 3))
     assert run.layout.failed_sequences.exists()
-    write_failed_sequences(run.layout, run.index, run.plan, (), {})
+    write_failed_sequences(run.layout, run.index, result.missing_positions[:0], lambda _: ("died", 3))
     assert not run.layout.failed_sequences.exists()
+
+
+def test_a_block_without_one_of_its_sequences_gives_the_rows_that_it_has(run):
+    block = next(b for b in range(len(run.plan)) if len(run.plan.block_positions(b)) > 2)
+    lost = int(run.plan.block_positions(block)[1])
+    run.write_part([b for b in range(len(run.plan)) if b != block])
+    run.write_part([block], without=[lost])
+    result = aggregate(run)
+    lost_names = {name for name in run.names_of([block]) if run.sequence_of[name] == run.sequence_of[run.name_of(lost)]}
+    assert result.output_path == run.layout.partial_embeddings
+    check_rows(run, run.layout.partial_embeddings, {name for name, _ in run.records} - lost_names)
+    assert set(run.index.sequence_ids(result.missing_positions)) == lost_names
+    run.write_part([block])
+    assert aggregate(run).is_complete
+    check_rows(run, run.layout.embeddings)
 
 
 def test_a_result_of_before_does_not_stand_beside_one_with_missing_rows(run):

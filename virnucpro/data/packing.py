@@ -47,6 +47,10 @@ class BlockPlan:
         """Return the index positions of *block*, int64 (num_sequences,)."""
         return self.positions[self.starts[block] : self.starts[block + 1]]
 
+    def block_of(self, position: int) -> int:
+        """Return the block of the sequence at index position *position*, which is one of ``positions``."""
+        return int(np.searchsorted(self.starts, np.searchsorted(self.positions, position), side="right")) - 1
+
     def rank_blocks(self, rank: int, world_size: int) -> range:
         """Return the blocks of *rank*: every world_size-th, so that ranks get equal work."""
         return range(rank, len(self), world_size)

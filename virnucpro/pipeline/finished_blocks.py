@@ -1,8 +1,10 @@
 """
 What is already done: the one place that decides whether a block's rows on disk may be used.
 
-A block is finished when a part or shard holds it that was computed by the same plan, whose every byte matches its
-seal, and whose positions are the plan's. Anything else on disk is worthless and is computed again.
+A part or shard may be used when it was computed by the same plan, every byte of it matches its seal, and the rows of
+each of its blocks are the plan's. Anything else on disk is worthless and is computed again. A block may lack the rows
+of sequences that could not be computed: it counts as finished only while those sequences are excused, and where two
+files hold a block, the one with more of its rows is used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from virnucpro.errors import ResultError
 from virnucpro.store.parts import SealedBlocks, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container, Iterator
     from pathlib import Path
 
     from virnucpro.data.packing import BlockPlan
@@ -31,15 +33,23 @@ class FinishedBlocks:
     """Checked parts and shards, and the blocks that they hold between them."""
 
     sources: list[SealedBlocks] = field(default_factory=list)
-    """Shards first; one block may be in several."""
+    """What is used of each file, shards first; no block is in two of them."""
     blocks: set[int] = field(default_factory=set)
     """Numbers of the finished blocks."""
     rejected: list[Path] = field(default_factory=list)
     """Files that exist and cannot be used: another plan's, damaged, or cut short."""
+    contents: dict[Path, set[int]] = field(default_factory=dict)
+    """Every file that can be used -> the blocks in it, also those that another file has as well."""
 
 
 def find_finished_blocks(
-    layout: RunLayout, plan: BlockPlan, *, among: Container[int] | None = None, always: Path | None = None
+    layout: RunLayout,
+    plan: BlockPlan,
+    *,
+    among: Container[int] | None = None,
+    always: Path | None = None,
+    excused: Container[int] = frozenset(),
+    on_step: Callable[[], None] = lambda: None,
 ) -> FinishedBlocks:
     """
     Check the parts and shards of a run.
@@ -49,33 +59,62 @@ def find_finished_blocks(
         plan: The plan that blocks must have been computed by.
         among: Only files that hold one of these blocks are read; None reads all.
         always: A file that is read whatever it holds.
+        excused: Index positions of sequences that a finished block may lack.
+        on_step: Called after each file: this may take long.
 
     Returns:
         What may be used.
     """
     found = FinishedBlocks()
+    checked: list[SealedBlocks] = []
     for path in [*layout.shards(), *part_paths(layout.parts_dir)]:
+        on_step()
         try:
             if among is not None and path != always and not any(b in among for b in read_block_numbers(path).tolist()):
                 continue
             source = SealedBlocks.open(path)
             _check_plan(source, plan)
             source.check()
-        except ResultError as error:
-            log.warning("part.rejected", part=path.name, reason=error.what)
-            found.rejected.append(path)
         except FileNotFoundError:  # its rank sealed it into a shard just now
             continue
-        except OSError as error:
-            log.warning("part.rejected", part=path.name, reason=error.strerror or str(error))
+        except (ResultError, OSError) as error:
+            reason = error.what if isinstance(error, ResultError) else error.strerror or str(error)
+            log.warning("part.rejected", part=path.name, reason=reason)
             found.rejected.append(path)
         else:
-            found.sources.append(source)
-            found.blocks.update(source.blocks[:, 0].tolist())
+            checked.append(source)
+            found.contents[path] = set(source.blocks[:, 0].tolist())
+    for source in _disjoint(checked):
+        found.sources.append(source)
+        found.blocks.update(_finished(source, plan, excused))
     return found
 
 
-def seal_shard(rank: int, mine: range, plan: BlockPlan, layout: RunLayout, *, hidden_dim: int) -> int:
+def _disjoint(sources: list[SealedBlocks]) -> Iterator[SealedBlocks]:
+    """Yield views of *sources* in which each block stands once: with the most rows, in the first that has them."""
+    most_rows: dict[int, tuple[int, int]] = {}
+    for number, source in enumerate(sources):
+        for block, rows, _ in source.blocks.tolist():
+            if rows > most_rows.get(block, (0, 0))[0]:
+                most_rows[block] = (rows, number)
+    for number, source in enumerate(sources):
+        best = {
+            block for block in source.blocks[:, 0].tolist() if most_rows.get(block) and most_rows[block][1] == number
+        }
+        used = source.only(best)
+        if len(used.blocks) or not len(source.blocks):
+            yield used
+
+
+def seal_shard(
+    rank: int,
+    mine: Container[int],
+    plan: BlockPlan,
+    layout: RunLayout,
+    *,
+    hidden_dim: int,
+    on_step: Callable[[], None] = lambda: None,
+) -> int:
     """
     Put everything that is finished of *mine* into the rank's shard, and remove the parts that are now in it.
 
@@ -88,6 +127,7 @@ def seal_shard(rank: int, mine: range, plan: BlockPlan, layout: RunLayout, *, hi
         plan: Of the run.
         layout: The run's folder.
         hidden_dim: Width of a row, where there is none.
+        on_step: Called again and again: this may take long.
 
     Returns:
         Rows of the shard.
@@ -97,29 +137,44 @@ def seal_shard(rank: int, mine: range, plan: BlockPlan, layout: RunLayout, *, hi
         ResultError: The shard did not come out whole.
     """
     shard = layout.shard(rank)
-    finished = find_finished_blocks(layout, plan, among=mine, always=shard)
-    chosen = [source for source in finished.sources if source.path == shard]
-    is_sealed = bool(chosen)
-    covered = {block for source in chosen for block in source.blocks[:, 0].tolist()}
-    sealed_parts = []
-    for source in finished.sources:
-        blocks = set(source.blocks[:, 0].tolist())
-        if source.path.parent != layout.parts_dir or not all(block in mine for block in blocks):
-            continue
-        if not blocks & covered:
-            chosen.append(source)
-            covered |= blocks
-        if blocks <= covered:
-            sealed_parts.append(source.path)
-    if sealed_parts or not is_sealed:
-        write_shard(shard, chosen, plan_fingerprint=plan.fingerprint, hidden_dim=hidden_dim)
+    found = find_finished_blocks(layout, plan, among=mine, always=shard, on_step=on_step)
+    parts = {
+        path
+        for path, blocks in found.contents.items()
+        if path.parent == layout.parts_dir and all(block in mine for block in blocks)
+    }
+    fresh = [source for source in found.sources if source.path in parts and len(source.blocks)]
+    if fresh or shard not in found.contents:
+        sealed_before = [source for source in found.sources if source.path == shard]
+        write_shard(
+            shard,
+            [*sealed_before, *fresh],
+            plan_fingerprint=plan.fingerprint,
+            hidden_dim=hidden_dim,
+            on_step=on_step,
+        )
     sealed = SealedBlocks.open(shard)
     _check_plan(sealed, plan)
     sealed.check()
-    for path in sealed_parts:
+    for path in parts:
         path.unlink(missing_ok=True)
     log.info("shard.sealed", shard=shard.name, sequences=len(sealed.positions))
     return len(sealed.positions)
+
+
+def _finished(source: SealedBlocks, plan: BlockPlan, excused: Container[int]) -> set[int]:
+    """Return those blocks of *source* that lack no sequence, or only excused ones."""
+    finished, end = set(), 0
+    for block, rows, _ in source.blocks.tolist():
+        start, end = end, end + rows
+        wanted = plan.block_positions(block)
+        if rows == len(wanted):
+            finished.add(block)
+        elif rows:
+            missing = np.setdiff1d(wanted, source.positions[start:end], assume_unique=True)
+            if all(position in excused for position in missing.tolist()):
+                finished.add(block)
+    return finished
 
 
 def _check_plan(source: SealedBlocks, plan: BlockPlan) -> None:
@@ -129,9 +184,11 @@ def _check_plan(source: SealedBlocks, plan: BlockPlan) -> None:
     numbers = source.blocks[:, 0].tolist()
     if any(not 0 <= number < len(plan) for number in numbers) or len(set(numbers)) < len(numbers):
         raise ResultError(source.path, "names blocks that the plan does not have")
-    expected = [plan.block_positions(number) for number in numbers]
-    sizes = [len(positions) for positions in expected]
-    if sizes != source.blocks[:, 1].tolist() or not np.array_equal(
-        np.concatenate([np.empty(0, np.int64), *expected]), source.positions
-    ):
-        raise ResultError(source.path, "its rows are not the plan's sequences")
+    end = 0
+    for number, rows in source.blocks[:, :2].tolist():
+        start, end = end, end + rows
+        positions, wanted = source.positions[start:end], plan.block_positions(number)
+        if not np.array_equal(positions, wanted) and (
+            (np.diff(positions) <= 0).any() or not np.isin(positions, wanted).all()
+        ):
+            raise ResultError(source.path, "its rows are not the plan's sequences")

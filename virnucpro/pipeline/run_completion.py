@@ -163,8 +163,9 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome]) -> Aggregat
     config = run.model_config
     result = aggregate_shards(run.layout, index, plan, max_residues=config.max_residues, hidden_dim=config.hidden_dim)
     by_rank = {outcome.rank: (outcome.failure or "unknown", outcome.attempts) for outcome in outcomes}
-    reasons = {block: by_rank.get(block % run.world_size, ("unknown", 0)) for block in result.missing_blocks}
-    write_failed_sequences(run.layout, index, plan, result.missing_blocks, reasons)
+    write_failed_sequences(
+        run.layout, index, result.missing_positions, lambda position: by_rank[plan.block_of(position) % run.world_size]
+    )
     return result
 
 

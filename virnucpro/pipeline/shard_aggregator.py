@@ -7,7 +7,7 @@ one that was computed. What has no row is listed by id: nothing is dropped in si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from virnucpro.store.parts import RowWriter
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from virnucpro.data.packing import BlockPlan
@@ -52,8 +52,8 @@ class Aggregation:
     """Records of the input without a row, copies counted."""
     num_truncated: int
     """Rows whose sequence was cut to the residue limit."""
-    missing_blocks: tuple[int, ...]
-    """Blocks of the plan that nobody finished."""
+    missing_positions: IntArray = field(compare=False)
+    """int64 (num_missing,): index positions of those records, in the order of the input."""
     num_resplit_blocks: int = 0
     """Blocks whose rows were computed in pieces."""
     num_cached_blocks: int = 0
@@ -85,12 +85,13 @@ def aggregate_shards(
         OutputError: The result cannot be written; the final name is absent or as it was.
     """
     finished = find_finished_blocks(layout, plan)
-    present = _present_records(index, plan, finished.blocks)
+    present = _present_records(index, finished.sources)
     num_rows = int(present.sum())
     num_missing = len(index) - num_rows
     if num_missing:  # a result of before, found damaged, must not stand under the name that says complete
         layout.embeddings.unlink(missing_ok=True)
-    missing_blocks = tuple(block for block in range(len(plan)) if block not in finished.blocks)
+    missing = np.flatnonzero(~present)
+    missing = missing[np.argsort(index.input_rows[missing], kind="stable")]
     if num_rows == 0 and num_missing:
         layout.partial_embeddings.unlink(missing_ok=True)
         return Aggregation(
@@ -99,13 +100,13 @@ def aggregate_shards(
             num_rows=0,
             num_missing=num_missing,
             num_truncated=0,
-            missing_blocks=missing_blocks,
+            missing_positions=missing,
         )
     path = layout.partial_embeddings if num_missing else layout.embeddings
     width = max((source.hidden_dim for source in finished.sources), default=hidden_dim)
     num_truncated = _write_result(path, index, finished, present, width, max_residues)
-    origins = _origins(finished.sources)
-    num_copies = num_rows - sum(len(plan.block_positions(block)) for block in finished.blocks)
+    origins = [origin for source in finished.sources for origin in source.blocks[:, 2].tolist()]
+    num_copies = num_rows - sum(len(source.positions) for source in finished.sources)
     log.info("result.written", result=path.name, rows=num_rows, copies=num_copies, missing=num_missing)
     return Aggregation(
         output_path=path,
@@ -113,7 +114,7 @@ def aggregate_shards(
         num_rows=num_rows,
         num_missing=num_missing,
         num_truncated=num_truncated,
-        missing_blocks=missing_blocks,
+        missing_positions=missing,
         num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
         num_cached_blocks=origins.count(BlockOrigin.CACHED),
     )
@@ -122,9 +123,8 @@ def aggregate_shards(
 def write_failed_sequences(
     layout: RunLayout,
     index: SequenceIndex,
-    plan: BlockPlan,
-    missing_blocks: tuple[int, ...],
-    reasons: dict[int, tuple[str, int]],
+    missing: IntArray,
+    why: Callable[[int], tuple[str, int]],
 ) -> None:
     """
     List every sequence without a row; the list of an earlier run goes when nothing is missing.
@@ -132,28 +132,22 @@ def write_failed_sequences(
     Args:
         layout: The run's folder.
         index: The input.
-        plan: Of the run.
-        missing_blocks: Blocks that nobody finished.
-        reasons: Block -> (failure class, attempts).
+        missing: int64 (num_missing,): index positions, in the order of the input.
+        why: Returns (reason, worker processes that tried) of the computed sequence at an index position.
 
     Raises:
         OutputError: The list cannot be written.
     """
-    if not missing_blocks:
+    if not len(missing):
         layout.failed_sequences.unlink(missing_ok=True)
         return
-    reason_of = np.full(len(index), -1, dtype=np.int64)
-    for number, block in enumerate(missing_blocks):
-        reason_of[plan.block_positions(block)] = number
-    reason_of = reason_of[index.representatives[:]]
-    missing = np.flatnonzero(reason_of >= 0)
-    in_input_order = missing[np.argsort(index.input_rows[missing], kind="stable")]
     with durable.replacing(layout.failed_sequences) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(FAILED_HEADER)
-        for start in range(0, len(in_input_order), schema.IDS_PER_WRITE):
-            positions = in_input_order[start : start + schema.IDS_PER_WRITE]
-            for number, name in zip(reason_of[positions].tolist(), index.sequence_ids(positions), strict=True):
-                reason, attempts = reasons[missing_blocks[number]]
+        for start in range(0, len(missing), schema.IDS_PER_WRITE):
+            positions = missing[start : start + schema.IDS_PER_WRITE]
+            computed = index.representatives[positions].tolist()
+            for name, position in zip(index.sequence_ids(positions), computed, strict=True):
+                reason, attempts = why(position)
                 file.write(f"{name}\t{reason}\t{attempts}\n")
 
 
@@ -198,11 +192,11 @@ def _check_ids(found: Iterator[list[str]], index: SequenceIndex, path: Path, num
                 raise ResultError(path, f"id {printable(name)!r} is not the input's, or stands in the wrong place")
 
 
-def _present_records(index: SequenceIndex, plan: BlockPlan, blocks: set[int]) -> BoolArray:
+def _present_records(index: SequenceIndex, sources: list[SealedBlocks]) -> BoolArray:
     """Return, for every index position, whether its sequence (or the one it is a copy of) has a row."""
     present = np.zeros(len(index), dtype=np.bool_)
-    for block in blocks:
-        present[plan.block_positions(block)] = True
+    for source in sources:
+        present[source.positions] = True
     return np.asarray(present[index.representatives[:]])
 
 
@@ -238,34 +232,20 @@ def _write_result(
 def _write_rows(writer: RowWriter, index: SequenceIndex, sources: list[SealedBlocks], output_rows: IntArray) -> None:
     copies = np.argsort(index.representatives[:], kind="stable")
     represented = index.representatives[:][copies]
-    written: set[int] = set()
     for source in sources:
-        fresh_blocks = [block not in written for block in source.blocks[:, 0].tolist()]
-        is_fresh = np.repeat(np.array(fresh_blocks, dtype=np.bool_), source.blocks[:, 1])
-        written.update(source.blocks[:, 0].tolist())
         first = 0
         for rows in source.iter_rows():
-            numbers = np.flatnonzero(is_fresh[first : first + len(rows)])
-            positions = source.positions[first : first + len(rows)][numbers]
+            positions = source.positions[first : first + len(rows)]
             start = np.searchsorted(represented, positions, side="left")
             count = np.searchsorted(represented, positions, side="right") - start
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             targets = output_rows[copies[np.repeat(start, count) + within]]
             order = np.argsort(targets, kind="stable")
-            origins = np.repeat(numbers, count)[order]
+            origins = np.repeat(np.arange(len(rows)), count)[order]
             for at in range(0, len(order), max(1, len(rows))):  # a row may have any number of copies
                 some = slice(at, at + len(rows))
                 writer.write(targets[order[some]], rows[origins[some]])
             first += len(rows)
-
-
-def _origins(sources: list[SealedBlocks]) -> list[int]:
-    """Return the origin of each block that was written, which is that of its first source."""
-    origins: dict[int, int] = {}
-    for source in sources:
-        for block, _, origin in source.blocks.tolist():
-            origins.setdefault(block, origin)
-    return list(origins.values())
 
 
 def _output_rows(index: SequenceIndex, present: BoolArray) -> IntArray:

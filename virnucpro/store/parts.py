@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import h5py
@@ -29,11 +29,12 @@ from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
@@ -41,12 +42,12 @@ _CONTENTS_MAGIC = b"VNPBLKS1"
 
 @dataclass(frozen=True)
 class BlockRows:
-    """The rows of one finished block."""
+    """The rows of one finished block, or of as many of its sequences as could be computed."""
 
     block: int
     """Number in the plan."""
     positions: IntArray
-    """int64 (num_sequences,): positions in the sequence index."""
+    """int64 (num_sequences,): positions in the sequence index, in the plan's order."""
     sequence_ids: Sequence[str]
     """Ids, one a row."""
     embeddings: FloatArray
@@ -69,6 +70,8 @@ class SealedBlocks:
     """int64 (num_sequences,): positions in the sequence index, in the order of the rows."""
     hidden_dim: int
     """Width of a row; 0 in an empty shard that never saw a model."""
+    kept_rows: BoolArray | None = None
+    """bool (rows of the file,): which rows of the file these are; None for all."""
 
     @classmethod
     def open(cls, path: Path) -> SealedBlocks:
@@ -102,18 +105,37 @@ class SealedBlocks:
             if not np.isfinite(rows).all():
                 raise ResultError(self.path, "holds a number that is not finite")
 
+    def only(self, blocks: Container[int]) -> SealedBlocks:
+        """Return a view of those of its blocks that are in *blocks*."""
+        kept = np.array([number in blocks for number in self.blocks[:, 0].tolist()], dtype=np.bool_)
+        if kept.all():
+            return self
+        rows = np.repeat(kept, self.blocks[:, 1])
+        in_file = rows if self.kept_rows is None else self.kept_rows.copy()
+        if self.kept_rows is not None:
+            in_file[self.kept_rows] = rows
+        return replace(self, blocks=self.blocks[kept], positions=self.positions[rows], kept_rows=in_file)
+
     def iter_rows(self) -> Iterator[FloatArray]:
         """Yield the rows in order, a bounded number of bytes at a time."""
         step = schema.rows_at_once(self.hidden_dim)
         with h5py.File(self.path, "r") as file:
             rows = file[schema.EMBEDDINGS]
             for start in range(0, rows.shape[0], step):
-                yield rows[start : start + step]
+                some = rows[start : start + step]
+                yield some if self.kept_rows is None else some[self.kept_rows[start : start + step]]
 
     def iter_sequence_ids(self) -> Iterator[list[str]]:
         """Yield the ids in the order of the rows, a bounded number at a time."""
+        first = 0
         with h5py.File(self.path, "r") as file:
-            yield from schema.iter_sequence_ids(file, self.path)
+            for names in schema.iter_sequence_ids(file, self.path):
+                if self.kept_rows is None:
+                    yield names
+                else:
+                    kept = self.kept_rows[first : first + len(names)].tolist()
+                    yield [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
+                first += len(names)
 
 
 def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: str) -> Path:
@@ -122,7 +144,7 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
 
     Args:
         folder: Where parts live.
-        blocks: At least one block, in ascending order.
+        blocks: At least one block, each once.
         plan_fingerprint: Plan that they were computed by.
 
     Returns:
@@ -183,7 +205,14 @@ def part_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part_*.h5"))
 
 
-def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint: str, hidden_dim: int) -> None:
+def write_shard(
+    path: Path,
+    sources: Sequence[SealedBlocks],
+    *,
+    plan_fingerprint: str,
+    hidden_dim: int,
+    on_step: Callable[[], None] = lambda: None,
+) -> None:
     """
     Make one sealed shard of checked parts (and of the shard it replaces), each block once.
 
@@ -192,6 +221,7 @@ def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint
         sources: Checked sources, none of which holds a block of another; memory stays bounded by one read.
         plan_fingerprint: Plan that the rows were computed by.
         hidden_dim: Width, used where there is no row.
+        on_step: Called again and again while rows are written.
 
     Raises:
         OutputError: The system refused; *path* is as it was.
@@ -215,6 +245,7 @@ def write_shard(path: Path, sources: Sequence[SealedBlocks], *, plan_fingerprint
             for rows in (rows for source in sources for rows in source.iter_rows()):
                 writer.write(np.arange(first, first + len(rows)), rows)
                 first += len(rows)
+                on_step()
         with temporary.open("ab") as end:
             end.write(_contents(blocks))
 
