@@ -44,11 +44,12 @@ demo: $(READY)
 	@echo
 	@$(PY) -c 'import virnucpro; embeddings = virnucpro.read_embeddings("$(DEMO)/out"); print("which prints:", embeddings, embeddings[embeddings.ids[0]][:4])'
 
+# Two files of tests at a time, each process with one thread: the tests mostly wait for processes that they started.
 test: $(READY)
-	$(PY) -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile
 
 e2e: $(READY)
-	$(PY) -m pytest -s -m 'slow and not long'
+	$(PY) -m pytest -s -m 'slow and not long and not soak'
 
 e2e-long: $(READY)
 	$(PY) -m pytest -s -m 'slow and long'

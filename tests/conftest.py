@@ -1,7 +1,8 @@
-"""What all tests share: where the real data is, and that CI does not skip in silence."""
+"""What all tests share: where the real data is, that CI does not skip in silence, and that no test hangs for good."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from pathlib import Path
 
@@ -13,6 +14,26 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, database=No
 hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parents[1]
+
+HANG_GRACE_S = 30.0
+"""Seconds after a test's own time limit at which the whole process is ended."""
+STANDARD_ERROR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config):
+    config.stash[STANDARD_ERROR] = os.dup(2)  # pytest captures the other one while a test runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """A test that hangs where its time limit does not reach (inside a library) ends with every thread's traceback."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + HANG_GRACE_S, exit=True, file=item.config.stash[STANDARD_ERROR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

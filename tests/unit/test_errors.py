@@ -76,7 +76,11 @@ def test_every_error_ends_with_its_code_of_the_design_and_is_one_sentence_for_a_
     assert "object at 0x" not in str(error)
 
 
-@pytest.mark.parametrize("error", every_error() - {VirNucProError, StoppedError}, ids=lambda error: error.__name__)
+@pytest.mark.parametrize(
+    "error",
+    sorted(every_error() - {VirNucProError, StoppedError}, key=lambda error: error.__name__),
+    ids=lambda error: error.__name__,
+)
 def test_no_error_ends_with_success_or_with_usage(error):
     assert error.exit_code not in {ExitCode.COMPLETE, ExitCode.USAGE}
 
