@@ -1,6 +1,7 @@
 # make demo   real proteins become embeddings through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins
+# make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, and of blocks, workers and threads; under an hour
@@ -16,7 +17,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long lint format bench bench-large gpu-check clean
+.PHONY: venv demo test e2e e2e-long soak lint format bench bench-large gpu-check clean
 
 venv: $(READY)
 
@@ -53,6 +54,9 @@ e2e: $(READY)
 
 e2e-long: $(READY)
 	$(PY) -m pytest -s -m 'slow and long'
+
+soak: $(READY)
+	$(PY) -m pytest -s -m soak tests/faults --soak-table docs/reliability.md
 
 lint: $(READY)
 	$(PY) -m ruff check .

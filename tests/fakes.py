@@ -225,6 +225,13 @@ def sleep_long(rank, world_size, results_queue, seconds=3600):
     time.sleep(seconds)
 
 
+def ignore_sigterm(rank, world_size, results_queue):
+    """Say that we are ready, and stay."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    results_queue.put({"kind": "heartbeat", "ready": True})
+    time.sleep(3600)
+
+
 def sleep_after_report_of_start(rank, world_size, results_queue, folder):
     (Path(folder) / f"pid_{rank}").write_text(str(os.getpid()))
     time.sleep(3600)
@@ -234,6 +241,13 @@ def flood(rank, world_size, results_queue, messages):
     for number in range(messages):
         results_queue.put({"kind": "progress", "sequences": number, "tokens": number})
     results_queue.put({"rank": rank, "status": "complete", "messages": messages})
+
+
+def flood_without_end(rank, world_size, results_queue):
+    """Write messages as long as a pipe takes whole, until somebody kills this process."""
+    for number in itertools.count():
+        padding = "x" * (3900 + number % 100)
+        results_queue.put({"kind": "progress", "sequences": number, "tokens": number, "padding": padding})
 
 
 def send_too_much(rank, world_size, results_queue, *args):

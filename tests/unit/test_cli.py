@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -190,26 +188,6 @@ def test_models_list_names_the_family_and_whether_weights_are_here(tmp_path):
     assert "bundled" in lines["virnucpro-tiny-protein"]
     for name in ("esm2_t6_8M_UR50D", "esm2_t33_650M_UR50D", "esm2_t48_15B_UR50D"):
         assert "absent" in lines[name]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_run_and_the_same_command_continues_it(tmp_path, examples_dir, number, code):
-    out = tmp_path / "out"
-    arguments = ["embed", examples_dir / "proteins.fasta", "-o", out, "--devices", "cpu", "--token-budget", "1500"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "virnucpro", *map(str, arguments)], stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    log = out / "logs" / "worker_0.log"
-    deadline_s = time.monotonic() + 60
-    while not (log.exists() and "model.loaded" in log.read_text()) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == code, errors
-    assert "start the same command again to continue" in errors
-    done = virnucpro_command(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert virnucpro_command("verify", out).returncode == 0
 
 
 def test_a_file_that_may_not_be_read_is_bad_input_and_not_a_usage_error(tmp_path, proteins):

@@ -1,0 +1,133 @@
+"""
+Row 21: SIGTERM and Ctrl-C, once and twice, to the parent alone and to the whole group.
+
+The first signal stops the run at a batch boundary, the second one at once; either way no process is left, and the same
+command continues to the bytes of an undisturbed run. The flow's are in ``tests/flows/test_flow_command.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from tests import fakes
+from tests.faults.processes import (
+    DEADLINE_S,
+    RowsFound,
+    compare_rows,
+    hash_command,
+    is_gone,
+    make_proteins,
+    wait_until,
+    workers_of,
+)
+from virnucpro.config import RunLimits
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
+
+GRACE_S = RunLimits().stop_grace_s
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture(scope="module")
+def proteins(tmp_path_factory):
+    """An input, and the bytes of its result."""
+    folder = tmp_path_factory.mktemp("proteins")
+    sequences = make_proteins(folder / "proteins.fasta", random.Random(2), 60)
+    command = hash_command(folder, folder / "proteins.fasta")
+    assert command.run(folder / "out", workers=1) == 0, command.errors()
+    return folder / "proteins.fasta", sequences, (folder / "out" / "embeddings.h5").read_bytes()
+
+
+def send(number, process, *, to_the_group):
+    (os.killpg if to_the_group else os.kill)(process.pid, number)
+
+
+def signalled(command, out, number, *, to_the_group, times):
+    """Start, wait for a part, send the signal; return the exit code and the seconds to it from the last signal."""
+    with command.running(out, workers=2) as process:
+        wait_until(lambda: len(list(out.glob("work/parts/part_*.h5"))) >= 2, what="parts")
+        if times > 1:
+            wait_until(command.control.with_suffix(".failed0").exists, what="the batch that hangs")
+        workers = workers_of(process.pid)
+        send(number, process, to_the_group=to_the_group)
+        for _ in range(times - 1):
+            time.sleep(0.5)
+            assert process.poll() is None, "the first signal alone ended it: the second one shows nothing"
+            send(number, process, to_the_group=to_the_group)
+        began_s = time.monotonic()
+        code = process.wait(DEADLINE_S)
+        seconds = time.monotonic() - began_s
+        assert workers
+        assert all(is_gone(worker) for worker in workers)
+    print(f"exit code {code}, {seconds:.2f} s after signal {number} number {times}")
+    return code, seconds
+
+
+def check_it_continues(command, proteins, out):
+    _, sequences, expected = proteins
+    assert not (out / "embeddings.h5").exists()
+    assert command.run(out, workers=1) == 0, command.errors()
+    assert compare_rows(out, sequences) == RowsFound()
+    assert (out / "embeddings.h5").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "to_the_group"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+    ],
+)
+def test_one_signal_stops_the_run_at_a_batch_and_the_same_command_continues_it(
+    tmp_path, proteins, number, to_the_group
+):
+    out = tmp_path / "out"
+    command = hash_command(tmp_path, proteins[0], slow_s=0.15)
+    code, seconds = signalled(command, out, number, to_the_group=to_the_group, times=1)
+    assert code == CODES[number], command.errors()
+    assert seconds < GRACE_S
+    assert "stopping as soon as what is finished is safe; once more to stop at once" in command.errors()
+    assert "start the same command again to continue" in command.errors()
+    check_it_continues(hash_command(tmp_path / "again", proteins[0]), proteins, out)
+
+
+@pytest.mark.parametrize(
+    ("number", "to_the_group"),
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins, number, to_the_group):
+    out = tmp_path / "out"
+    command = hash_command(tmp_path, proteins[0], rank=1, how="hang", before_batch=6, times=1)
+    code, seconds = signalled(command, out, number, to_the_group=to_the_group, times=2)
+    assert code == CODES[number], command.errors()
+    assert seconds < 2.0
+    check_it_continues(command, proteins, out)
+
+
+def test_a_worker_that_ignores_the_request_to_stop_is_ended_after_the_grace_time(tmp_path):
+    limits = RunLimits(attempts=1, stop_grace_s=0.5)
+    heard = threading.Event()
+    coordinator = GPUProcessCoordinator(
+        1, tmp_path, devices=[CPU], limits=limits, on_message=lambda _, message: "ready" in message and heard.set()
+    )
+    coordinator.spawn_workers(fakes.ignore_sigterm, ())
+    assert heard.wait(DEADLINE_S)
+    began_s = time.monotonic()
+    coordinator.terminate_all()
+    seconds = time.monotonic() - began_s
+    print(f"ended after {seconds:.2f} s")
+    assert 0.5 <= seconds < 3.0
+    assert coordinator.outcomes[0].exit_code == -signal.SIGKILL
+    assert coordinator.outcomes[0].state == "stopped"
