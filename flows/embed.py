@@ -61,6 +61,10 @@ def embed(
     threads: int = 1,
     max_residues: int | None = None,
     long: Literal["truncate", "error"] = "truncate",
+    gaps: Literal["error", "remove"] = "error",
+    stop: Literal["error", "x"] = "error",
+    on_bad_record: Literal["error", "skip"] = "error",
+    allow_empty: bool = False,
     weights_dir: str | None = None,
     cache_dir: str | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
@@ -85,6 +89,10 @@ def embed(
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
         long: What happens to longer sequences.
+        gaps: What happens to - and . in a sequence.
+        stop: What happens to * inside a protein; x reads it as X.
+        on_bad_record: What happens to a record that breaks a rule; skip lists it in failed_sequences.tsv.
+        allow_empty: An input without records gives an empty result instead of an error.
         weights_dir: Folder that is looked into for weights first.
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
             served from it gives the same numbers within the tolerance, not the same bytes.
@@ -108,6 +116,10 @@ def embed(
             workers_per_device=workers_per_device,
             max_residues=max_residues,
             long_policy=long,
+            gaps=gaps,
+            stops=stop,
+            on_bad_record=on_bad_record,
+            allow_empty=allow_empty,
             cache_dir=cache_dir,
             cache_gib=cache_gib,
             log_level=log_level,
@@ -238,7 +250,7 @@ def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     lines += ["", "| file | where |", "| --- | --- |"]
     result_path = None if result.output_path is None else result.output_path.absolute()
     files = [("result", result_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
-    if result.num_missing:
+    if result.num_missing or result.num_skipped:
         files.append(("missing sequences", layout.failed_sequences))
     lines += [f"| {name} | `{path}` |" for name, path in files if path is not None]
     return "\n".join(lines)

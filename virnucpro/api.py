@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, LongPolicy
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CACHE_GIB,
+    BadRecordPolicy,
+    GapPolicy,
+    LongPolicy,
+    StopPolicy,
+)
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
@@ -32,6 +39,10 @@ def embed_fasta(
     threads: int = 1,
     max_residues: int | None = None,
     long: LongPolicy | str = LongPolicy.TRUNCATE,
+    gaps: GapPolicy | str = GapPolicy.ERROR,
+    stop: StopPolicy | str = StopPolicy.ERROR,
+    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
+    allow_empty: bool = False,
     weights_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
@@ -54,6 +65,11 @@ def embed_fasta(
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
         long: What happens to longer sequences: ``truncate`` or ``error``.
+        gaps: What happens to ``-`` and ``.`` in a sequence: ``error`` or ``remove``.
+        stop: What happens to ``*`` inside a protein: ``error``, or ``x`` to read it as X.
+        on_bad_record: What happens to a record that breaks a rule: ``error``, or ``skip`` to leave it out and list it
+            in ``failed_sequences.tsv``.
+        allow_empty: An input without records gives an empty result instead of an error.
         weights_dir: Folder that is looked into for weights first.
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
             served from it gives the same numbers within the tolerance, not the same bytes.
@@ -82,6 +98,10 @@ def embed_fasta(
         threads_per_worker=threads,
         max_residues=max_residues,
         long_policy=long,
+        gaps=gaps,
+        stops=stop,
+        on_bad_record=on_bad_record,
+        allow_empty=allow_empty,
         cache_dir=cache_dir,
         cache_gib=cache_gib,
     )

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +24,20 @@ from rich.console import Console
 from rich.table import Table
 
 import virnucpro
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, DEFAULT_MAX_RESIDUES, UNLIMITED_LETTERS, LongPolicy
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CACHE_GIB,
+    DEFAULT_MAX_RESIDUES,
+    UNLIMITED_LETTERS,
+    BadRecordPolicy,
+    GapPolicy,
+    InputRules,
+    LongPolicy,
+    SequenceKind,
+    StopPolicy,
+)
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, ConfigurationError, ExitCode, StoppedError, VirNucProError
+from virnucpro.errors import BadInputError, ExitCode, StoppedError, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
@@ -74,6 +86,24 @@ WeightsDir = Annotated[
         envvar="VIRNUCPRO_WEIGHTS",
         show_default=False,
     ),
+]
+
+Gaps = Annotated[GapPolicy, typer.Option(help="What happens to - and . in a sequence.")]
+
+Stop = Annotated[
+    StopPolicy,
+    typer.Option(help="What happens to * inside a protein; x reads it as X. One at the end is always taken off."),
+]
+
+OnBadRecord = Annotated[
+    BadRecordPolicy,
+    typer.Option(
+        help="What happens to a record that breaks a rule: nothing is computed, or it is left out and listed (failed_sequences.tsv)."
+    ),
+]
+
+AllowEmpty = Annotated[
+    bool, typer.Option("--allow-empty", help="An input without records gives an empty result instead of an error.")
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
@@ -193,6 +223,10 @@ def embed(
         ),
     ] = None,
     long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
+    gaps: Gaps = GapPolicy.ERROR,
+    stop: Stop = StopPolicy.ERROR,
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    allow_empty: AllowEmpty = False,
     weights_dir: WeightsDir = None,
     cache_dir: Annotated[
         Path | None,
@@ -223,13 +257,13 @@ def embed(
 
     Starting the same command again continues what is missing.
     """
+    _check_choice("--log-level", log_level, LOG_LEVELS)
+    _check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     if model is None:
         say(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
-    _check_choice("--log-level", log_level, LOG_LEVELS)
-    _check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     if flow:
         result = importlib.import_module("flows.embed").run_from_command_line(
             fasta_files=[str(path) for path in fasta],
@@ -243,6 +277,10 @@ def embed(
             threads=threads,
             max_residues=max_residues,
             long=long.value,
+            gaps=gaps.value,
+            stop=stop.value,
+            on_bad_record=on_bad_record.value,
+            allow_empty=allow_empty,
             weights_dir=None if weights_dir is None else str(weights_dir),
             cache_dir=None if cache_dir is None else str(cache_dir.absolute()),
             cache_gib=cache_size,
@@ -263,13 +301,17 @@ def embed(
                 workers_per_device=workers_per_device,
                 max_residues=max_residues,
                 long_policy=long,
+                gaps=gaps,
+                stops=stop,
+                on_bad_record=on_bad_record,
+                allow_empty=allow_empty,
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
                 log_level=log_level,
                 on_download=download.advance,
             )
         chosen = devices_for(chosen, config, fasta, workers=workers)
-        with _stop_on_signals() as stop, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
+        with _stop_on_signals() as stopping, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
             try:
                 result = run_embedding(
                     fasta,
@@ -277,13 +319,13 @@ def embed(
                     config,
                     chosen,
                     on_message=progress.on_message,
-                    stop=stop.event,
+                    stop=stopping.event,
                     keep_shards=keep_shards,
                 )
             except StoppedError:  # while GPUs were tried out
-                raise StoppedError(stop.signal_number) from None
+                raise StoppedError(stopping.signal_number) from None
         if result.state == "stopped":
-            raise StoppedError(stop.signal_number)
+            raise StoppedError(stopping.signal_number)
     _report(result, as_json=as_json, allow_partial=allow_partial)
 
 
@@ -293,12 +335,25 @@ def index(
     output: Annotated[
         Path, typer.Option("--output", "-o", readable=False, metavar="FILE", help="The index file.", show_default=False)
     ],
+    kind: Annotated[
+        SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
+    ] = SequenceKind.PROTEIN,
+    gaps: Gaps = GapPolicy.ERROR,
+    stop: Stop = StopPolicy.ERROR,
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    allow_empty: AllowEmpty = False,
 ) -> None:
     """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
-    built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"))
+    rules = InputRules(sequence_kind=kind, gaps=gaps, stops=stop, on_bad_record=on_bad_record, allow_empty=allow_empty)
+    built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"), rules=rules)
     lengths = built.lengths
-    span = f", {lengths[-1]:,} to {lengths[0]:,} residues" if len(built) else ""
+    unit = "residues" if kind is SequenceKind.PROTEIN else "nucleotides"
+    span = f", {lengths[-1]:,} to {lengths[0]:,} {unit}" if len(built) else ""
     print(f"{output}: {len(built):,} sequences of {len(built.files)} file(s){span}")
+    for bad in islice(built.skipped(), BadInputError.MAX_PROBLEMS):
+        print(f"left out: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
+    if built.num_skipped > BadInputError.MAX_PROBLEMS:
+        print(f"... and more: {built.num_skipped:,} records were left out in all", file=sys.stderr)
 
 
 @app.command(short_help="Check a finished run again.")
@@ -313,7 +368,13 @@ def verify(
     if as_json:
         print(
             json.dumps(
-                {"state": found.state, "records": found.num_records, "rows": found.num_rows, "problems": found.problems}
+                {
+                    "state": found.state,
+                    "records": found.num_records,
+                    "rows": found.num_rows,
+                    "skipped": found.num_skipped,
+                    "problems": found.problems,
+                }
             )
         )
     for problem in found.problems:
@@ -322,9 +383,10 @@ def verify(
     if found.problems:
         raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
     if not as_json:
-        missing = found.num_records - found.num_rows
+        missing = found.num_records - found.num_rows - found.num_skipped
         verdict = "complete and intact" if not missing else f"intact, but {missing:,} sequences are missing"
-        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} sequences")
+        left_out = f" ({found.num_skipped:,} bad records left out)" * bool(found.num_skipped)
+        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} sequences{left_out}")
     if found.state == "partial":
         raise typer.Exit(int(ExitCode.PARTIAL))
 
@@ -352,7 +414,7 @@ def models_list(
 
 def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigurationError(f"{option} is {value!r}: choose one of {', '.join(allowed)}")
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}.", param_hint=option)
 
 
 class _Stop:
@@ -400,6 +462,7 @@ def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
 def _print_summary(result: RunResult) -> None:
     if not result.ranks:
         print(f"{result.output_path}: already complete, {result.num_rows:,} sequences; nothing was computed")
+        _print_notes(result)
         return
     table = Table(
         "rank",
@@ -429,6 +492,10 @@ def _print_summary(result: RunResult) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     where = result.output_path or "no result"
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
+    _print_notes(result)
+
+
+def _print_notes(result: RunResult) -> None:
     for note in result.notes():
         print(f"  {note}")
 

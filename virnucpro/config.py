@@ -39,6 +39,27 @@ class SequenceKind(StrEnum):
     DNA = "DNA"
 
 
+class GapPolicy(StrEnum):
+    """What happens to ``-`` and ``.`` in a sequence."""
+
+    ERROR = "error"
+    REMOVE = "remove"
+
+
+class StopPolicy(StrEnum):
+    """What happens to ``*`` inside a protein; one at its end is always taken off."""
+
+    ERROR = "error"
+    X = "x"
+
+
+class BadRecordPolicy(StrEnum):
+    """What happens to a record that breaks a rule."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
 UNLIMITED_LETTERS = 10**9
 """Residues or nucleotides: no limit, since no record is as long."""
 
@@ -65,6 +86,7 @@ _NO_EFFECT_ON_ROWS = (
     "hidden_dim",
     "loader",
     "long_policy",
+    "allow_empty",
     "log_level",
     "loader_workers",
     "workers_per_device",
@@ -75,6 +97,45 @@ _NO_EFFECT_ON_ROWS = (
 
 DEFAULT_CACHE_GIB = 10.0
 """GiB that an embedding cache takes on disk at the most: some 8 million rows of 320 numbers, or 1 million of 2560."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputRules:
+    """How records are read: part of the identity of an index, since other rules give other sequences."""
+
+    sequence_kind: SequenceKind = SequenceKind.PROTEIN
+    """Decides the letters."""
+    gaps: GapPolicy = GapPolicy.ERROR
+    """What happens to gaps."""
+    stops: StopPolicy = StopPolicy.ERROR
+    """What happens to stops inside a protein; ``*`` is no letter of DNA."""
+    on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR
+    """What happens to a record that breaks a rule."""
+    allow_empty: bool = False
+    """Whether an input without records is fine."""
+    most_residues: int | None = None
+    """Residues or nucleotides of a record beyond which it breaks a rule; None is no limit."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, sequence_kind=SequenceKind, gaps=GapPolicy, stops=StopPolicy, on_bad_record=BadRecordPolicy)
+
+
+def check_choices(settings: object, **choices: type[StrEnum]) -> None:
+    """
+    Turn the fields of frozen *settings* that are choices into their enumeration.
+
+    Raises:
+        ConfigurationError: A value is none of them; names all that are.
+    """
+    for name, allowed in choices.items():
+        given = getattr(settings, name)
+        if given not in set(allowed):
+            raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
+        object.__setattr__(settings, name, allowed(given))
+
+
+DEFAULT_RULES = InputRules()
+"""Proteins, and every broken rule an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +172,14 @@ class ModelConfig:
     """Residues (of DNA: nucleotides) of a sequence that are embedded; see ``long_policy``."""
     long_policy: LongPolicy = LongPolicy.TRUNCATE
     """What happens to longer sequences."""
+    gaps: GapPolicy = GapPolicy.ERROR
+    """What happens to ``-`` and ``.`` in a sequence."""
+    stops: StopPolicy = StopPolicy.ERROR
+    """What happens to ``*`` inside a protein."""
+    on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR
+    """What happens to a record that breaks a rule: the run is refused, or it goes on without that record."""
+    allow_empty: bool = False
+    """Whether an input without records is fine. Never changes a row."""
     log_level: str = "INFO"
     """Least severe level that a worker's log file records."""
     loader_workers: int = 0
@@ -126,11 +195,14 @@ class ModelConfig:
     """Bytes of the embedding cache's file at the most."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("precision", Precision), ("long_policy", LongPolicy)):
-            given = getattr(self, name)
-            if given not in set(allowed):
-                raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
-            object.__setattr__(self, name, allowed(given))
+        check_choices(
+            self,
+            precision=Precision,
+            long_policy=LongPolicy,
+            gaps=GapPolicy,
+            stops=StopPolicy,
+            on_bad_record=BadRecordPolicy,
+        )
         if self.letters_per_token < 1:
             raise ConfigurationError(f"letters_per_token is {self.letters_per_token}: it must be at least 1")
         for name, least in (
@@ -148,12 +220,24 @@ class ModelConfig:
 
     def result_settings(self) -> dict[str, object]:
         """Return what decides the bytes of a row, ready for JSON; device type and versions are added by the run."""
-        everything = asdict(self)
+        everything = {name: str(x) if isinstance(x, StrEnum) else x for name, x in asdict(self).items()}
         for name in _NO_EFFECT_ON_ROWS:
             del everything[name]
         if not self.attention_kernel:
             del everything["attention_kernel"]
         return everything
+
+    @property
+    def input_rules(self) -> InputRules:
+        """How the input of a run with these settings is read."""
+        return InputRules(
+            sequence_kind=self.sequence_kind,
+            gaps=self.gaps,
+            stops=self.stops,
+            on_bad_record=self.on_bad_record,
+            allow_empty=self.allow_empty,
+            most_residues=self.max_residues if self.long_policy is LongPolicy.ERROR else None,
+        )
 
     def cache_space(self) -> str:
         """

@@ -66,6 +66,10 @@ def test_help_names_every_command_and_every_option_has_its_help():
         "--flow",
         "--max-residues",
         "--long",
+        "--gaps",
+        "--stop",
+        "--on-bad-record",
+        "--allow-empty",
         "--weights-dir",
     ]:
         assert re.search(rf"{option}\b.*\w{{3,}}", done.stdout), option
@@ -122,7 +126,13 @@ def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, prote
     assert (outcome["state"], outcome["records"], outcome["rows"], outcome["missing"]) == ("complete", 40, 40, 0)
     assert outcome["ranks"][0]["state"] == "complete"
     done = virnucpro_command("verify", tmp_path / "out", "--json")
-    assert json.loads(done.stdout) == {"state": "complete", "records": 40, "rows": 40, "problems": []}
+    assert json.loads(done.stdout) == {
+        "state": "complete",
+        "records": 40,
+        "rows": 40,
+        "skipped": 0,
+        "problems": [],
+    }
 
 
 def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
@@ -145,10 +155,13 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
         (["--model", "esm2_t6_8M"], 78, "unknown model 'esm2_t6_8M'"),
         (["--devices", "5"], 78, "there is no GPU 5"),
         (["--devices", "gpu"], 78, "neither a device number nor"),
-        (["--precision", "fp8"], 78, "choose one of auto, fp32, bf16, fp16"),
-        (["--log-level", "loud"], 78, "choose one of DEBUG"),
+        (["--precision", "fp8"], 2, "'fp8' is not one of auto, fp32, bf16, fp16"),
+        (["--log-level", "loud"], 2, "'loud' is not one of DEBUG"),
         (["--workers", "0"], 2, "--workers"),
         (["--long", "cut"], 2, "--long"),
+        (["--gaps", "keep"], 2, "--gaps"),
+        (["--stop", "y"], 2, "--stop"),
+        (["--on-bad-record", "drop"], 2, "--on-bad-record"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(tmp_path, proteins, options, code, message):

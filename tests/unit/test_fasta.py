@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from virnucpro.config import InputRules
 from virnucpro.data.fasta_scan import Problems, scan_fasta
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.data.skipped_records import read_skipped
 from virnucpro.errors import BadInputError, ExitCode, OutputError
 
 if TYPE_CHECKING:
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOBODY = 65534
+PROTEINS = InputRules()
 
 PLAIN_IDS = "remove it; an id ends at a space or tab only"
 LETTERS_ONLY = "remove it: residues are ASCII letters"
 CONVERT_CR = "CR line ends: convert them with: tr '\\r' '\\n' < FILE > NEW_FILE"
-NO_RECORDS = "FILE: no records: name a file with at least one FASTA record"
-GAPS = "remove the gaps: sequences must not be aligned"
-STOPS = "cut the sequence there, or write X instead"
+NO_RECORDS = "FILE: no records: name a file with at least one FASTA record, or use --allow-empty"
+GAPS = "remove the gaps, or use --gaps=remove"
+STOPS = "cut the sequence there, or use --stop=x"
 HEADER_FIRST = "text before the first '>': begin the file with a header line, '>' and an id"
 UTF16 = "UTF-16 text, not FASTA: convert it with: iconv"
 EMPTY = "add its residues or remove the record"
@@ -209,7 +212,16 @@ def test_compression_is_told_by_content_and_never_by_name(tmp_path):
 
 def test_what_was_normalised_is_counted(tmp_path):
     index = build(b">a\nMJ j*\n>b\nJ\tM\n", tmp_path)
-    assert index.counts == {"mapped_j": 3, "removed_blanks": 2, "stripped_stops": 1}
+    assert index.counts == {
+        "mapped_j": 3,
+        "removed_blanks": 2,
+        "stripped_stops": 1,
+        "removed_gaps": 0,
+        "stops_as_x": 0,
+        "ambiguous": 3,
+        "low_information": 0,
+        "skipped": 0,
+    }
 
 
 def test_j_is_counted_in_plain_blocks_too(tmp_path):
@@ -323,8 +335,8 @@ def test_a_real_protein_file_passes_every_check(data_dir, tmp_path):
 # --- the reader against a plain one ----------------------------------------------------------------------------------
 
 
-def plain_read(data: bytes) -> tuple[list[tuple[str, str]], list[int]]:
-    """Read FASTA line by line, as plainly as can be: records, and the line of each bad record's first fault."""
+def plain_read(data: bytes, rules: InputRules = PROTEINS) -> tuple[list[tuple[str, str]], list[int]]:
+    """Read FASTA line by line, as plainly as can be: the good records, and the line of each bad one's first fault."""
     blocks: list[list[tuple[int, bytes]]] = []
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if raw.startswith(b">"):
@@ -333,26 +345,32 @@ def plain_read(data: bytes) -> tuple[list[tuple[str, str]], list[int]]:
             return [], [number]
         if blocks:
             blocks[-1].append((number, raw.removesuffix(b"\r")))
-    read = [plain_record(block) for block in blocks]
-    return [record for record, _ in read], [fault for _, fault in read if fault is not None]
+    read = [plain_record(block, rules) for block in blocks]
+    return [record for record, fault in read if fault is None], [fault for _, fault in read if fault is not None]
 
 
-def plain_record(lines: list[tuple[int, bytes]]) -> tuple[tuple[str, str], int | None]:
+def plain_record(lines: list[tuple[int, bytes]], rules: InputRules) -> tuple[tuple[str, str], int | None]:
     (head, header), *body = lines
     name = header[1:].replace(b"\t", b" ").split(b" ")[0]
-    where = [(number, byte) for number, line in body for byte in line if byte not in b" \t"]
-    residues = [(number, byte) for number, byte in where if byte != ord("\r")]
-    stops = [number for number, byte in residues if byte == ord("*")]
-    if residues and residues[-1][1] == ord("*"):
-        stops.pop()
-        residues.pop()
-    bad = [number for number, byte in where if byte not in b"*" + string.ascii_letters.encode()]
-    sequence = bytes(byte for _, byte in residues).upper().replace(b"J", b"X")
-    record = name.decode("utf-8", "replace"), sequence.decode("latin-1")
+    is_protein = rules.sequence_kind == "protein"
+    letters = string.ascii_uppercase if is_protein else "ACGTRYSWKMBDHVN"
+    removed = b" \t" + b"-." * (rules.gaps == "remove")
+    where = [(number, byte) for number, line in body for byte in line if byte not in removed]
+    text = "".join(chr(byte) for _, byte in where).upper()
+    if is_protein and text.endswith("*"):
+        text = text[:-1]
+        where.pop()
+    if is_protein and rules.stops == "x":
+        text = text.replace("*", "X")
+    faults = [number for (number, _), letter in zip(where, text, strict=True) if letter not in letters]
+    if is_protein:
+        text = text.replace("J", "X")
+    record = name.decode("utf-8", "replace"), text
     if b"\r" in header or not plain_id(name):
         return record, head
-    faults = bad + stops
-    return record, min(faults) if faults else None if sequence else head
+    if not text or len(text) > (rules.most_residues or len(text)):
+        faults.append(head)
+    return record, faults[0] if faults else None
 
 
 def plain_id(name: bytes) -> bool:
@@ -363,20 +381,22 @@ def plain_id(name: bytes) -> bool:
     return text != "" and not any(unicodedata.category(char) in ("Cc", "Cf", "Zs", "Zl", "Zp") for char in text)
 
 
-def scan(data: bytes, block_bytes: int):
-    """Scan *data* in blocks; return its records and hashes, and the lines of its problems."""
-    problems = Problems()
+def scan(data: bytes, block_bytes: int, rules: InputRules = PROTEINS):
+    """Scan *data* in blocks; return its good records and hashes, and the lines of its problems."""
+    problems = Problems(rules.on_bad_record)
     descriptor = os.memfd_create("fasta")
     try:
         os.write(descriptor, data)
-        found = scan_fasta(descriptor, "x", problems, block_bytes=block_bytes)
+        found = scan_fasta(descriptor, "x", problems, rules=rules, block_bytes=block_bytes)
     finally:
         os.close(descriptor)
-    lines = []
+    lines = [bad.line for bad in read_skipped(b"".join(problems.skipped.pieces()), ["x"])]
+    was_refused = False
     try:
         problems.raise_if_any()
     except BadInputError as error:
         lines = [problem.line for problem in error.problems]
+        was_refused = True
     rows = []
     for block in found.rows:
         ends = block.id_bytes.cumsum().tolist()
@@ -387,8 +407,9 @@ def scan(data: bytes, block_bytes: int):
         places = [
             data[at : at + size] for at, size in zip(block.offsets.tolist(), block.record_bytes.tolist(), strict=True)
         ]
-        rows += zip(names, block.residues.tolist(), [bytes(one) for one in block.sequence_hashes], places, strict=True)
-    return rows, lines, found
+        hashes = [bytes(one) for one in block.sequence_hashes]
+        rows += zip(names, block.residues.tolist(), hashes, places, block.low_information.tolist(), strict=True)
+    return rows, lines, None if was_refused else found
 
 
 TOKENS = [
@@ -407,6 +428,10 @@ TOKENS = [
     b" ",
     b"\t",
     b"-",
+    b".",
+    b"ACgn",
+    b"NN",
+    b"X",
     b"\xc3\xa9",
 ]
 messy = st.lists(st.sampled_from(TOKENS), max_size=40).map(b"".join)
@@ -425,24 +450,44 @@ def almost_tidy(draw: st.DrawFn) -> bytes:
     return data[:at] + draw(st.sampled_from([b"", *TOKENS])) + data[at:]
 
 
+rules_of_input = st.builds(
+    InputRules,
+    sequence_kind=st.sampled_from(["protein", "DNA"]),
+    gaps=st.sampled_from(["error", "remove"]),
+    stops=st.sampled_from(["error", "x"]),
+    on_bad_record=st.sampled_from(["error", "skip"]),
+    most_residues=st.none() | st.integers(1, 12),
+)
+
+
 @settings(max_examples=600, deadline=None)
-@given(data=messy | tidy | almost_tidy(), block_bytes=st.integers(1, 40) | st.just(1 << 19))
-def test_every_block_size_reads_what_a_plain_reader_reads(data, block_bytes):
-    expected, fault_lines = plain_read(data)
+@given(
+    data=messy | tidy | almost_tidy(),
+    block_bytes=st.integers(1, 40) | st.just(1 << 19),
+    rules=st.just(PROTEINS) | rules_of_input,
+)
+def test_every_block_size_reads_what_a_plain_reader_reads(data, block_bytes, rules):
+    expected, fault_lines = plain_read(data, rules)
     if len(fault_lines) > BadInputError.MAX_PROBLEMS:
         return
-    rows, lines, found = scan(data, block_bytes)
+    rows, lines, found = scan(data, block_bytes, rules)
     if not expected and not fault_lines:
         assert lines == [None]
         return
     assert lines == fault_lines
-    if lines:
+    assert (found is None) >= (bool(lines) and rules.on_bad_record == "error")
+    if found is None:
         return
     assert found.sha256 == hashlib.sha256(data).hexdigest()
-    assert [(name, residues, digest) for name, residues, digest, _ in rows] == [
-        (name, len(sequence), hashlib.sha256(sequence.encode()).digest()[:16]) for name, sequence in expected
+    unknown = "X" if rules.sequence_kind == "protein" else "N"
+    assert [(name, residues, digest, low) for name, residues, digest, _, low in rows] == [
+        (name, len(sequence), hashlib.sha256(sequence.encode()).digest()[:16], set(sequence) == {unknown})
+        for name, sequence in expected
     ]
-    assert [plain_read(place)[0] for *_, place in rows] == [[record] for record in expected]
+    assert [plain_read(place, rules)[0] for _, _, _, place, _ in rows] == [[record] for record in expected]
+    several = "XBZ" if rules.sequence_kind == "protein" else "RYSWKMBDHVN"
+    assert found.counts["ambiguous"] == sum(sequence.count(one) for _, sequence in expected for one in several)
+    assert found.counts["low_information"] == sum(set(sequence) == {unknown} for _, sequence in expected)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from tests.fakes import hash_config
 from tests.strategies import MadeRun, write_fasta
-from virnucpro.config import LongPolicy, ModelConfig, Precision, SequenceKind
+from virnucpro.config import (
+    BadRecordPolicy,
+    GapPolicy,
+    LongPolicy,
+    ModelConfig,
+    Precision,
+    SequenceKind,
+    StopPolicy,
+)
 from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, settle_token_budget, tokens_of
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
@@ -162,6 +170,9 @@ CHANGES_ROWS = {
     "max_residues": 1000,
     "letters_per_token": 4.6,
     "attention_kernel": "another",
+    "gaps": GapPolicy.REMOVE,
+    "stops": StopPolicy.X,
+    "on_bad_record": BadRecordPolicy.SKIP,
 }
 CHANGES_NO_ROW = {
     "weights_path": "/elsewhere/model.pt",
@@ -171,6 +182,7 @@ CHANGES_NO_ROW = {
     "cache_dir": "/elsewhere",
     "cache_max_bytes": 10**9,
     "long_policy": LongPolicy.ERROR,
+    "allow_empty": True,
     "log_level": "DEBUG",
     "loader_workers": 2,
     "workers_per_device": 2,

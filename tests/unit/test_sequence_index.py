@@ -100,12 +100,12 @@ def test_every_record_is_indexed_once_with_what_the_model_will_see(sequences, wi
     assert index.representatives.tolist() == [texts.index(text) for text in texts]
 
 
-def test_a_record_takes_68_bytes_beside_its_id(tmp_path):
+def test_a_record_takes_69_bytes_beside_its_id(tmp_path):
     sizes = []
     for count in (1000, 2000):
         write(tmp_path, b"".join(b">s%06d\nMKV\n" % number for number in range(count)))
         sizes.append(build([tmp_path / "a.fasta"], tmp_path).path.stat().st_size)
-    assert (sizes[1] - sizes[0]) / 1000 == pytest.approx(68 + len("s000000"), abs=0.1)
+    assert (sizes[1] - sizes[0]) / 1000 == pytest.approx(69 + len("s000000"), abs=0.1)
 
 
 def test_the_index_does_not_depend_on_dates_or_on_when_it_is_built(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from virnucpro import durable
-from virnucpro.data.index_file import COLUMNS, write_index
+from virnucpro.config import InputRules
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
@@ -269,9 +269,10 @@ def test_a_result_in_which_nothing_was_cut_says_nothing_of_it(run):
 
 def test_an_input_without_records_gives_a_result_without_rows(tmp_path):
     layout = RunLayout(tmp_path / "out")
-    description = {"files": [], "counts": {}}
-    none = {name: lambda: np.empty(0, np.int64) for name, _, _ in COLUMNS}
-    write_index(layout.index, 0, none, [], description)
+    (tmp_path / "empty.fasta").write_text("")
+    SequenceIndex.build(
+        [tmp_path / "empty.fasta"], layout.index, unpack_dir=tmp_path, rules=InputRules(allow_empty=True)
+    )
     index = SequenceIndex.open(layout.index)
     plan = make_plan(index, hash_config(), device_type="cpu")
     assert (len(index), len(plan)) == (0, 0)

@@ -2,8 +2,9 @@
 The rules of a FASTA record: what an id may be, what a sequence may hold, and what is said when a rule is broken.
 
 A record is read here in full strictness, in one piece or in several, and every fault names its line and column. What
-comes out is the normalised sequence, the one that models see: upper case, without ASCII blanks and line ends, J
-written as X, one stop at the end taken off. This module knows bytes and lines; it never opens a file.
+comes out is the normalised sequence, the one that models see: upper case, without ASCII blanks and line ends; of a
+protein J written as X, and one stop at the end taken off. Which letters there are is ``virnucpro.data.letters``'s to
+say. This module knows bytes and lines; it never opens a file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+from virnucpro.config import SequenceKind, StopPolicy
+from virnucpro.data.letters import GAPS, Letters
+
 MAX_ID_BYTES = 1024
 """Bytes of an id at the most; it is a row of the result and a line of a table."""
 MAX_HEADER_BYTES = 64 << 10
@@ -19,16 +23,9 @@ MAX_HEADER_BYTES = 64 << 10
 
 _SHOWN_ID_CHARACTERS = 80
 
-LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Bytes that stand for residues, in either case: ESM-2 knows them all but J."""
-BLANKS = b" \t\r\n"
-"""Bytes that may stand inside a sequence and are removed. CR counts only at the end of a line."""
-NORMALISE = bytes.maketrans(LETTERS.lower() + b"J", LETTERS.replace(b"J", b"X") + b"X")
-"""Translation of residues: upper case, and J (leucine or isoleucine, unknown to ESM-2's alphabet) to X."""
 PRINTABLE_ASCII = bytes(range(0x21, 0x7F))
 """The bytes of a plain id."""
 
-_FAULTY_BYTE = re.compile(rb"[^A-Za-z \t\r\n]|\r(?!\n)")
 _SPECIAL_TOKEN = re.compile(rb"<[A-Za-z_]{1,20}>")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Zs", "Zl", "Zp"})
 _CR_FAULT = ("CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE")
@@ -63,85 +60,113 @@ class SequenceReader:
     A piece that is not the last one must not end between CR and LF.
 
     Attributes:
-        residues: Normalised residues so far.
-        fault: The first broken rule so far.
+        residues: Normalised residues or nucleotides so far.
+        fault: The first broken rule so far; what is counted is of no use once there is one.
         mapped_j: J written as X so far.
         removed_blanks: Spaces and tabs removed so far.
+        removed_gaps: Gaps removed so far.
+        stops_as_x: Stops written as X so far.
+        ambiguous: Letters so far, as the model sees them, that stand for several residues or nucleotides.
     """
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, letters: Letters) -> None:
         """Start at the beginning of *line*, 1-based."""
         self.residues = 0
         self.fault: Fault | None = None
         self.mapped_j = 0
         self.removed_blanks = 0
+        self.removed_gaps = 0
+        self.stops_as_x = 0
+        self.ambiguous = 0
+        self._letters = letters
         self._line = line
         self._column = 1
-        self._stop: Fault | None = None
+        self._stop: Fault | None = None  # a stop that nothing has followed so far
+        self._says_nothing = True
 
     @property
     def stripped_stop(self) -> bool:
         """Whether a stop has been taken off the end."""
         return self._stop is not None and self.fault is None
 
+    @property
+    def is_low_information(self) -> bool:
+        """Whether there are residues, and none but unknown ones."""
+        return self.residues > 0 and self._says_nothing
+
     def feed(self, piece: bytes, *, last: bool) -> bytes:
         """Read the next piece; return its normalised residues. The *last* one may end in the CR of a CRLF cut short."""
         if last:
             piece = piece.removesuffix(b"\r")
-        sequence = piece.translate(NORMALISE, BLANKS)
-        if self._stop is not None or not sequence.isalpha() or _has_lone_cr(piece):
-            residues = sequence.removesuffix(b"*")
-            if self._stop is None and residues.isalpha() and not _has_lone_cr(piece):
-                self._stop = self._fault_at(piece, piece.rindex(b"*"))
-            else:
-                self._inspect(piece)
-            sequence = residues
-        self.residues += len(sequence)
-        if b"J" in piece or b"j" in piece:
-            self.mapped_j += piece.count(b"J") + piece.count(b"j")
-        if b" " in piece or b"\t" in piece:
-            self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
+        letters = self._letters
+        sequence = piece.translate(letters.normalise, letters.removed)
+        if self._stop is not None or sequence.translate(None, letters.accepted) or _has_lone_cr(piece):
+            sequence = self._unusual(piece, sequence)
+        self._count(piece, sequence)
         last_line_end = piece.rfind(b"\n")
         self._line += piece.count(b"\n")
         self._column = len(piece) - last_line_end if last_line_end >= 0 else self._column + len(piece)
         return sequence
 
-    def _inspect(self, piece: bytes) -> None:
-        """Find the first fault of a piece that does not consist of letters alone."""
-        if self.fault is not None:
-            return
-        if self._stop is not None and piece.strip(BLANKS):
-            self.fault = self._stop
-            return
-        for match in _FAULTY_BYTE.finditer(piece):
-            fault = self._fault_at(piece, match.start())
-            if match[0] != b"*" or piece[match.end() :].strip(BLANKS):
-                self.fault = fault
-                return
-            self._stop = fault
+    def _count(self, piece: bytes, sequence: bytes) -> None:
+        letters = self._letters
+        self.residues += len(sequence)
+        self.ambiguous += letters.count_ambiguous(sequence)
+        if self._says_nothing:
+            self._says_nothing = not sequence.strip(letters.unknown)
+        if letters.kind is SequenceKind.PROTEIN:
+            self.mapped_j += piece.count(b"J") + piece.count(b"j")
+        self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
+        if letters.removes_gaps:
+            self.removed_gaps += piece.count(b"-") + piece.count(b".")
+
+    def _unusual(self, piece: bytes, sequence: bytes) -> bytes:
+        """Take a piece that breaks a rule, has a stop, or comes behind one; return its residues."""
+        if self.fault is not None or (self._stop is not None and not sequence and not _has_lone_cr(piece)):
+            return b""
+        before, self._stop = self._stop, None
+        as_x = self._letters.stops is StopPolicy.X
+        if before is not None and not as_x and sequence:
+            self.fault = before
+            return b""
+        for match in self._letters.faulty.finditer(piece):
+            found = self._fault_at(piece, match.start())
+            is_stop = match[0] == b"*" and self._letters.stops is not None
+            if is_stop and not piece[match.end() :].strip(self._letters.removed):
+                self._stop = found
+            elif not (is_stop and as_x):
+                self.fault = found
+                return b""
+        residues = (b"*" if before is not None else b"") + sequence
+        if self._stop is not None:
+            residues = residues[:-1]
+        self.stops_as_x += residues.count(b"*")
+        return residues.replace(b"*", b"X")
 
     def _fault_at(self, piece: bytes, at: int) -> Fault:
         line_end = piece.rfind(b"\n", 0, at)
         column = at - line_end if line_end >= 0 else self._column + at
-        return Fault(self._line + piece.count(b"\n", 0, at), *_explain(piece[at : at + 24], column))
+        what, remedy = _explain(piece[at : at + 24], column, self._letters.kind)
+        return Fault(self._line + piece.count(b"\n", 0, at), what, remedy)
 
 
-def read_record(record: bytes, line: int) -> tuple[Record, SequenceReader]:
+def read_record(record: bytes, line: int, letters: Letters) -> tuple[Record, SequenceReader]:
     """
     Read one whole record.
 
     Args:
         record: From its ``>`` to just before the next one, line ends included.
         line: 1-based line of its header.
+        letters: What a sequence may hold.
 
     Returns:
         The record, and the reader with its counts.
     """
     header, _, body = record.partition(b"\n")
     name, header_fault = read_header(header[1:], line)
-    reader = SequenceReader(line + 1)
+    reader = SequenceReader(line + 1, letters)
     sequence = reader.feed(body, last=True)
-    return Record(name, sequence, header_fault or reader.fault or empty_fault(reader, line)), reader
+    return Record(name, sequence, header_fault or reader.fault or length_fault(reader, line, letters)), reader
 
 
 def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
@@ -161,11 +186,15 @@ def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
     return name, None if broken is None else Fault(line, *broken)
 
 
-def empty_fault(reader: SequenceReader, line: int) -> Fault | None:
-    """Return the fault of a record that ended without a residue; *line* is that of its header."""
-    if reader.residues:
-        return None
-    return Fault(line, "empty sequence", "add its residues or remove the record")
+def length_fault(reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
+    """Return the fault of a whole record without residues, or with too many; *line* is that of its header."""
+    if not reader.residues:
+        return Fault(line, "empty sequence", "add its residues or remove the record")
+    if letters.most_residues is not None and reader.residues > letters.most_residues:
+        unit = "residues" if letters.kind is SequenceKind.PROTEIN else "nucleotides"
+        what = f"{reader.residues} {unit}, more than --max-residues {letters.most_residues}"
+        return Fault(line, what, "raise --max-residues, or use --long truncate")
+    return None
 
 
 def shown_id(name: bytes) -> str | None:
@@ -199,14 +228,15 @@ def _has_lone_cr(piece: bytes) -> bool:
     return b"\r" in piece and piece.count(b"\r") != piece.count(b"\r\n")
 
 
-def _explain(found: bytes, column: int) -> tuple[str, str]:
+def _explain(found: bytes, column: int, kind: SequenceKind) -> tuple[str, str]:
     """Return what is wrong and what to do for the byte that *found* starts with."""
     byte = found[0]
     shown = f"'{chr(byte)}'"
-    if byte == ord("*"):
-        return f"stop '*' inside the sequence at column {column}", "cut the sequence there, or write X instead"
-    if byte in b"-.":
-        return f"gap {shown} at column {column}", "remove the gaps: sequences must not be aligned"
+    letters_only = f"remove it: {'residues' if kind is SequenceKind.PROTEIN else 'nucleotides'} are ASCII letters"
+    if byte == ord("*") and kind is SequenceKind.PROTEIN:
+        return f"stop '*' inside the sequence at column {column}", "cut the sequence there, or use --stop=x"
+    if byte in GAPS:
+        return f"gap {shown} at column {column}", "remove the gaps, or use --gaps=remove"
     if byte == ord(">"):
         return f"'>' inside a sequence line at column {column}", "start the header on a line of its own"
     if byte == ord("<") and (token := _SPECIAL_TOKEN.match(found)):
@@ -216,7 +246,10 @@ def _explain(found: bytes, column: int) -> tuple[str, str]:
     if byte == 0:
         return f"NUL byte at column {column}", "make the file again: it is damaged or not text"
     if byte > 0x7F:
-        return f"non-ASCII byte 0x{byte:02X} at column {column}", "remove it: residues are ASCII letters"
+        return f"non-ASCII byte 0x{byte:02X} at column {column}", letters_only
     if byte < ord(" ") or byte == 0x7F:
-        return f"control character 0x{byte:02X} at column {column}", "remove it: residues are ASCII letters"
-    return f"unexpected character {shown} at column {column}", "remove it: residues are ASCII letters"
+        return f"control character 0x{byte:02X} at column {column}", letters_only
+    if kind is SequenceKind.DNA and (byte == ord("*") or chr(byte).isalpha()):
+        what = f"{shown} at column {column} stands for no nucleotide of DNA"
+        return what, "write DNA (T for U), or choose a model of proteins"
+    return f"unexpected character {shown} at column {column}", letters_only

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from virnucpro.data.fasta import LETTERS, MAX_HEADER_BYTES, MAX_ID_BYTES, NORMALISE, PRINTABLE_ASCII
+from virnucpro.config import SequenceKind
+from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PRINTABLE_ASCII
+from virnucpro.data.letters import PROTEIN_LETTERS
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
+    from virnucpro.data.letters import Letters
+
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -40,6 +45,8 @@ class Rows(NamedTuple):
     """int64 (n,): Python's hash of each id, of use in this process only."""
     sequence_hashes: ByteArray
     """uint8 (n, 16): first bytes of the sha256 of each normalised sequence."""
+    low_information: BoolArray
+    """bool (n,): whether a sequence consists of unknown residues or nucleotides only."""
     ids: bytes
     """The ids, end to end."""
 
@@ -49,14 +56,17 @@ def sequence_hash(sequence: bytes) -> bytes:
     return hashlib.sha256(sequence).digest()[:HASH_BYTES]
 
 
-def plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: bool) -> tuple[Rows, int] | None:
+def plain_rows(
+    buffer: bytes, offset: int, counts: Counter[str], letters: Letters, *, hashing: bool
+) -> tuple[Rows, int] | None:
     """
     Read whole records as arrays.
 
     Args:
         buffer: Whole records from the first ``>`` on.
         offset: Bytes before *buffer* in its file.
-        counts: Takes the number of J.
+        counts: Takes the number of J, of ambiguous letters and of sequences that say nothing.
+        letters: What a sequence may hold.
         hashing: Whether sequences are hashed.
 
     Returns:
@@ -79,22 +89,52 @@ def plain_rows(buffer: bytes, offset: int, counts: Counter[str], *, hashing: boo
         return None
     header_ends_list = header_ends.tolist()
     body = b"".join([text[a + 1 : b] for a, b in zip(header_ends_list, record_ends.tolist(), strict=True)])
-    if _count_letters(body) != residues.sum():
+    if letters.most_residues is not None and residues.max() > letters.most_residues:
+        return None
+    if not _holds_letters_only(body, int(residues.sum()), letters):
         return None
     names = [text[a + 1 : b].partition(b" ")[0] for a, b in zip(starts.tolist(), header_ends_list, strict=True)]
     if b"\t" in text:
         names = [name.partition(b"\t")[0] for name in names]
-    rows = make_rows(starts, len(buffer), offset, residues, names, _hash_all(body, residues) if hashing else None)
+    sequences, mapped_j = _normalised(body, letters)
+    ends = np.cumsum(residues)
+    low = _low_information(sequences, ends, residues, letters)
+    hashes = _hash_all(sequences, ends.tolist()) if hashing else None
+    rows = make_rows(starts, len(buffer), offset, residues, names, hashes, low)
     if not _plain_ids(rows):
         return None
-    counts["mapped_j"] += (b"J" in body and body.count(b"J")) + (b"j" in body and body.count(b"j"))
+    counts["mapped_j"] += mapped_j
+    counts["ambiguous"] += letters.count_ambiguous(sequences)
+    counts["low_information"] += int(low.sum())
     return rows, len(line_ends)
 
 
-def _count_letters(body: bytes) -> int:
-    letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
-    letters_B -= ord("a")
-    return int(np.count_nonzero(letters_B < len(LETTERS)))
+def _holds_letters_only(body: bytes, num_residues: int, letters: Letters) -> bool:
+    """Whether *body* consists of letters that are accepted, in either case, and of line feeds."""
+    if letters.kind is SequenceKind.PROTEIN:
+        letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
+        letters_B -= ord("a")
+        return int(np.count_nonzero(letters_B < len(PROTEIN_LETTERS))) == num_residues
+    return not body.translate(None, letters.accepted + letters.accepted.lower() + b"\n")
+
+
+def _normalised(body: bytes, letters: Letters) -> tuple[bytes, int]:
+    """Return the sequences of *body*, letters and line feeds, as the model sees them, end to end; and how many J."""
+    has_j = letters.kind is SequenceKind.PROTEIN and (b"J" in body or b"j" in body)
+    if not has_j and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z"):
+        return body.replace(b"\n", b""), 0
+    mapped_j = body.count(b"J") + body.count(b"j") if has_j else 0
+    return body.translate(letters.normalise, b"\n"), mapped_j
+
+
+def _low_information(sequences: bytes, ends: IntArray, residues: IntArray, letters: Letters) -> BoolArray:
+    """Return, for each of the *sequences* that lie end to end, whether it says nothing."""
+    starts = ends - residues
+    first_letters = np.frombuffer(sequences, dtype=np.uint8)[starts]
+    low = np.zeros(len(ends), dtype=np.bool_)
+    for number in np.flatnonzero(first_letters == letters.unknown[0]).tolist():
+        low[number] = not sequences[starts[number] : ends[number]].strip(letters.unknown)
+    return low
 
 
 def _plain_ids(rows: Rows) -> bool:
@@ -104,14 +144,11 @@ def _plain_ids(rows: Rows) -> bool:
     return bool(ids_B.min() >= PRINTABLE_ASCII[0] and ids_B.max() <= PRINTABLE_ASCII[-1])
 
 
-def _hash_all(body: bytes, residues: IntArray) -> bytes:
-    """Hash sequences of letters and line feeds, which lie end to end; return the 16 bytes of each, end to end."""
-    normal = b"J" not in body and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z")
-    sequences = body.replace(b"\n", b"") if normal else body.translate(NORMALISE, b"\n")
+def _hash_all(sequences: bytes, ends: list[int]) -> bytes:
+    """Hash *sequences*, which lie end to end; return the 16 bytes of each, end to end."""
     sha256 = hashlib.sha256
-    ends = np.cumsum(residues).tolist()
     digests = b"".join([sha256(sequences[a:b]).digest() for a, b in zip([0, *ends], ends, strict=False)])
-    return np.frombuffer(digests, dtype=np.uint8).reshape(len(residues), -1)[:, :HASH_BYTES].tobytes()
+    return np.frombuffer(digests, dtype=np.uint8).reshape(len(ends), -1)[:, :HASH_BYTES].tobytes()
 
 
 def make_rows(
@@ -121,6 +158,7 @@ def make_rows(
     residues: Sequence[int] | IntArray,
     names: list[bytes],
     hashes: bytes | None,
+    low_information: Sequence[bool] | BoolArray,
 ) -> Rows:
     """Make rows; *starts* are offsets in a buffer that begins *offset* bytes into the file."""
     starts = np.asarray(starts, dtype=np.int64)
@@ -131,5 +169,25 @@ def make_rows(
         id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
         id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
         sequence_hashes=np.frombuffer(hashes or bytes(HASH_BYTES * len(names)), dtype=np.uint8).reshape(-1, HASH_BYTES),
+        low_information=np.asarray(low_information, dtype=np.bool_),
         ids=b"".join(names),
+    )
+
+
+def select_rows(rows: Rows, keep: BoolArray) -> Rows:
+    """Return those *rows* that are to be kept, bool (n,)."""
+    if keep.all():
+        return rows
+    ends = np.cumsum(rows.id_bytes)
+    wanted = zip((ends - rows.id_bytes)[keep].tolist(), ends[keep].tolist(), strict=True)
+    ids = b"".join([rows.ids[start:end] for start, end in wanted])
+    return Rows(
+        offsets=rows.offsets[keep],
+        record_bytes=rows.record_bytes[keep],
+        residues=rows.residues[keep],
+        id_bytes=rows.id_bytes[keep],
+        id_hashes=rows.id_hashes[keep],
+        sequence_hashes=rows.sequence_hashes[keep],
+        low_information=rows.low_information[keep],
+        ids=ids,
     )

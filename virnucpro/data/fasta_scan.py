@@ -13,23 +13,43 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from virnucpro.config import DEFAULT_RULES, BadRecordPolicy
 from virnucpro.data.fasta import (
-    BLANKS,
     MAX_HEADER_BYTES,
     Fault,
     SequenceReader,
-    empty_fault,
+    length_fault,
     read_header,
     read_record,
     shown_id,
 )
-from virnucpro.data.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, sequence_hash
+from virnucpro.data.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
 from virnucpro.data.input_files import UTF8_BOM
+from virnucpro.data.letters import BLANKS, letters_of
+from virnucpro.data.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
+
+if TYPE_CHECKING:
+    from virnucpro.config import InputRules
 
 _BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
+
+COUNTED = (
+    "mapped_j",
+    "removed_blanks",
+    "stripped_stops",
+    "removed_gaps",
+    "stops_as_x",
+    "ambiguous",
+    "low_information",
+)
+"""What is counted: J read as X, blanks removed, stops taken off an end, gaps removed, stops read as X, letters that (as
+the model sees them) stand for several residues or nucleotides, sequences that consist of unknown ones only."""
 
 
 @dataclass
@@ -43,19 +63,34 @@ class ScannedFile:
     sha256: str = ""
     """Hex sha256 of the bytes read."""
     counts: Counter[str] = field(default_factory=Counter)
-    """How often something was normalised: ``mapped_j``, ``removed_blanks``, ``stripped_stops``."""
+    """How often there was each of ``COUNTED``."""
 
 
 class Problems:
     """
     Collects what is wrong with the inputs, up to the limit of one error message.
 
+    Where bad records are to be left out, they go to *skipped* instead.
+
+    Attributes:
+        skipped: The records that were left out.
+        leaves_out: Whether bad records are.
+
     Raises:
-        BadInputError: By ``add`` and ``extend``, once there are more than fit; by ``raise_if_any``.
+        BadInputError: By all that add, once there are more than fit; by ``raise_if_any``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
+        self.skipped = SkippedRecords()
+        self.leaves_out = on_bad_record is BadRecordPolicy.SKIP
         self._found: list[InputProblem] = []
+
+    def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
+        """Note a record that breaks a rule."""
+        if self.leaves_out:
+            self.skipped.add(file_number, fault.line, name, fault.what)
+        else:
+            self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
 
     def add(self, problem: InputProblem) -> None:
         """Note *problem*; give up when there are too many."""
@@ -77,7 +112,14 @@ class Problems:
 
 
 def scan_fasta(
-    descriptor: int, path: str, problems: Problems, *, hashing: bool = True, block_bytes: int = _BLOCK_BYTES
+    descriptor: int,
+    path: str,
+    problems: Problems,
+    *,
+    rules: InputRules = DEFAULT_RULES,
+    file_number: int = 0,
+    hashing: bool = True,
+    block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
     """
     Read an open file from its start to its end.
@@ -86,16 +128,18 @@ def scan_fasta(
         descriptor: A regular file.
         path: As the user named it, for messages.
         problems: Takes every broken rule.
+        rules: How sequences are read.
+        file_number: Among the input files, from 0.
         hashing: False leaves out all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
     Returns:
-        Its records; not to be used when a problem was added.
+        Its records, without those that were left out; of use only for their ids when a problem was added.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
     """
-    scanner = _Scanner(path, problems, hashing=hashing, block_bytes=block_bytes)
+    scanner = _Scanner(path, file_number, problems, rules, hashing=hashing, block_bytes=block_bytes)
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
@@ -115,11 +159,16 @@ def scan_fasta(
 class _Scanner:
     """The state between two blocks. ``feed`` returns the bytes that it needs to see again, before the next block."""
 
-    def __init__(self, path: str, problems: Problems, *, hashing: bool, block_bytes: int) -> None:
+    def __init__(
+        self, path: str, file_number: int, problems: Problems, rules: InputRules, *, hashing: bool, block_bytes: int
+    ) -> None:
         self.found = ScannedFile()
         self.gave_up = False
         self._path = path
+        self._file_number = file_number
         self._problems = problems
+        self._letters = letters_of(rules)
+        self._allow_empty = rules.allow_empty
         self._hashing = hashing
         self._block_bytes = block_bytes
         self._offset = 0  # bytes before the buffer
@@ -147,7 +196,9 @@ class _Scanner:
         if self.gave_up:
             return
         if not self._started:
-            self._fault(Fault(self._line, "no records", "name a file with at least one FASTA record"), b"", whole=True)
+            if not self._allow_empty:
+                remedy = "name a file with at least one FASTA record, or use --allow-empty"
+                self._problems.add(InputProblem(self._path, None, "no records", remedy))
         elif self._long is not None:
             self._end_long(self._long, buffer)
         else:
@@ -166,7 +217,7 @@ class _Scanner:
             return self._pass(buffer, blank_bytes)
         line = self._line + buffer.count(b"\n", 0, blank_bytes)
         remedy = "begin the file with a header line, '>' and an id"
-        self._fault(Fault(line, "text before the first '>'", remedy), b"")
+        self._problems.add(InputProblem(self._path, line, "text before the first '>'", remedy))
         self.gave_up = True
         return b""
 
@@ -178,7 +229,7 @@ class _Scanner:
 
     def _whole_records(self, buffer: bytes) -> None:
         """Take whole records, the first at the start of *buffer*, the last up to its end."""
-        plain = plain_rows(buffer, self._offset, self.found.counts, hashing=self._hashing)
+        plain = plain_rows(buffer, self._offset, self.found.counts, self._letters, hashing=self._hashing)
         if plain is None:
             rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
         else:
@@ -193,30 +244,33 @@ class _Scanner:
         while (line_end := buffer.find(_RECORD_START, starts[-1])) >= 0:
             starts.append(line_end + 1)
         line = self._line
-        names, residues, hashes = [], [], []
+        names, residues, hashes, low, good = [], [], [], [], []
         for start, end in pairwise([*starts, len(buffer)]):
-            record, reader = read_record(buffer[start:end], line)
-            if record.fault is not None:
+            record, reader = read_record(buffer[start:end], line, self._letters)
+            if record.fault is None:
+                self._count(reader)
+            else:
                 self._fault(record.fault, record.name)
-            self._count(reader)
+            good.append(record.fault is None or not self._problems.leaves_out)
             names.append(record.name)
             residues.append(len(record.sequence))
             hashes.append(sequence_hash(record.sequence))
+            low.append(reader.is_low_information)
             line += buffer.count(b"\n", start, end)
-        return make_rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes))
+        rows = make_rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes), low)
+        return select_rows(rows, np.array(good, dtype=np.bool_))
 
     def _begin_long(self, buffer: bytes) -> bytes:
         header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 3)  # `>`, the header, CR LF
         if header_end + 1 == len(buffer) or (header_end < 0 and len(buffer) < MAX_HEADER_BYTES + 3):
             return buffer
-        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else len(buffer)], self._line)
+        taken = header_end + 1 if header_end >= 0 else MAX_HEADER_BYTES + 3  # too long: what follows does not matter
+        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else taken], self._line)
         if fault is not None:
             self._fault(fault, name)
-        if header_end < 0:
-            self.gave_up = True
-            return b""
-        self._long = _LongRecord(name, self._offset, self._line, has_fault=fault is not None)
-        return self._continue_long(self._long, self._pass(buffer, header_end + 1))
+        reader = SequenceReader(self._line + 1, self._letters)
+        self._long = _LongRecord(name, self._offset, self._line, reader, has_fault=fault is not None)
+        return self._continue_long(self._long, self._pass(buffer, taken))
 
     def _continue_long(self, long: _LongRecord, buffer: bytes) -> bytes:
         cut = buffer.find(_RECORD_START) + 1
@@ -231,35 +285,40 @@ class _Scanner:
     def _end_long(self, long: _LongRecord, last_piece: bytes) -> None:
         long.feed(last_piece, last=True)
         self._pass(last_piece, len(last_piece))
-        fault = long.reader.fault or empty_fault(long.reader, long.line)
+        self._long = None
+        fault = long.reader.fault or length_fault(long.reader, long.line, self._letters)
         if fault is not None and not long.has_fault:
             self._fault(fault, long.name)
+        if (fault is not None or long.has_fault) and self._problems.leaves_out:
+            return
         self._count(long.reader)
         digest = long.digest.digest()[:HASH_BYTES]
-        length = self._offset - long.offset
-        self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest))
-        self._long = None
+        length, low = self._offset - long.offset, long.reader.is_low_information
+        self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest, [low]))
 
     def _count(self, reader: SequenceReader) -> None:
         counts = self.found.counts
         counts["mapped_j"] += reader.mapped_j
         counts["removed_blanks"] += reader.removed_blanks
+        counts["removed_gaps"] += reader.removed_gaps
         counts["stripped_stops"] += reader.stripped_stop
+        counts["stops_as_x"] += reader.stops_as_x
+        counts["ambiguous"] += reader.ambiguous
+        counts["low_information"] += reader.is_low_information
 
-    def _fault(self, fault: Fault, name: bytes, *, whole: bool = False) -> None:
-        line = None if whole else fault.line
-        self._problems.add(InputProblem(self._path, line, fault.what, fault.remedy, shown_id(name)))
+    def _fault(self, fault: Fault, name: bytes) -> None:
+        self._problems.add_record(fault, name, self._path, self._file_number)
 
 
 class _LongRecord:
     """A record that is read in pieces."""
 
-    def __init__(self, name: bytes, offset: int, line: int, *, has_fault: bool) -> None:
+    def __init__(self, name: bytes, offset: int, line: int, reader: SequenceReader, *, has_fault: bool) -> None:
         self.name = name
         self.offset = offset
         self.line = line
         self.has_fault = has_fault
-        self.reader = SequenceReader(line + 1)
+        self.reader = reader
         self.digest = hashlib.sha256()
 
     def feed(self, piece: bytes, *, last: bool) -> None:

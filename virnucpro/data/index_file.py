@@ -2,8 +2,9 @@
 The file of a sequence index: columns end to end, read through a memory map, written whole or not at all.
 
 Layout: a preamble (magic, version, sizes, checksums), the columns of ``COLUMNS``, the ids end to end
-in the order of the input, and a JSON text that describes the input files. Little-endian; 68 bytes a record besides its
-id. This module knows the bytes of the file, not what the columns mean.
+in the order of the input, the records that were left out as lines of text, and a JSON text that describes the input
+files. Little-endian; 69 bytes a record besides its id. This module knows the bytes of the file, not what the columns
+mean.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     Column = np.ndarray[Any, np.dtype[Any]]
 
 MAGIC = b"VNPINDEX"
-VERSION = 1
-_PREAMBLE = struct.Struct("<8sIIQQQ32s")  # magic, version, CRC-32 of the description, records, bytes, bytes, sha256
+VERSION = 2
+_PREAMBLE = struct.Struct("<8sIIQQQQ32s")
+"""Magic, version, CRC-32 of the description, records, bytes of ids, of records left out, of the description, sha256."""
 _HASHED_BYTES_AT_ONCE = 1 << 24
 
 COLUMNS = (
@@ -41,6 +43,7 @@ COLUMNS = (
     ("id_ends", "<i8", 1),
     ("sequence_hashes", "|u1", 16),
     ("file_numbers", "<u4", 1),
+    ("low_information", "|u1", 1),
 )
 """Name, dtype and width of each column, in the order of the file. ``id_ends`` goes by row of the input, all others by
 position in the sorted index."""
@@ -53,6 +56,8 @@ class MappedIndex(NamedTuple):
     """Read-only arrays by the names of ``COLUMNS``."""
     ids: memoryview
     """The ids in the order of the input, end to end, UTF-8."""
+    skipped: memoryview
+    """The records that were left out, as ``read_skipped`` reads them."""
     description: dict[str, Any]
     """The JSON text."""
     sha256: str
@@ -66,6 +71,7 @@ def write_index(
     num_records: int,
     columns: Mapping[str, Callable[[], Column]],
     ids: Iterable[bytes],
+    skipped: Iterable[bytes],
     description: dict[str, Any],
 ) -> None:
     """
@@ -76,13 +82,13 @@ def write_index(
         num_records: Length of every column.
         columns: Makes each column when its turn comes, so that one at a time is in memory.
         ids: The ids in the order of the input, in pieces.
+        skipped: The text of the records that were left out, in pieces.
         description: Ready for JSON.
 
     Raises:
         OutputError: The system refused; *path* is as it was.
     """
     digest = hashlib.sha256()
-    id_bytes = 0
     text = json.dumps(description, sort_keys=True).encode("ascii")
     with durable.replacing(path) as temporary, temporary.open("wb") as file:
         file.write(bytes(_PREAMBLE.size))
@@ -91,14 +97,14 @@ def write_index(
             assert data.size == num_records * width, name
             digest.update(data.data)
             file.write(data.data)
-        for piece in ids:
-            digest.update(piece)
-            id_bytes += file.write(piece)
-        digest.update(text)
-        file.write(text)
+        sizes = []
+        for pieces in (ids, skipped, [text]):
+            sizes.append(0)
+            for piece in pieces:
+                digest.update(piece)
+                sizes[-1] += file.write(piece)
         file.seek(0)
-        checksums = zlib.crc32(text), digest.digest()
-        file.write(_PREAMBLE.pack(MAGIC, VERSION, checksums[0], num_records, id_bytes, len(text), checksums[1]))
+        file.write(_PREAMBLE.pack(MAGIC, VERSION, zlib.crc32(text), num_records, *sizes, digest.digest()))
 
 
 def map_index(path: Path) -> MappedIndex:
@@ -116,7 +122,7 @@ def map_index(path: Path) -> MappedIndex:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise IndexFormatError(path, error.strerror or str(error)) from error
-    magic, version, checksum, num_records, id_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
+    magic, version, checksum, num_records, id_bytes, skipped_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
     if magic != MAGIC:
         raise IndexFormatError(path, "it does not begin like one")
     if version != VERSION:
@@ -124,17 +130,18 @@ def map_index(path: Path) -> MappedIndex:
     columns: dict[str, Column] = {}
     at = _PREAMBLE.size
     record_bytes = sum(np.dtype(dtype).itemsize * width for _, dtype, width in COLUMNS)
-    if size != at + num_records * record_bytes + id_bytes + text_bytes:
+    if size != at + num_records * record_bytes + id_bytes + skipped_bytes + text_bytes:
         raise IndexFormatError(path, f"{size} bytes are not what it says it has")
     for name, dtype, width in COLUMNS:
         column = np.frombuffer(mapped, dtype=dtype, count=num_records * width, offset=at)
         at += column.nbytes
         columns[name] = column if width == 1 else column.reshape(num_records, width)
     ids = memoryview(mapped)[at : at + id_bytes]
-    text = mapped[at + id_bytes : size]
+    skipped = memoryview(mapped)[at + id_bytes : size - text_bytes]
+    text = mapped[size - text_bytes : size]
     if zlib.crc32(text) != checksum:
         raise IndexFormatError(path, "its description is damaged")
-    return MappedIndex(columns, ids, json.loads(text), digest.hex(), mapped)
+    return MappedIndex(columns, ids, skipped, json.loads(text), digest.hex(), mapped)
 
 
 def content_is_intact(path: Path) -> bool:

@@ -1,66 +1,86 @@
 """
-DNA given to a protein model, or proteins to a DNA model: noticed before any work is done.
+Which letters a sequence may hold, and what they are turned into, by what is embedded and by the rules of the input.
 
-Every nucleotide's letter is a residue's too, so DNA is only likely where a whole sample has no other letters; a letter
-that stands for no nucleotide is certain. Only the longest sequences are looked at: the tokenizer refuses the rest.
+Letters of proteins are those that ESM-2's alphabet knows, and J, which it does not and which is read as X. Letters of
+DNA are IUPAC's; U is none: the published tokenizer of DNABERT-S knows no U, and reads RNA as [UNK] nearly half (an
+RNA's row is further from its own DNA's than another DNA's is), so whoever has RNA is told to write T.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
-import structlog
-
-from virnucpro.config import SequenceKind
-from virnucpro.data.sequence_dataset import IndexBasedDataset
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.config import GapPolicy, SequenceKind, StopPolicy
 
 if TYPE_CHECKING:
-    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.config import InputRules
 
-log = structlog.get_logger(__name__)
-
-SAMPLE = 100
-"""Sequences looked at, the longest ones."""
-LEAST_NUCLEOTIDES = 60
-"""Letters of a sequence that must all be nucleotides' before it counts as DNA."""
-
-_NO_NUCLEOTIDE = re.compile("[^ACGTRYSWKMBDHVN]")
-_NOT_PLAIN_DNA = re.compile("[^ACGTUN]")
-
-
-def check_letters(index: SequenceIndex, sequence_kind: SequenceKind) -> None:
-    """
-    Refuse proteins for a DNA model, and warn of DNA for a protein model.
-
-    Args:
-        index: The input.
-        sequence_kind: What the model takes.
-
-    Raises:
-        BadInputError: The model takes DNA, and a sequence has a letter that stands for no nucleotide.
-    """
-    dataset = IndexBasedDataset(index, range(min(SAMPLE, len(index))))
-    records = [dataset[number] for number in range(len(dataset))]
-    if sequence_kind is SequenceKind.DNA:
-        for record in records:
-            if wrong := _NO_NUCLEOTIDE.search(record.sequence):
-                problem = InputProblem(
-                    path=index.path_of(record.position),
-                    line=index.line_of(record.position),
-                    what=f"letter {wrong.start() + 1} is {wrong.group()!a}, which stands for no nucleotide of DNA",
-                    remedy="the model takes DNA: give it DNA (T for U), or choose a protein model",
-                    sequence_id=record.sequence_id,
-                )
-                raise BadInputError([problem])
-    elif records and all(_is_dna(record.sequence) for record in records):
-        log.warning(
-            "input.looks_like_dna",
-            first=records[0].sequence_id,
-            advice="the model takes proteins: `virnucpro models list` names the models of DNA",
-        )
+BLANKS = b" \t\r\n"
+"""Bytes that may stand inside a sequence and are removed. CR counts only at the end of a line."""
+GAPS = b"-."
+"""Bytes that alignments put where a residue is missing."""
+PROTEIN_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Letters of residues: ESM-2 knows them all but J."""
+DNA_LETTERS = b"ACGTRYSWKMBDHVN"
+"""IUPAC's letters of DNA."""
 
 
-def _is_dna(sequence: str) -> bool:
-    return len(sequence) >= LEAST_NUCLEOTIDES and not _NOT_PLAIN_DNA.search(sequence)
+@dataclass(frozen=True, kw_only=True)
+class Letters:
+    """How the bytes of a sequence are read."""
+
+    kind: SequenceKind
+    """What is embedded."""
+    accepted: bytes
+    """Upper-case letters that a normalised sequence may hold."""
+    unknown: bytes
+    """The letter that says nothing."""
+    ambiguous: bytes
+    """Letters that stand for several residues or nucleotides, ``unknown`` included."""
+    normalise: bytes
+    """Translation: upper case, and of proteins J (leucine or isoleucine) to X."""
+    removed: bytes
+    """Bytes that are taken out."""
+    faulty: re.Pattern[bytes]
+    """Bytes that need a second look: those that break a rule, and stops."""
+    stops: StopPolicy | None
+    """What happens to stops inside; None where ``*`` is no stop."""
+    most_residues: int | None
+    """Residues or nucleotides of a record at the most; None is no limit."""
+
+    @property
+    def removes_gaps(self) -> bool:
+        """Whether gaps are taken out."""
+        return GAPS[0] in self.removed
+
+    def count_ambiguous(self, sequence: bytes) -> int:
+        """Return how many letters of a normalised *sequence* stand for several residues or nucleotides."""
+        if len(self.ambiguous) <= 3:  # rare letters: as fast as memory
+            return sum(sequence.count(letter) for letter in self.ambiguous)
+        return len(sequence) - len(sequence.translate(None, self.ambiguous))
+
+
+@cache
+def letters_of(rules: InputRules) -> Letters:
+    """Return how sequences are read under *rules*."""
+    is_protein = rules.sequence_kind is SequenceKind.PROTEIN
+    accepted = PROTEIN_LETTERS if is_protein else DNA_LETTERS
+    removed = BLANKS + (GAPS if rules.gaps is GapPolicy.REMOVE else b"")
+    both_cases = accepted + accepted.lower()
+    return Letters(
+        kind=rules.sequence_kind,
+        accepted=accepted,
+        unknown=b"X" if is_protein else b"N",
+        ambiguous=b"XBZ" if is_protein else b"RYSWKMBDHVN",
+        normalise=bytes.maketrans(
+            accepted.lower() + (b"J" if is_protein else b""),
+            (accepted.replace(b"J", b"X") + b"X") if is_protein else accepted,
+        ),
+        removed=removed,
+        faulty=re.compile(rb"[^" + re.escape(both_cases + removed) + rb"]|\r(?!\n)"),
+        stops=rules.stops if is_protein else None,
+        most_residues=rules.most_residues,
+    )

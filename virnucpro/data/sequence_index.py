@@ -1,7 +1,8 @@
 """
 The sequence index: where every record of the input is, longest first, in a file that every worker maps.
 
-It is built in one pass over the input and belongs to exactly that input: the ordered list of (path, size, sha256).
+It is built in one pass over the input and belongs to exactly that input, the ordered list of (path, size, sha256), as
+certain rules read it.
 Dates are never looked at. Identical sequences are known by a hash, so that each is computed once. Whoever reads a
 record through the index gets the bytes that were indexed, or an error; never other bytes.
 """
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from virnucpro.config import fingerprint
+from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
+from virnucpro.data.duplicate_ids import lines_at
 from virnucpro.data.fasta import read_record
 from virnucpro.data.fasta_block import sequence_hash
-from virnucpro.data.index_build import IndexedFile, build_index, lines_at
+from virnucpro.data.index_build import IndexedFile, build_index
 from virnucpro.data.index_file import content_is_intact, map_index
 from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
+from virnucpro.data.letters import letters_of
+from virnucpro.data.skipped_records import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -70,7 +74,9 @@ class SequenceIndex:
         input_rows: int64 (n,): row in the order of the input of each position.
         representatives: int64 (n,): first position that holds the same sequence; its own where there is none before.
         sequence_hashes: uint8 (n, 16): first bytes of the sha256 of each normalised sequence.
-        counts: What was normalised while indexing: ``mapped_j``, ``removed_blanks``, ``stripped_stops``.
+        low_information: uint8 (n,): 1 where a sequence consists of unknown residues or nucleotides only.
+        rules: How records were read.
+        counts: What was noticed while indexing: ``fasta_scan.COUNTED``, and ``skipped``, the records left out.
         content_fingerprint: Hex sha256 of the ordered list of (path, size, sha256) of the input.
     """
 
@@ -86,12 +92,15 @@ class SequenceIndex:
         self.input_rows: IntArray = columns["input_rows"]
         self.representatives: IntArray = columns["representatives"]
         self.sequence_hashes: ByteArray = columns["sequence_hashes"]
+        self.low_information: ByteArray = columns["low_information"]
         self._offsets: IntArray = columns["offsets"]
         self._record_bytes: IntArray = columns["record_bytes"]
         self._id_ends: IntArray = columns["id_ends"]
         self._file_numbers = columns["file_numbers"]
         self.files = tuple(IndexedFile(**values) for values in mapped.description["files"])
         self.counts: dict[str, int] = mapped.description["counts"]
+        self.rules = InputRules(**mapped.description["rules"])
+        self._skipped = mapped.skipped
         self._descriptors: dict[int, int] = {}
 
     @classmethod
@@ -101,6 +110,7 @@ class SequenceIndex:
         index_path: Path,
         *,
         unpack_dir: Path,
+        rules: InputRules = DEFAULT_RULES,
         max_unpacked_bytes: int = DEFAULT_MAX_UNPACKED_BYTES,
     ) -> SequenceIndex:
         """
@@ -110,13 +120,14 @@ class SequenceIndex:
             fasta_files: Plain or gzip FASTA files; their order is the order of the input.
             index_path: Where the index goes.
             unpack_dir: Where unpacked copies of gzip files go; they are needed as long as the index is.
+            rules: How records are read, and whether bad ones are left out.
             max_unpacked_bytes: Bytes that one gzip file may unpack to.
 
         Raises:
             BadInputError: The input breaks a rule; all problems are collected, up to the limit of that error.
             OutputError: The index or an unpacked copy cannot be written.
         """
-        build_index(fasta_files, index_path, unpack_dir=unpack_dir, max_unpacked_bytes=max_unpacked_bytes)
+        build_index(fasta_files, index_path, unpack_dir=unpack_dir, rules=rules, max_unpacked_bytes=max_unpacked_bytes)
         return cls(index_path)
 
     @classmethod
@@ -136,10 +147,11 @@ class SequenceIndex:
         index_path: Path,
         *,
         unpack_dir: Path,
+        rules: InputRules = DEFAULT_RULES,
         max_unpacked_bytes: int = DEFAULT_MAX_UNPACKED_BYTES,
     ) -> SequenceIndex:
         """
-        Return the index of exactly this input: the existing one if it still fits, else a new one.
+        Return the index of exactly this input and rules: the existing one if it still fits, else a new one.
 
         The content of every file is hashed, unpacked copies too; a copy that is missing or damaged is made again.
         Arguments and errors are those of ``build``.
@@ -148,9 +160,11 @@ class SequenceIndex:
             index = cls(index_path)
         except IndexFormatError:
             index = None
-        if index is not None and content_is_intact(index.path) and index.fits(fasta_files):
+        if index is not None and content_is_intact(index.path) and index.fits(fasta_files, rules):
             return index
-        return cls.build(fasta_files, index_path, unpack_dir=unpack_dir, max_unpacked_bytes=max_unpacked_bytes)
+        return cls.build(
+            fasta_files, index_path, unpack_dir=unpack_dir, rules=rules, max_unpacked_bytes=max_unpacked_bytes
+        )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -165,6 +179,20 @@ class SequenceIndex:
     def content_fingerprint(self) -> str:
         """Identity of the input; see the class."""
         return fingerprint([[file.real_path, file.size_bytes, file.sha256] for file in self.files])
+
+    @property
+    def num_skipped(self) -> int:
+        """Records that were left out because they break a rule."""
+        return self.counts["skipped"]
+
+    @property
+    def num_records(self) -> int:
+        """Records of the input: those of the index, and those that were left out."""
+        return len(self) + self.num_skipped
+
+    def skipped(self) -> Iterator[SkippedRecord]:
+        """Yield the records that were left out: file by file in the order of their lines, duplicates last."""
+        return read_skipped(self._skipped, [file.path for file in self.files])
 
     def release_pages(self) -> None:
         """
@@ -209,7 +237,7 @@ class SequenceIndex:
             data = _read_at(descriptor, int(self._offsets[position]), int(self._record_bytes[position]))
         except OSError as error:
             raise self._changed(file_number, name) from error
-        record, _ = read_record(data, line=1)
+        record, _ = read_record(data, 1, letters_of(self.rules))
         same = (
             data[:1] == b">"
             and record.name == name
@@ -224,7 +252,7 @@ class SequenceIndex:
         """Return the 1-based line of a record's header, counted in the file; for messages."""
         offset = int(self._offsets[position])
         file = self.files[int(self._file_numbers[position])]
-        return lines_at(file.read_path, [offset])[offset]
+        return int(lines_at(file.read_path, np.array([offset]))[0])
 
     def path_of(self, position: int) -> str:
         """Return the input file that holds the record at *position*, as the user named it."""
@@ -252,9 +280,11 @@ class SequenceIndex:
             os.close(descriptor)
         self._descriptors = {}
 
-    def fits(self, fasta_files: Sequence[str | Path]) -> bool:
-        """Return whether the content of *fasta_files*, in their order, is what was indexed."""
-        if [os.path.realpath(path) for path in fasta_files] != [file.real_path for file in self.files]:
+    def fits(self, fasta_files: Sequence[str | Path], rules: InputRules) -> bool:
+        """Return whether the content of *fasta_files*, in their order, is what was indexed, under the same *rules*."""
+        if rules != self.rules or [os.path.realpath(path) for path in fasta_files] != [
+            file.real_path for file in self.files
+        ]:
             return False
         return all(_holds_same(file) for file in self.files)
 

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, cast
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_CACHE_GIB,
+    BadRecordPolicy,
+    GapPolicy,
     LongPolicy,
     ModelConfig,
     Precision,
     RunLimits,
+    StopPolicy,
 )
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
@@ -131,6 +134,10 @@ def configure_model(
     workers_per_device: int = 1,
     max_residues: int | None = None,
     long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
+    gaps: GapPolicy | str = GapPolicy.ERROR,
+    stops: StopPolicy | str = StopPolicy.ERROR,
+    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
+    allow_empty: bool = False,
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
     log_level: str = "INFO",
@@ -150,6 +157,10 @@ def configure_model(
         max_residues: Residues of a sequence that are embedded; by default what suits the model: 1022 for ESM-2, no
             limit for DNABERT-S.
         long_policy: What happens to longer ones.
+        gaps: What happens to gaps.
+        stops: What happens to stops inside proteins.
+        on_bad_record: Whether a record that breaks a rule ends the run or is left out.
+        allow_empty: Whether an input without records is fine.
         cache_dir: Folder of the embedding cache, on a local disk; None uses none.
         cache_gib: GiB that the cache takes at the most.
         log_level: Of the workers' log files.
@@ -178,6 +189,10 @@ def configure_model(
         workers_per_device=workers_per_device,
         max_residues=resolved.family.max_letters if max_residues is None else max_residues,
         long_policy=cast("LongPolicy", long_policy),
+        gaps=cast("GapPolicy", gaps),
+        stops=cast("StopPolicy", stops),
+        on_bad_record=cast("BadRecordPolicy", on_bad_record),
+        allow_empty=allow_empty,
         cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
         cache_max_bytes=int(cache_gib * 2**30),
         log_level=log_level,

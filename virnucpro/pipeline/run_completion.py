@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.data.fasta_scan import COUNTED
 from virnucpro.errors import (
     ConfigurationError,
     ExitCode,
@@ -47,7 +48,7 @@ class RunResult:
     state: str
     """complete, partial, failed or stopped."""
     num_records: int
-    """Sequences of the input."""
+    """Records of the input."""
     num_rows: int
     """Rows of the result."""
     num_copies: int
@@ -62,11 +63,18 @@ class RunResult:
     """How each rank went; empty when the folder held the finished result already."""
     stages_s: Mapping[str, float]
     """Seconds by stage."""
+    noticed: Mapping[str, int]
+    """What was noticed while the input was read, by the names of ``SequenceIndex.counts``."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Records that break a rule and were left out, as was asked for; listed in ``failed_sequences.tsv``."""
+        return self.noticed.get("skipped", 0)
 
     @property
     def num_missing(self) -> int:
-        """Records without a row."""
-        return self.num_records - self.num_rows
+        """Records without a row, though they should have one."""
+        return self.num_records - self.num_rows - self.num_skipped
 
     @property
     def promise(self) -> str:
@@ -80,7 +88,7 @@ class RunResult:
 
     def notes(self) -> list[str]:
         """Return what a person should know about the rows, a sentence each."""
-        notes = []
+        notes = notes_on_input(self.noticed)
         if self.num_copies:
             notes.append(f"{self.num_copies:,} copies of another sequence took its row")
         if self.num_truncated:
@@ -140,6 +148,7 @@ class RunResult:
             "records": self.num_records,
             "rows": self.num_rows,
             "missing": self.num_missing,
+            "skipped": self.num_skipped,
             "copies": self.num_copies,
             "truncated": self.num_truncated,
             "resplit_blocks": self.num_resplit_blocks,
@@ -148,7 +157,35 @@ class RunResult:
             "failed_ranks": self.failed_ranks,
             "ranks": [outcome.to_json() for outcome in self.ranks],
             "stages_s": dict(self.stages_s),
+            "noticed": dict(self.noticed),
         }
+
+
+def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
+    """Return what a person should know about how the input was read, a sentence each."""
+    notes = []
+    if number := noticed.get("skipped"):
+        notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
+    changes = [
+        f"{noticed[name]:,} {what}"
+        for name, what in (
+            ("mapped_j", "J read as X"),
+            ("stops_as_x", "stops inside sequences read as X"),
+            ("stripped_stops", "stops at the end taken off"),
+            ("removed_gaps", "gaps removed"),
+            ("removed_blanks", "blanks removed"),
+        )
+        if noticed.get(name)
+    ]
+    if changes:
+        notes.append(f"sequences were read with {', '.join(changes)}")
+    if number := noticed.get("ambiguous"):
+        notes.append(
+            f"{number:,} letters stand for several residues or nucleotides (X, B, Z; of DNA all but A, C, G, T)"
+        )
+    if number := noticed.get("low_information"):
+        notes.append(f"{number:,} sequences are X or N only: their rows say nothing of them (dataset low_information)")
+    return notes
 
 
 def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome]) -> Aggregation:
@@ -181,7 +218,7 @@ def validate_run(run: PreparedRun, aggregation: Aggregation) -> None:
         validate_result(
             aggregation.output_path, index, expected_rows=aggregation.num_rows, expected_sha256=aggregation.sha256
         )
-    _check_failed_list(run.layout, index, expected=aggregation.num_missing)
+    _check_failed_list(run.layout, index, expected=aggregation.num_missing + index.num_skipped)
 
 
 def close_run(
@@ -206,7 +243,7 @@ def close_run(
         output_dir=layout.output_dir,
         output_path=aggregation.output_path,
         state=state,
-        num_records=len(index),
+        num_records=index.num_records,
         num_rows=aggregation.num_rows,
         num_copies=copies,
         num_truncated=aggregation.num_truncated,
@@ -214,6 +251,7 @@ def close_run(
         num_cached_blocks=aggregation.num_cached_blocks,
         ranks=tuple(outcomes),
         stages_s=stages_s,
+        noticed=index.counts,
     )
     manifest = RunManifest.read(layout.manifest)
     manifest.state = state
@@ -221,10 +259,11 @@ def close_run(
     manifest.stages_s = {name: round(seconds, 3) for name, seconds in stages_s.items()}
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
     manifest.counts = {
-        "records": len(index),
+        "records": index.num_records,
         "rows": aggregation.num_rows,
         "missing": aggregation.num_missing,
         "copies": copies,
+        **index.counts,
         "truncated": aggregation.num_truncated,
         "resplit_blocks": aggregation.num_resplit_blocks,
         "cached_blocks": aggregation.num_cached_blocks,
@@ -261,6 +300,7 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
         num_cached_blocks=0,
         ranks=tuple(outcomes),
         stages_s=stages_s,
+        noticed={"skipped": manifest.counts.get("skipped", 0)},
     )
 
 
@@ -294,6 +334,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_cached_blocks=manifest.counts.get("cached_blocks", 0),
         ranks=(),
         stages_s={},
+        noticed={name: manifest.counts.get(name, 0) for name in (*COUNTED, "skipped")},
     )
 
 
@@ -313,4 +354,4 @@ def _check_failed_list(layout: RunLayout, index: SequenceIndex, *, expected: int
         with path.open(encoding="utf-8", newline="\n") as file:
             listed = sum(1 for _ in file) - 1
     if listed != expected:
-        raise ResultError(path, f"lists {listed} sequences, but {expected} of {len(index)} have no row")
+        raise ResultError(path, f"lists {listed} records, but {expected} of {index.num_records} have no row")

@@ -28,10 +28,10 @@ from virnucpro.config import (
     computing_versions,
 )
 from virnucpro.data.input_files import hash_content, open_regular
-from virnucpro.data.letters import check_letters
+from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, InputProblem, OutputError, ResultError, SettingsChangedError
+from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
@@ -128,7 +128,7 @@ def prepare_run(
         is_same_input = _check_same_input(layout, earlier, fasta_files)
         if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
             if not layout.index.exists():  # verify needs it
-                SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
+                _ensure_index(layout, fasta_files, model_config)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
                 run_id=run_id,
@@ -137,11 +137,10 @@ def prepare_run(
                 devices=tuple(devices),
                 already_complete=True,
             )
-    index = SequenceIndex.ensure(fasta_files, layout.index, unpack_dir=layout.unpacked_dir)
-    _refuse_long(index, model_config)
-    check_letters(index, model_config.sequence_kind)
+    index = _ensure_index(layout, fasta_files, model_config)
+    warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
-    if earlier is None and devices[0].type == "cuda":
+    if earlier is None and devices[0].type == "cuda" and len(index):
         found = probe_devices(
             devices, (str(layout.index), str(layout.output_dir), model_config), probe_fn=probe_fn, stop=stop
         )
@@ -168,6 +167,12 @@ def prepare_run(
         _refuse_other_settings(layout, earlier, settings)
     _open_manifest(run, index, settings, probes).write(layout.manifest)
     return run
+
+
+def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_config: ModelConfig) -> SequenceIndex:
+    return SequenceIndex.ensure(
+        fasta_files, layout.index, unpack_dir=layout.unpacked_dir, rules=model_config.input_rules
+    )
 
 
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
@@ -219,6 +224,8 @@ def _finished_as_asked(
         return False
     if model_config.long_policy is LongPolicy.ERROR and earlier.counts.get("truncated"):
         return False  # indexing names the sequences that are too long
+    if earlier.counts.get("records") == 0 and not model_config.allow_empty:
+        return False  # indexing says that there is nothing
     settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
     _refuse_other_settings(layout, earlier, _settings(replace(model_config, token_budget=settled), devices))
     return durable.sha256_of(layout.embeddings) == recorded
@@ -233,27 +240,6 @@ def _refuse_other_settings(layout: RunLayout, earlier: RunManifest, settings: di
     }
     if differences:
         raise SettingsChangedError(layout.output_dir, differences)
-
-
-def _refuse_long(index: SequenceIndex, model_config: ModelConfig) -> None:
-    if model_config.long_policy is not LongPolicy.ERROR:
-        return
-    num_long = int((index.lengths[:] > model_config.max_residues).sum())
-    shown = sorted(
-        range(min(num_long, BadInputError.MAX_PROBLEMS)), key=lambda position: int(index.input_rows[position])
-    )
-    problems = [
-        InputProblem(
-            path=index.path_of(position),
-            line=index.line_of(position),
-            what=f"{index.lengths[position]} residues, more than --max-residues {model_config.max_residues}",
-            remedy="raise --max-residues, or use --long truncate",
-            sequence_id=index.sequence_id(position),
-        )
-        for position in shown
-    ]
-    if problems:
-        raise BadInputError(problems, more=num_long > len(problems))
 
 
 def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str, Any]:
@@ -288,7 +274,7 @@ def _open_manifest(
         },
         versions={"python": platform.python_version(), **{name: _version(name) for name in COMPUTING_PACKAGES}},
         devices=[device.label for device in run.devices],
-        counts={"records": len(index)},
+        counts={"records": index.num_records, **index.counts},
     )
 
 

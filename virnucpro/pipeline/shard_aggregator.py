@@ -127,7 +127,7 @@ def write_failed_sequences(
     why: Callable[[int], tuple[str, int]],
 ) -> None:
     """
-    List every sequence without a row; the list of an earlier run goes when nothing is missing.
+    List every record without a row, those left out at reading first; an earlier run's list goes when there is none.
 
     Args:
         layout: The run's folder.
@@ -138,11 +138,13 @@ def write_failed_sequences(
     Raises:
         OutputError: The list cannot be written.
     """
-    if not len(missing):
+    if not len(missing) and not index.num_skipped:
         layout.failed_sequences.unlink(missing_ok=True)
         return
     with durable.replacing(layout.failed_sequences) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(FAILED_HEADER)
+        for record in index.skipped():
+            file.write(f"{record.sequence_id}\t{record.reason}\t0\n")
         for start in range(0, len(missing), schema.IDS_PER_WRITE):
             positions = missing[start : start + schema.IDS_PER_WRITE]
             computed = index.representatives[positions].tolist()
@@ -209,6 +211,8 @@ def _write_result(
     truncated_from = np.zeros(num_rows, dtype=np.int64)
     long = np.flatnonzero(present & (index.lengths[:] > max_residues))
     truncated_from[output_rows[long]] = index.lengths[long]
+    low_information = np.zeros(num_rows, dtype=np.uint8)
+    low_information[output_rows[present & (index.low_information[:] > 0)]] = 1
     with durable.replacing(path) as temporary:
         with schema.created(temporary) as file:
             ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
@@ -223,6 +227,8 @@ def _write_result(
                 ids[filled:] = chunk
             if len(long):
                 file.create_dataset(schema.TRUNCATED_FROM, data=truncated_from, track_times=False)
+            if low_information.any():
+                file.create_dataset(schema.LOW_INFORMATION, data=low_information, track_times=False)
             offset = schema.early_allocated(file, schema.EMBEDDINGS, (num_rows, width))
         with RowWriter(temporary, offset, num_rows, width) as writer:
             _write_rows(writer, index, finished.sources, output_rows)

@@ -25,9 +25,11 @@ class Verification:
     state: str
     """Of the run, as its manifest has it."""
     num_records: int
-    """Sequences of the input."""
+    """Records of the input."""
     num_rows: int
     """Rows of the result."""
+    num_skipped: int
+    """Records that break a rule and were left out, as was asked for."""
     problems: list[str] = field(default_factory=list)
     """Everything that does not hold; empty for an intact run."""
 
@@ -47,24 +49,26 @@ def verify_run(output_dir: Path) -> Verification:
     """
     layout = RunLayout(output_dir)
     manifest = read_manifest_or_fail(layout)
-    records, rows = manifest.counts.get("records", 0), manifest.counts.get("rows", 0)
+    records, rows, missing, skipped = (
+        manifest.counts.get(name, 0) for name in ("records", "rows", "missing", "skipped")
+    )
     problems: list[str] = []
     if manifest.state not in {"complete", "partial"}:
         problems.append(f"{layout.manifest}: the run is {manifest.state}: start the same command again to finish it")
-        return Verification(manifest.state, records, rows, problems)
+        return Verification(manifest.state, records, rows, skipped, problems)
     for name, recorded in manifest.files.items():
         path = layout.output_dir / name
         if not path.is_file():
             problems.append(f"{path}: is missing")
         elif durable.sha256_of(path) != recorded:
             problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
-    if rows + manifest.counts.get("missing", 0) != records:
+    if rows + missing + skipped != records:
         problems.append(
-            f"{layout.manifest}: {rows} rows and {manifest.counts.get('missing')} missing of {records} records"
+            f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} left out of {records} records"
         )
     if not problems:  # HDF5 may never come back from a damaged file
         problems.extend(_check_rows(layout, manifest, rows))
-    return Verification(manifest.state, records, rows, problems)
+    return Verification(manifest.state, records, rows, skipped, problems)
 
 
 def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str]:
@@ -76,6 +80,6 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str
         validate_result(path, index, expected_rows=rows, expected_sha256=None)
     except (IndexFormatError, ResultError) as error:
         return [str(error)]
-    if len(index) != manifest.counts.get("records"):
-        return [f"{layout.index}: has {len(index)} records, run.json has {manifest.counts.get('records')}"]
+    if index.num_records != manifest.counts.get("records"):
+        return [f"{layout.index}: has {index.num_records} records, run.json has {manifest.counts.get('records')}"]
     return []

@@ -50,7 +50,8 @@ class RunManifest:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """How each rank went."""
     counts: dict[str, int] = field(default_factory=dict)
-    """records, rows, missing, copies, truncated; resplit_blocks and cached_blocks of the plan's blocks."""
+    """records = rows + missing + skipped; copies, truncated; what was noticed at reading; resplit_blocks and
+    cached_blocks of the plan's blocks."""
     promise: str | None = None
     """``bytes``: the same run gives the same bytes again. ``tolerance``: it gives the same numbers within the tolerance
     of the precision, because blocks were split or came from the embedding cache. None until there is a result."""

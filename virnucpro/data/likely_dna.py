@@ -1,0 +1,46 @@
+"""
+DNA given to a protein model: warned of before any work is done.
+
+Every nucleotide's letter is a residue's too, so DNA is only likely, where a whole sample has no other letters. Only the
+longest sequences are looked at. The other way round the reader refuses what stands for no nucleotide.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import structlog
+
+from virnucpro.config import SequenceKind
+from virnucpro.data.sequence_dataset import IndexBasedDataset
+
+if TYPE_CHECKING:
+    from virnucpro.data.sequence_index import SequenceIndex
+
+log = structlog.get_logger(__name__)
+
+SAMPLE = 100
+"""Sequences looked at, the longest ones."""
+LEAST_NUCLEOTIDES = 60
+"""Letters of a sequence that must all be nucleotides' before it counts as DNA."""
+
+_NOT_PLAIN_DNA = re.compile("[^ACGTUN]")
+
+
+def warn_of_dna(index: SequenceIndex) -> None:
+    """Warn where the proteins of *index* look like DNA."""
+    if index.rules.sequence_kind is not SequenceKind.PROTEIN:
+        return
+    dataset = IndexBasedDataset(index, range(min(SAMPLE, len(index))))
+    records = [dataset[number] for number in range(len(dataset))]
+    if records and all(_is_dna(record.sequence) for record in records):
+        log.warning(
+            "input.looks_like_dna",
+            first=records[0].sequence_id,
+            advice="the model takes proteins: `virnucpro models list` names the models of DNA",
+        )
+
+
+def _is_dna(sequence: str) -> bool:
+    return len(sequence) >= LEAST_NUCLEOTIDES and not _NOT_PLAIN_DNA.search(sequence)
