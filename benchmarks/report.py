@@ -101,6 +101,12 @@ def _file_lines() -> list[str]:
             f"| sealed parts, MB of float32 per second | {interval(hdf5['part']['mb_per_second'])} |",
             f"| a shard of them, MB of float32 per second | {interval(hdf5['shard']['mb_per_second'])} |",
         ]
+    if durability := latest("durability"):
+        ratios = durability["durable_over_not"]
+        lines.append(
+            f"| parts, fsync and checksums, {durability['sequences']:,} proteins: CPU seconds over those without "
+            f"(seconds) | {interval(ratios['cpu_s'])} ({interval(ratios['wall_s'])}) |"
+        )
     if int8 := latest("int8_on_cpu"):
         for name in ("bf16", "int8"):
             figures = int8[name]

@@ -100,6 +100,9 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     slow_s = plan.get("slow_s", 0.0)
 
     def before_batch(number, sequences):
+        if plan.get("calls"):
+            with Path(weights_path).with_suffix(".calls").open("a") as file:
+                file.write(json.dumps({"pid": os.getpid(), "sequences": sequences}) + "\n")
         time.sleep(slow_s)
         mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"
         if mine and number == plan["before_batch"] and claim_failure(Path(weights_path), plan["times"]):

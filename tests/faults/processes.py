@@ -28,6 +28,7 @@ from virnucpro.store.reader import read_embeddings
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
@@ -53,16 +54,16 @@ class HashCommand:
     fasta: Path
     control: Path
 
-    def arguments(self, out: Path, *, workers: int) -> list[str]:
+    def arguments(self, out: Path, *, workers: int, options: Sequence[str] = ()) -> list[str]:
         embed = ["embed", str(self.fasta), "--output", str(out), "--devices", "cpu", "--workers", str(workers)]
-        return [sys.executable, "-m", "tests.faults.hash_command", str(self.control), *embed]
+        return [sys.executable, "-m", "tests.faults.hash_command", str(self.control), *embed, *options]
 
     @contextmanager
-    def running(self, out: Path, *, workers: int):
+    def running(self, out: Path, *, workers: int, options: Sequence[str] = ()):
         """Start it in a process group of its own; whatever is left of it at the end is killed."""
         with (self.control.parent / "stderr.txt").open("ab") as errors:
             process = subprocess.Popen(
-                self.arguments(out, workers=workers),
+                self.arguments(out, workers=workers, options=options),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
