@@ -23,13 +23,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, RunLimits
 from virnucpro.errors import ExitCode, VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import RunResult, close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.run_layout import RunLayout
@@ -100,7 +99,8 @@ def embed(
         allow_partial: Complete with the name Partial when some rows are missing.
         keep_shards: Keep each worker's shard beside the result.
         log_level: Of the workers' log files.
-        worker_retries: How often a rank's process is started again after it failed.
+        worker_retries: How often in a row a rank's process is started again after it failed without getting
+            anything done, before its work goes to the other ranks.
     """
     clock = StageClock()
     run_id = new_run_id()
@@ -181,38 +181,41 @@ def _terminable() -> Iterator[None]:
 
 
 def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries: int, keep_shards: bool) -> RunResult:
-    book = RankBook(run)
+    book = RankBook(run, RunLimits(attempts=worker_retries + 1))
     with failure_noted(run):
         try:
-            _run_ranks(run, book, worker_retries)
+            _run_ranks(run, book)
         except BaseException:
-            stop_run(run, _in_order(book), stages_s=clock.stages_s)
+            stop_run(run, book.in_order(), stages_s=clock.stages_s)
             raise
         clock.lap("embed")
-        outcomes = _in_order(book)
-        aggregation = aggregate_shards(run, outcomes)
+        aggregation = aggregate_shards(run, book)
         clock.lap("aggregate")
         validate_embeddings(run, aggregation)
         clock.lap("validate")
-        return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+        return close_run(run, book.in_order(), aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
 
 
-def _run_ranks(run: PreparedRun, book: RankBook, worker_retries: int) -> None:
-    """Run one task a rank to its last attempt; when we are told to stop, no worker is left."""
-    embed_rank = embed_shard.with_options(retries=worker_retries)
+def _run_ranks(run: PreparedRun, book: RankBook) -> None:
+    """
+    Run one task a rank to its last attempt, then the work of lost ranks as tasks of the others.
+
+    When we are told to stop, no worker is left.
+    """
     futures: list[PrefectFuture[Any]] = []
+    ranks = list(range(run.world_size))
     try:
-        futures.extend(embed_rank.submit(run, rank, book) for rank in range(run.world_size))
-        wait(futures)
+        while ranks:
+            futures.extend(embed_shard.submit(run, rank, book) for rank in ranks)
+            wait(futures)
+            ranks = book.recovery.take_over(book.in_order())
+            if ranks:
+                get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
     except BaseException:
         book.stop.set()
         get_run_logger().warning("stopping: workers end at their next batch boundary")
         wait(futures)
         raise
-
-
-def _in_order(book: RankBook) -> list[RankOutcome]:
-    return [book.outcomes[rank] for rank in sorted(book.outcomes)]
 
 
 def _publish(result: RunResult) -> None:

@@ -18,34 +18,39 @@ from prefect.runtime import task_run
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.devices import Device
-from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.shard_aggregator import Aggregation
 
 
 class RankFailedError(VirNucProError):
-    """One attempt at a rank failed; Prefect decides whether there is another."""
+    """One attempt at a rank failed; unless it is final, Prefect starts another."""
 
-    def __init__(self, outcome: RankOutcome) -> None:
+    def __init__(self, outcome: RankOutcome, *, is_final: bool) -> None:
         self.rank = outcome.rank
-        self.failure = FailureClass(outcome.failure or FailureClass.DIED)
+        self.is_final = is_final
         super().__init__(f"rank {outcome.rank} on {outcome.device}: {outcome.failure}: {outcome.reason}")
 
 
 class RankBook:
-    """What the task runs of one flow run share: the stop event, and how each rank went over all its attempts."""
+    """What the task runs of one flow run share: the stop event, what is known of failures, and how each rank went."""
 
-    def __init__(self, run: PreparedRun) -> None:
+    def __init__(self, run: PreparedRun, limits: RunLimits) -> None:
         self.stop = threading.Event()
+        self.recovery = run.recovery(limits)
         self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
+
+    def in_order(self) -> list[RankOutcome]:
+        """Return how each rank went, by rank."""
+        return [self.outcomes[rank] for rank in sorted(self.outcomes)]
 
 
 def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return isinstance(error, RankFailedError) and error.failure.is_worth_a_retry
+    return isinstance(error, RankFailedError) and not error.is_final
 
 
 def _rank_run_name() -> str:
@@ -69,25 +74,31 @@ def build_index(
     task_run_name=_rank_run_name,
     cache_policy=NO_CACHE,
     persist_result=False,
-    retry_delay_seconds=[1, 5, 30],
+    retries=MAX_STARTS - 1,  # the retry condition says when to give up
+    retry_delay_seconds=[1, 2, 5],
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
 def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
     """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
     logger = get_run_logger()
-    outcome = run_rank(
-        GPU_WORKER,
-        run.worker_args,
-        outcome=book.outcomes[rank],
-        world_size=run.world_size,
-        device=run.devices[rank],
-        limits=RunLimits(attempts=1),
-        stop=book.stop,
-    )
+    recovery = book.recovery
+    with recovery.turn(rank, book.stop):
+        outcome = run_rank(
+            GPU_WORKER,
+            recovery.worker_args(rank, run.worker_args),
+            outcome=book.outcomes[rank],
+            world_size=run.world_size,
+            device=run.devices[rank],
+            limits=recovery.limits,
+            stop=book.stop,
+            on_message=recovery.hear,
+            oom_kills=recovery.oom_kills,
+        )
     if outcome.state != "complete":
+        is_final = not recovery.another_attempt(outcome)
         logger.error("rank %s, process %s: %s: %s", rank, outcome.pids[-1:], outcome.failure, outcome.reason)
-        raise RankFailedError(outcome)
+        raise RankFailedError(outcome, is_final=is_final)
     logger.info(
         "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",
         rank,
@@ -99,9 +110,9 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
 
 
 @task(name="aggregate_shards", cache_policy=NO_CACHE, persist_result=False)
-def aggregate_shards(run: PreparedRun, outcomes: list[RankOutcome]) -> Aggregation:
+def aggregate_shards(run: PreparedRun, book: RankBook) -> Aggregation:
     """Put the result together in the order of the input, and list what is missing."""
-    return aggregate_run(run, outcomes)
+    return aggregate_run(run, book.in_order(), book.recovery)
 
 
 @task(name="validate_embeddings", cache_policy=NO_CACHE, persist_result=False)

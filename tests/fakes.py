@@ -6,6 +6,7 @@ Everything here is at module level because workers are spawned and import it by 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.config import ModelConfig
+from virnucpro.errors import ConfigurationError
 
 HASH_WIDTH = 8
 
@@ -94,16 +96,22 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     A hash model that fails as the JSON file *weights_path* says.
 
     ``rank``: which worker; ``how``: see ``fail``; ``before_batch``: when; ``times``: in how many processes (counted by
-    files beside the JSON, so that a new process sees what the earlier ones did).
+    files beside the JSON, so that a new process sees what the earlier ones did); ``poison``: sequence -> how, for
+    batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model.
     """
     plan = json.loads(Path(weights_path).read_text())
     slow_s = plan.get("slow_s", 0.0)
+    poison = plan.get("poison", {})
+    if "while_loading" in plan:
+        fail(plan["while_loading"])
 
     def before_batch(number, sequences):
         if plan.get("calls"):
             with Path(weights_path).with_suffix(".calls").open("a") as file:
                 file.write(json.dumps({"pid": os.getpid(), "sequences": sequences}) + "\n")
         time.sleep(slow_s)
+        for sequence in poison.keys() & set(sequences):
+            fail(poison[sequence])
         mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"
         if mine and number == plan["before_batch"] and claim_failure(Path(weights_path), plan["times"]):
             fail(plan["how"])
@@ -146,20 +154,32 @@ def claim_failure(control: Path, times: int) -> bool:
 
 def fail(how: str) -> None:
     """Fail for real."""
-    if how == "sigkill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "exit7":
-        os._exit(7)
-    elif how == "sigstop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif how == "segfault":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    elif how == "hang":
-        time.sleep(3600)
-    elif how == "raise":
-        raise RuntimeError("a fault that the test asked for")
-    else:
-        raise ValueError(how)
+    if how in ERRORS:
+        raise ERRORS[how]()
+    DEATHS[how]()
+
+
+def _device_error():
+    import torch
+
+    return torch.AcceleratorError("CUDA error: an illegal memory access, said the fake")
+
+
+ERRORS = {
+    "raise": lambda: RuntimeError("a fault that the test asked for"),
+    "refuse": lambda: ConfigurationError("a fault that the test asked for"),
+    "import_error": lambda: ImportError("no such package, said the fake"),
+    "device_error": _device_error,
+}
+DEATHS = {
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "abort": os.abort,
+    "exit7": lambda: os._exit(7),
+    "hang": lambda: time.sleep(3600),
+    "hold_the_gil": lambda: ctypes.PyDLL(None).sleep(3600),
+}
 
 
 def hash_config(**changes) -> ModelConfig:

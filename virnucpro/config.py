@@ -263,7 +263,7 @@ class RunLimits:
     """How long the parent waits, and how often it tries; results never depend on it."""
 
     attempts: int = 3
-    """Processes started for one rank at the most, the first one included."""
+    """Processes of one rank, one after the other, that fail without getting anything done, before the rank is lost."""
     heartbeat_timeout_s: float = 120.0
     """Seconds without any sign of life, from the start of the process on, after which a worker is killed."""
     startup_timeout_s: float = 1800.0

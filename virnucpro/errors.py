@@ -309,10 +309,10 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         self.partial_path = partial_path
         self.exit_code = exit_code
         kept = "no row was finished" if partial_path is None else f"partial result at {partial_path}"
+        who = f"{len(failures)} of {world_size} workers failed, " if failures else ""
         reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
         super().__init__(
-            f"{len(failures)} of {world_size} workers failed, {missing_sequences:,} of {total_sequences:,} "
-            f"sequences missing, {kept}{reasons}\n"
+            f"{who}{missing_sequences:,} of {total_sequences:,} sequences missing, {kept}{reasons}\n"
             "  the missing sequences are listed in failed_sequences.tsv; start the same command again to compute them"
         )
 

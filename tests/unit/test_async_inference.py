@@ -11,8 +11,9 @@ import torch
 from tests.fakes import HASH_WIDTH, ByteTokenizer, HashModel, SmallMemoryModel, hash_vector
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.sequence_index import SequenceRecord
-from virnucpro.errors import SequenceError
+from virnucpro.errors import ConfigurationError, SequenceError
 from virnucpro.pipeline.async_inference import BATCHES_AHEAD, AsyncInferenceRunner, _made_ahead
+from virnucpro.pipeline.failures import FailureClass
 
 
 def batch_of(*sequences, first=0):
@@ -62,13 +63,126 @@ def test_no_batches_give_no_results():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_not_finite_names_its_sequence(value):
+def test_a_number_that_is_not_finite_costs_its_sequence_the_row_and_no_other(value):
     runner = AsyncInferenceRunner(Poisoned(value, "WWW"), "cpu")
-    results = runner.run([batch_of("MK", "A"), batch_of("MKT", "AC", "WWW", "D", first=5)])
-    assert next(results).positions == (0, 1)
-    with pytest.raises(SequenceError, match=r"id7.*not finite") as caught:
+    first, second = runner.run([batch_of("MK", "A"), batch_of("MKT", "AC", "WWW", "D", first=5)])
+    assert (first.positions, first.failed) == ((0, 1), ())
+    assert (second.positions, second.sequence_ids) == ((5, 6, 8), ("id5", "id6", "id8"))
+    assert second.embeddings.tolist() == [hash_vector(sequence).tolist() for sequence in ("MKT", "AC", "D")]
+    assert not second.is_resplit
+    (failed,) = second.failed
+    assert (failed.position, failed.sequence_id, failed.failure) == (7, "id7", FailureClass.NOT_FINITE)
+
+
+class Failing(HashModel):
+    """Raises for batches that hold one of *poison*, the first *times* times."""
+
+    def __init__(self, poison, times=10**9, error=RuntimeError):
+        super().__init__()
+        self.poison, self.times, self.error = poison, times, error
+        self.sizes = []
+
+    def __call__(self, input_ids_T, cu_seqlens, lengths):
+        self.sizes.append(len(lengths))
+        text = bytes(input_ids_T.numpy().astype("uint8")).decode("latin-1")
+        if self.times and any(f"\0{sequence}\1" in text for sequence in self.poison):
+            self.times -= 1
+            raise self.error("the test asked for it")
+        return super().__call__(input_ids_T, cu_seqlens, lengths)
+
+
+def test_an_error_on_one_sequence_is_narrowed_down_within_the_process():
+    sequences = words(32, 10)
+    model = Failing([sequences[19]])
+    before, result, after = AsyncInferenceRunner(model, "cpu").run(
+        [batch_of("MK"), batch_of(*sequences, first=1), batch_of("AC", first=50)]
+    )
+    assert (before.positions, after.positions) == ((0,), (50,))
+    assert result.positions == tuple(position for position in range(1, 33) if position != 20)
+    assert result.embeddings.tolist() == [
+        hash_vector(sequence).tolist() for sequence in sequences if sequence != sequences[19]
+    ]
+    assert (result.is_resplit, before.is_resplit, after.is_resplit) == (True, False, False)
+    (failed,) = result.failed
+    assert (failed.position, failed.failure) == (20, FailureClass.APPLICATION_ERROR)
+    assert failed.what == "RuntimeError: the test asked for it"
+    assert len(model.sizes) <= 2 + 2 * (1 + 2 * 5)
+
+
+def test_an_error_that_goes_away_costs_nothing_not_even_last_bits():
+    (result,) = AsyncInferenceRunner(Failing(["MKT"], times=1), "cpu").run([batch_of("MKT", "AC")])
+    assert (result.positions, result.is_resplit, result.failed) == ((0, 1), False, ())
+
+
+def test_when_everything_fails_the_sequences_are_not_to_blame():
+    sequences = words(40, 10)
+    runner = AsyncInferenceRunner(Failing(sequences), "cpu")
+    with pytest.raises(SequenceError, match="as did 7 sequences before it, and none succeeded"):
+        list(runner.run([batch_of(*sequences)]))
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError, OSError, torch.AcceleratorError], ids=["ours", "system", "device"]
+)
+def test_an_error_that_is_no_sequences_fault_ends_the_work_after_what_came_before(error):
+    runner = AsyncInferenceRunner(Failing(["WWW"], error=error), "cpu")
+    results = runner.run([batch_of("MK"), batch_of("WWW", "A", first=1)])
+    assert next(results).positions == (0,)
+    with pytest.raises(error, match="asked for it"):
         next(results)
-    assert caught.value.sequence_id == "id7"
+
+
+def test_the_machines_memory_counts_like_the_devices():
+    sequences = words(4, 10)
+    (result,) = AsyncInferenceRunner(Failing([sequences[1]], error=MemoryError), "cpu").run([batch_of(*sequences)])
+    assert [item.failure for item in result.failed] == [FailureClass.HOST_OUT_OF_MEMORY]
+    assert result.positions == (0, 2, 3)
+
+
+def test_a_sequence_without_tokens_is_named_and_the_others_are_computed():
+    class Strict(ByteTokenizer):
+        def encode(self, sequences):
+            if any("#" in sequence for sequence in sequences):
+                raise SequenceError("sequence 1 of the batch", "'#' is no letter")
+            return super().encode(sequences)
+
+    records = [SequenceRecord(n, f"id{n}", sequence) for n, sequence in enumerate(["MK", "A#", "AC"])]
+    collator = VarlenCollator(Strict(), max_residues=9)
+    for batch in (collator(records), collator(records[1:2])):
+        assert [(item.position, item.sequence_id, item.what) for item in batch.unreadable] == [
+            (1, "id1", "'#' is no letter")
+        ]
+        (result,) = AsyncInferenceRunner(HashModel(), "cpu").run([batch])
+        assert result.positions == batch.positions
+        assert [(item.position, item.failure) for item in result.failed] == [(1, FailureClass.APPLICATION_ERROR)]
+
+
+def test_each_batch_is_announced_before_the_model_gets_it():
+    said = []
+    model = HashModel(lambda number, sequences: said.append(("computed", number)))
+    batches = [batch_of("M", first=n) for n in range(2)]
+    list(AsyncInferenceRunner(model, "cpu").run(batches, on_start=lambda batch: said.append(batch.positions)))
+    assert said == [(0,), ("computed", 0), (1,), ("computed", 1)]
+
+
+@pytest.mark.parametrize("then_whole", [False, True])
+def test_computing_apart_announces_each_sequence_suspects_last_and_gives_the_whole(then_whole):
+    said = []
+    batch = batch_of("MKT", "AC", "D", first=5)
+    runner = AsyncInferenceRunner(HashModel(), "cpu")
+    result = runner.run_apart(
+        batch, on_start=lambda some: said.append(some.positions), last=frozenset({5, 99}), then_whole=then_whole
+    )
+    assert said == [(6,), (7,), (5,)] + [(5, 6, 7)] * then_whole
+    assert (result.positions, result.is_resplit) == ((5, 6, 7), not then_whole)
+    assert result.embeddings.tolist() == [hash_vector(sequence).tolist() for sequence in ("MKT", "AC", "D")]
+
+
+def test_a_block_with_a_sequence_that_fails_apart_is_not_computed_whole():
+    model = Failing(["AC"])
+    result = AsyncInferenceRunner(model, "cpu").run_apart(batch_of("MKT", "AC", "D"), on_start=lambda _: None)
+    assert (result.positions, result.is_resplit) == ((0, 2), True)
+    assert max(model.sizes) == 1
 
 
 def test_many_equal_batches_give_equal_rows():
@@ -135,13 +249,21 @@ def test_a_batch_that_does_not_fit_is_computed_in_halves_and_says_so():
     assert results[1].embeddings.tolist() == [hash_vector(sequence).tolist() for sequence in sequences]
 
 
-def test_a_sequence_that_does_not_fit_alone_is_an_error_that_names_it():
+def test_a_sequence_that_does_not_fit_alone_gets_no_row_and_is_named():
     runner = AsyncInferenceRunner(SmallMemoryModel(most_tokens=30), "cpu")
-    results = runner.run([batch_of("M" * 20), batch_of("A", "C" * 40, "D", first=1)])
-    assert next(results).positions == (0,)
-    with pytest.raises(SequenceError, match=r"id2.*does not fit.*42 tokens") as caught:
-        next(results)
-    assert caught.value.sequence_id == "id2"
+    first, second = runner.run([batch_of("M" * 20), batch_of("A", "C" * 40, "D", first=1)])
+    assert first.positions == (0,)
+    assert (second.positions, second.is_resplit) == ((1, 3), True)
+    (failed,) = second.failed
+    assert (failed.sequence_id, failed.failure) == ("id2", FailureClass.DEVICE_OUT_OF_MEMORY)
+    assert "does not fit into the memory of cpu even alone (42 tokens)" in failed.what
+
+
+def test_many_sequences_that_do_not_fit_are_no_fault_of_the_device():
+    runner = AsyncInferenceRunner(SmallMemoryModel(most_tokens=30), "cpu")
+    *long, short = runner.run([batch_of("M" * (40 + n), first=n) for n in range(20)] + [batch_of("MK", first=20)])
+    assert all(not result.positions and len(result.failed) == 1 for result in long)
+    assert short.positions == (20,)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,22 @@ from virnucpro.errors import (
     TokenBudgetError,
     WeightsError,
 )
-from virnucpro.pipeline.failures import EXIT_CODES, FailureClass, classify_error, classify_exit, exit_code_of
+from virnucpro.pipeline import failures
+from virnucpro.pipeline.failures import (
+    EXIT_CODES,
+    FailureClass,
+    OomKills,
+    classify_error,
+    classify_exit,
+    exit_code_of,
+)
 
 
 class DeviceMemoryError(RuntimeError):
+    """Stands for the framework's type."""
+
+
+class LostDeviceError(RuntimeError):
     """Stands for the framework's type."""
 
 
@@ -31,6 +44,8 @@ class DeviceMemoryError(RuntimeError):
     [
         (DeviceMemoryError("x"), FailureClass.DEVICE_OUT_OF_MEMORY),
         (RuntimeError("CUDA out of memory"), FailureClass.APPLICATION_ERROR),
+        (LostDeviceError("x"), FailureClass.DEVICE_ERROR),
+        (ImportError("x"), FailureClass.CONFIGURATION),
         (MemoryError(), FailureClass.HOST_OUT_OF_MEMORY),
         (StoppedError(15), FailureClass.STOPPED),
         (ConfigurationError("x"), FailureClass.CONFIGURATION),
@@ -49,7 +64,8 @@ class DeviceMemoryError(RuntimeError):
     ],
 )
 def test_an_error_is_classified_by_its_type(error, failure):
-    assert classify_error(error, device_memory_error=DeviceMemoryError) is failure
+    found = classify_error(error, device_memory_error=DeviceMemoryError, device_error=LostDeviceError)
+    assert found is failure
 
 
 @pytest.mark.parametrize("failure", list(FailureClass))
@@ -80,6 +96,42 @@ def test_a_worker_without_a_report_is_classified_by_its_exit_code(exit_code, fai
     assert classify_exit(exit_code, "a word that nobody knows") is failure
 
 
+def test_python_that_ends_before_our_code_is_a_broken_installation():
+    assert classify_exit(1, None, was_heard=False) is FailureClass.CONFIGURATION
+    assert classify_exit(2, None, was_heard=False) is FailureClass.DIED
+
+
+def test_only_the_kernels_count_tells_a_kill_for_memory_from_another():
+    assert classify_exit(-9, None, oom_killed=True) is FailureClass.OOM_KILL
+    assert classify_exit(-9, None, oom_killed=False) is FailureClass.DIED
+    assert classify_exit(-11, None, oom_killed=True) is FailureClass.DIED
+    assert classify_exit(-9, "hung", oom_killed=True) is FailureClass.HUNG
+
+
+@pytest.mark.parametrize(
+    "text", ["low 0\nhigh 0\nmax 7\noom 2\noom_kill {}\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"]
+)
+def test_each_kill_that_the_kernel_counts_explains_one_process(tmp_path, text):
+    events = tmp_path / "memory.events"
+    events.write_text(text.format(4))
+    kills = OomKills(events)
+    assert not kills.explain_one()
+    events.write_text(text.format(6))
+    assert [kills.explain_one() for _ in range(3)] == [True, True, False]
+
+
+def test_without_a_count_no_death_is_explained(tmp_path):
+    assert not OomKills(tmp_path / "absent").explain_one()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="this system has no control groups")
+def test_our_own_control_group_is_found_where_the_kernel_counts_kills():
+    mounted = [*Path("/sys/fs/cgroup").glob("memory/memory.oom_control"), *Path("/sys/fs/cgroup").glob("memory.events")]
+    found = failures._own_events_file()
+    assert (found is not None) or not mounted
+    assert found is None or "oom_kill" in found.read_text()
+
+
 @pytest.mark.parametrize("failure", list(FailureClass))
 def test_both_sides_agree_on_every_exit_code(failure):
     code = exit_code_of(failure)
@@ -95,4 +147,5 @@ def test_what_a_retry_cannot_change_is_not_retried():
         FailureClass.BAD_INPUT,
         FailureClass.CANNOT_WRITE,
         FailureClass.STOPPED,
+        FailureClass.NOT_FINITE,
     }

@@ -36,12 +36,13 @@ def index_into(layout, fasta):
     return SequenceIndex.build([fasta], layout.index, unpack_dir=layout.unpacked_dir)
 
 
-def run_workers(layout, config, world_size, *, devices=None, attempts=1):
+def run_workers(layout, config, world_size, *, devices=None, attempts=1, on_message=None):
     coordinator = GPUProcessCoordinator(
         world_size,
         layout.output_dir,
         devices=devices or [CPU] * world_size,
         limits=RunLimits(attempts=attempts, stop_grace_s=5.0),
+        on_message=on_message,
     )
     with coordinator:
         coordinator.spawn_workers(gpu_worker, (str(layout.index), str(layout.output_dir), config))
@@ -137,7 +138,7 @@ def test_zero_sequences_is_a_success_with_an_empty_shard(tmp_path):
 def test_a_worker_that_fails_reports_why_and_exits_non_zero(tmp_path, proteins):
     layout = RunLayout(tmp_path / "out")
     index_into(layout, proteins[0])
-    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": "raise", "before_batch": 3})
+    config = fakes.faulty_config(tmp_path / "faults.json", {"while_loading": "raise"})
     outcomes, reports = run_workers(layout, config, 1)
     assert outcomes[0].exit_code == 70
     assert reports[0]["status"] == "failed"
@@ -151,23 +152,27 @@ def test_a_worker_that_fails_reports_why_and_exits_non_zero(tmp_path, proteins):
 def test_a_number_that_is_not_finite_names_its_sequence_to_the_parent_and_in_the_log(tmp_path, proteins):
     fasta, sequences = proteins
     layout = RunLayout(tmp_path / "out")
-    index_into(layout, fasta)
+    index = index_into(layout, fasta)
     name = "protein_31"
     config = fakes.hash_config(loader="tests.fakes:load_poisoned_model", weights_path=sequences[name])
-    outcomes, reports = run_workers(layout, config, 1)
-    assert reports[0]["error"] == outcomes[0].reason == f"{name}: the model gave a number that is not finite"
-    assert (outcomes[0].state, outcomes[0].exit_code) == ("failed", 70)
-    last = json.loads((layout.log_dir / "worker_0.log").read_text().splitlines()[-1])
-    assert last["exception"][0]["exc_value"].startswith(f"{name}: ")
-    for path in part_paths(layout.parts_dir):
-        assert all(name not in names for names in SealedBlocks.open(path).iter_sequence_ids())
+    heard = []
+    outcomes, reports = run_workers(layout, config, 1, on_message=lambda _, message: heard.append(message))
+    (failed,) = [message for message in heard if message.get("kind") == "sequence_failed"]
+    assert (index.sequence_id(failed["position"]), failed["failure"]) == (name, "not_finite")
+    lines = [json.loads(line) for line in (layout.log_dir / "worker_0.log").read_text().splitlines()]
+    (line,) = [line for line in lines if line["event"] == "sequence.failed"]
+    assert (line["sequence_id"], line["reason"]) == (name, "the model gave a number that is not finite")
+    assert outcomes[0].state == "complete"
+    assert reports[0]["num_sequences"] == len(sequences) - 1
+    names = [some for part in SealedBlocks.open(layout.shard(0)).iter_sequence_ids() for some in part]
+    assert sorted(names) == sorted(sequences.keys() - {name})
 
 
 def test_what_was_finished_before_a_failure_is_kept_and_not_computed_again(tmp_path, proteins):
     fasta, sequences = proteins
     layout = RunLayout(tmp_path / "out")
     index = index_into(layout, fasta)
-    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": "raise", "before_batch": 3})
+    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": "refuse", "before_batch": 3})
     run_workers(layout, config, 1)
     plan = make_plan(index, config, device_type="cpu")
     finished = sum(len(plan.block_positions(block)) for block in range(3))

@@ -94,29 +94,29 @@ def test_more_workers_than_sequences(tmp_path):
     check_rows(path, {"one": "MKV", "two": "MKVA"})
 
 
-@pytest.mark.parametrize("how", ["raise", "sigkill", "exit7", "sigstop"])
-def test_a_failing_rank_leaves_the_others_rows_intact_and_a_second_run_completes_them(tmp_path, proteins, how):
+@pytest.mark.parametrize("how", ["refuse", "sigkill", "exit7", "sigstop"])
+def test_what_a_failed_run_finished_is_kept_and_a_second_run_completes_it(tmp_path, proteins, how):
     fasta, sequences = proteins
     out = tmp_path / "out"
-    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 1, "how": how, "before_batch": 8})
+    config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": how, "before_batch": 8})
     limits = RunLimits(attempts=1, heartbeat_timeout_s=4.0, stop_grace_s=1.0)
-    result = run_embedding([fasta], out, config, [CPU] * 2, limits=limits)
-    assert result.failed_ranks == [1]
+    result = run_embedding([fasta], out, config, [CPU], limits=limits)
+    assert result.failed_ranks == [0]
     assert result.state == "partial"
     assert result.output_path == out / "embeddings.partial.h5"
     assert not (out / "embeddings.h5").exists()
     missing = failed_ids(RunLayout(out))
     assert 0 < len(missing) < len(sequences)
-    expected_class = {"raise": "application_error", "sigstop": "hung"}.get(how, "died")
+    expected_class = {"refuse": "configuration", "sigstop": "hung"}.get(how, "died")
     assert {tuple(line[1:]) for line in missing} == {(expected_class, "1")}
     check_rows(result.output_path, sequences, missing={line[0] for line in missing})
     assert result.num_missing == len(missing)
     assert verify_run(out).problems == []
 
-    first_pid = result.ranks[1].pids[0]
+    first_pid = result.ranks[0].pids[0]
     again = run_embedding([fasta], out, config, [CPU] * 2, limits=limits)
     assert again.state == "complete"
-    assert again.ranks[1].pids[0] != first_pid
+    assert again.ranks[0].pids[0] != first_pid
     computed = sum(rank.sequences for rank in again.ranks)
     resumed = sum(rank.sequences_resumed for rank in again.ranks)
     unique_missing = {sequences[line[0]] for line in missing}
@@ -130,20 +130,16 @@ def test_a_failing_rank_leaves_the_others_rows_intact_and_a_second_run_completes
     assert undisturbed.read_bytes() == (out / "embeddings.h5").read_bytes()
 
 
-def test_a_worker_that_never_starts_is_named_with_its_sequences(tmp_path, proteins):
+def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, proteins):
     fasta, sequences = proteins
-    out = tmp_path / "out"
     worker = "tests.fakes:gpu_worker_that_never_starts_on_rank_0"
-    path, failed_ranks = run_multi_gpu_inference(
-        [fasta], out, fakes.hash_config(), 2, limits=RunLimits(startup_timeout_s=12, attempts=1), worker_fn=worker
+    limits = RunLimits(startup_timeout_s=5, attempts=1)
+    result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU] * 2, limits=limits, worker_fn=worker)
+    assert (result.state, result.failed_ranks, result.ranks[0].failure) == ("complete", [0], "hung")
+    assert any(
+        "the others did the work of rank 0 on cpu (hung: not ready after 5 s)" in note for note in result.notes()
     )
-    assert failed_ranks == [0]
-    missing = failed_ids(RunLayout(out))
-    check_rows(path, sequences, missing={line[0] for line in missing})
-    assert {line[1] for line in missing} == {"hung"}
-    path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2)
-    assert failed_ranks == []
-    check_rows(path, sequences)
+    check_rows(result.output_path, sequences)
 
 
 def test_a_retry_resumes_in_a_new_process_within_one_run(tmp_path, proteins):
@@ -367,13 +363,22 @@ def test_a_finished_run_without_its_work_folder_can_be_made_verifiable_again(tmp
     assert verify_run(out).problems == []
 
 
-@pytest.mark.parametrize("worker", [fakes.disk_full_on_rank_1, fakes.broken_device_on_rank_1])
-def test_what_a_survivor_computed_is_returned_whatever_the_others_failed_of(tmp_path, proteins, worker):
+def test_what_a_survivor_computed_is_returned_when_another_met_a_full_disk(tmp_path, proteins):
     fasta, sequences = proteins
     out = tmp_path / "out"
+    worker = fakes.disk_full_on_rank_1
     path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2, worker_fn=worker)
     assert (path, failed_ranks) == (out / "embeddings.partial.h5", [1])
     check_rows(path, sequences, missing={line[0] for line in failed_ids(RunLayout(out))})
+
+
+def test_a_broken_device_is_named_and_its_work_is_done_by_the_others(tmp_path, proteins):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    worker = fakes.broken_device_on_rank_1
+    path, failed_ranks = run_multi_gpu_inference([fasta], out, fakes.hash_config(), 2, worker_fn=worker)
+    assert (path, failed_ranks) == (out / "embeddings.h5", [1])
+    check_rows(path, sequences)
 
 
 def test_a_run_with_split_blocks_promises_tolerance_in_its_manifest_and_to_its_caller(tmp_path):

@@ -7,7 +7,7 @@ loader processes gives every sequence exactly once and in the same company.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from virnucpro.errors import SequenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from virnucpro.data.sequence_dataset import IndexBasedDataset
     from virnucpro.data.sequence_index import SequenceRecord
@@ -34,6 +34,18 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
+class UnreadableSequence:
+    """A sequence that the model has no tokens for."""
+
+    position: int
+    """Its index position."""
+    sequence_id: str
+    """Its id."""
+    what: str
+    """What is wrong with it."""
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """One block, ready for a forward pass."""
 
@@ -47,6 +59,8 @@ class PackedBatch:
     """int32 (S + 1,): where each sequence starts in T."""
     lengths: tuple[int, ...]
     """Tokens of each sequence, special tokens included, (S,)."""
+    unreadable: tuple[UnreadableSequence, ...] = ()
+    """Sequences of the block that are not in the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -55,31 +69,28 @@ class PackedBatch:
 
     def pin_memory(self) -> PackedBatch:
         """Return the batch in page-locked memory, for copies to a GPU that overlap (called by the DataLoader)."""
-        pinned = self.input_ids_T.pin_memory(), self.cu_seqlens.pin_memory()
-        return PackedBatch(self.positions, self.sequence_ids, *pinned, self.lengths)
+        return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
+
+    def part(self, first: int, end: int) -> PackedBatch:
+        """Return the batch of its sequences *first* to *end* - 1, without the unreadable ones."""
+        start, stop = int(self.cu_seqlens[first]), int(self.cu_seqlens[end])
+        return PackedBatch(
+            self.positions[first:end],
+            self.sequence_ids[first:end],
+            self.input_ids_T[start:stop],
+            self.cu_seqlens[first : end + 1] - start,
+            self.lengths[first:end],
+        )
 
     def halves(self) -> tuple[PackedBatch, PackedBatch]:
         """Return the batch in two, cut where the tokens come closest to equal; it must hold two sequences or more."""
         starts = self.cu_seqlens[1:-1]
         cut = int((2 * starts - self.num_tokens).abs().argmin()) + 1
-        token = int(self.cu_seqlens[cut])
-        first, second = slice(None, cut), slice(cut, None)
-        return (
-            PackedBatch(
-                self.positions[first],
-                self.sequence_ids[first],
-                self.input_ids_T[:token],
-                self.cu_seqlens[: cut + 1],
-                self.lengths[first],
-            ),
-            PackedBatch(
-                self.positions[second],
-                self.sequence_ids[second],
-                self.input_ids_T[token:],
-                self.cu_seqlens[cut:] - token,
-                self.lengths[second],
-            ),
-        )
+        return self.part(0, cut), self.part(cut, len(self.positions))
+
+    def singles(self) -> list[PackedBatch]:
+        """Return one batch for each sequence."""
+        return [self.part(number, number + 1) for number in range(len(self.positions))]
 
 
 class VarlenCollator:
@@ -96,18 +107,15 @@ class VarlenCollator:
         self.max_residues = max_residues
 
     def __call__(self, records: Sequence[SequenceRecord]) -> PackedBatch:
-        """
-        Pack *records* in the order given.
-
-        Raises:
-            SequenceError: A sequence has a letter that the model has no token for; names it.
-        """
-        sequences = [record.sequence[: self.max_residues] for record in records]
+        """Pack *records* in the order given; those that the model has no tokens for are named in the batch instead."""
+        unreadable: tuple[UnreadableSequence, ...] = ()
         try:
-            input_ids, lengths = self.tokenizer.encode(sequences)
+            input_ids, lengths = self._encode(records)
         except SequenceError:
-            self._name_the_wrong_one(records)
-            raise
+            unreadable = tuple(self._unreadable(records))
+            wrong = {item.position for item in unreadable}
+            records = [record for record in records if record.position not in wrong]
+            input_ids, lengths = self._encode(records)
         cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1:])
         return PackedBatch(
@@ -116,15 +124,22 @@ class VarlenCollator:
             input_ids_T=torch.from_numpy(input_ids),
             cu_seqlens=torch.from_numpy(cu_seqlens),
             lengths=tuple(lengths.tolist()),
+            unreadable=unreadable,
         )
 
-    def _name_the_wrong_one(self, records: Sequence[SequenceRecord]) -> None:
-        """Raise for the first record that has no tokens, by its id: a tokenizer knows numbers only."""
+    def _encode(
+        self, records: Sequence[SequenceRecord]
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int32]]]:
+        if not records:
+            return np.empty(0, np.int64), np.empty(0, np.int32)
+        return self.tokenizer.encode([record.sequence[: self.max_residues] for record in records])
+
+    def _unreadable(self, records: Sequence[SequenceRecord]) -> Iterator[UnreadableSequence]:
         for record in records:
             try:
-                self.tokenizer.encode([record.sequence[: self.max_residues]])
+                self._encode([record])
             except SequenceError as error:
-                raise SequenceError(record.sequence_id, error.what) from error
+                yield UnreadableSequence(record.position, record.sequence_id, error.what)
 
 
 def create_async_dataloader(

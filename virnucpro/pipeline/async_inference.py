@@ -5,7 +5,9 @@ On a GPU three things go on at once: a thread gets the next batches ready (readi
 memory), the GPU computes, and copies to and from it run on streams of their own. Events order them; the host only ever
 waits for the oldest batch's rows. On a CPU the same loop computes one batch at a time.
 
-A batch that does not fit into the device's memory is computed again in halves, and its result says so.
+A batch that does not fit into the device's memory, or that fails twice, is computed in halves, and those in halves
+again, until they succeed or the sequences that cannot be computed stand alone: its result names them. Errors that have
+nothing to do with a sequence (files, settings, a device that is lost) are raised.
 
 ``AsyncInferenceRunner`` knows tensors and devices. It does not know files, blocks, ranks or what a model is beyond a
 call; that is why any packed encoder, and the fakes of the tests, run through it unchanged.
@@ -15,21 +17,30 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import structlog
 import torch
 
-from virnucpro.errors import SequenceError
+from virnucpro.errors import SequenceError, VirNucProError
+from virnucpro.pipeline.failures import FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
     from threading import Event
 
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
 
+log = structlog.get_logger(__name__)
+
+DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+"""What torch raises when the device is lost to this process; before 2.8 it had no type of its own."""
+SYSTEMATIC_FAILURES = 8
+"""Sequences that fail one after the other, with none that succeeds, from which on the fault is not theirs."""
 BATCHES_IN_FLIGHT = 3
 """Batches that a GPU has been given and whose rows are not back yet, at the most: one computed, one waiting, one whose
 rows the caller is busy with."""
@@ -51,19 +62,35 @@ class PackedEncoder(Protocol):
 
 
 @dataclass(frozen=True)
+class FailedSequence:
+    """A sequence of a batch that got no row."""
+
+    position: int
+    """Its index position."""
+    sequence_id: str
+    """Its id."""
+    failure: FailureClass
+    """Why, in one word."""
+    what: str
+    """Why, in a sentence."""
+
+
+@dataclass(frozen=True)
 class InferenceResult:
-    """The rows of one batch."""
+    """The rows of one batch; S sequences succeeded."""
 
     sequence_ids: tuple[str, ...]
     """Ids, (S,)."""
     embeddings: np.ndarray[Any, np.dtype[np.float32]]
-    """float32 (S, hidden_dim), in host memory."""
+    """float32 (S, hidden_dim), in host memory, every number finite."""
     positions: tuple[int, ...]
     """Index positions, (S,)."""
     num_tokens: int
-    """Tokens computed, special tokens included."""
+    """Tokens of the batch, special tokens included."""
     is_resplit: bool = False
-    """Whether the batch did not fit into the device's memory and was computed in pieces: its last bits may differ."""
+    """Whether the batch was computed in pieces: its last bits may differ from those of the whole."""
+    failed: tuple[FailedSequence, ...] = ()
+    """The other sequences of the batch."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,14 @@ class _Flight:
             self.arrived.synchronize()
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """Why a batch could not be computed; the exception itself would keep the tensors of the attempt alive."""
+
+    failure: FailureClass
+    what: str
+
+
 class AsyncInferenceRunner:
     """
     Runs *model* over a loader's batches.
@@ -95,6 +130,7 @@ class AsyncInferenceRunner:
         self.model = model
         self.device = torch.device(device)
         self._is_gpu = self.device.type == "cuda"
+        self._failed_in_a_row = 0
         if self._is_gpu:
             # sums within a product stay in float32 even where cuBLAS splits them (torch allows halves by default)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -104,16 +140,23 @@ class AsyncInferenceRunner:
             self._copies_in = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._copies_out = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def run(self, dataloader: Iterable[PackedBatch], *, stop: Event | None = None) -> Iterator[InferenceResult]:
+    def run(
+        self,
+        dataloader: Iterable[PackedBatch],
+        *,
+        stop: Event | None = None,
+        on_start: Callable[[PackedBatch], None] = lambda _: None,
+    ) -> Iterator[InferenceResult]:
         """
         Yield one result a batch, in the loader's order.
 
         Args:
             dataloader: Batches; on a GPU another thread asks for them, a few ahead.
             stop: Once it is set, no further batch is started; what the device has been given is still yielded.
+            on_start: Called with each batch before the device is given it.
 
         Raises:
-            SequenceError: A row is not finite, or a sequence alone does not fit into the device's memory; names it.
+            SequenceError: So many sequences failed one after the other that the fault is not theirs.
         """
         in_flight: deque[_Flight] = deque()
         batches = _made_ahead(dataloader) if self._is_gpu else (batch for batch in dataloader)
@@ -121,35 +164,78 @@ class AsyncInferenceRunner:
             while not (stop is not None and stop.is_set()):
                 try:
                     batch = next(batches, None)
-                    flight = None if batch is None else self._start(batch)
+                    if batch is None:
+                        break
+                    on_start(batch)
+                    flight = self._try(batch)
                 except Exception:  # what came before it is good
                     yield from self._landed(in_flight, still_flying=0)
                     raise
-                if batch is None:
-                    break
-                if flight is None:  # here the failed attempt's tensors are gone
+                if isinstance(flight, _Problem):  # here the failed attempt's tensors are gone
                     yield from self._landed(in_flight, still_flying=0)
-                    yield self._in_halves(batch)
+                    yield self._again(batch, flight)
                     continue
                 in_flight.append(flight)
                 yield from self._landed(in_flight, still_flying=BATCHES_IN_FLIGHT - 1 if self._is_gpu else 0)
             yield from self._landed(in_flight, still_flying=0)
         finally:
             for flight in in_flight:  # the device may still read and write their tensors
-                flight.wait()
+                with suppress(DEVICE_ERROR):  # lost anyway
+                    flight.wait()
             batches.close()
+
+    def run_apart(
+        self,
+        batch: PackedBatch,
+        *,
+        on_start: Callable[[PackedBatch], None],
+        last: Container[int] = frozenset(),
+        then_whole: bool = True,
+    ) -> InferenceResult:
+        """
+        Compute a batch sequence by sequence, so that one that ends the process is known, and then the whole.
+
+        Args:
+            batch: One batch.
+            on_start: Called with each sequence as a batch of its own, and then with the whole batch.
+            last: Index positions of sequences that are computed after the others.
+            then_whole: Compute the whole batch when every sequence succeeded alone, and give its rows.
+
+        Raises:
+            SequenceError: So many sequences failed one after the other that the fault is not theirs.
+        """
+        alone: dict[int, InferenceResult] = {}
+        for single in sorted(batch.singles(), key=lambda single: single.positions[0] in last):
+            on_start(single)
+            alone[single.positions[0]] = self._piece(single)
+        joined = _joined(batch, [alone[position] for position in batch.positions])
+        if joined.failed or not then_whole:
+            return joined
+        on_start(batch)
+        return self._piece(batch)
 
     def _landed(self, in_flight: deque[_Flight], *, still_flying: int) -> Iterator[InferenceResult]:
         """Yield the oldest results until no more than *still_flying* batches are under way."""
         while len(in_flight) > still_flying:
             yield self._finish(in_flight.popleft())
 
-    def _start(self, batch: PackedBatch) -> _Flight | None:
-        """Give the device *batch*; None when it does not fit into its memory."""
+    def _try(self, batch: PackedBatch) -> _Flight | _Problem:
+        """Give the device *batch*, or say why the batch itself seems to be at fault."""
+        if not batch.positions:
+            return _Flight(batch, torch.empty(0, self.model.hidden_dim))
         try:
             return self._start_on_gpu(batch) if self._is_gpu else self._compute(batch)
         except torch.OutOfMemoryError:
-            return None
+            what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
+            return _Problem(FailureClass.DEVICE_OUT_OF_MEMORY, what)
+        except MemoryError:
+            what = f"does not fit into the memory of this machine even alone ({batch.num_tokens} tokens)"
+            return _Problem(FailureClass.HOST_OUT_OF_MEMORY, what)
+        except (OSError, VirNucProError, DEVICE_ERROR):
+            raise
+        except Exception as error:
+            log.warning("batch.failed", sequences=len(batch.positions), tokens=batch.num_tokens, exc_info=True)
+            return _Problem(FailureClass.APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
     @torch.inference_mode()
     def _compute(self, batch: PackedBatch) -> _Flight:
@@ -172,37 +258,80 @@ class AsyncInferenceRunner:
         return _Flight(batch, rows_SD, arrived, (input_ids_T, cu_seqlens, embeddings_SD))
 
     def _finish(self, flight: _Flight) -> InferenceResult:
-        """Wait for the rows of a batch, and check them."""
+        """Wait for the rows of a batch, and leave out those that are not finite."""
         flight.wait()
         batch = flight.batch
         # page-locked memory goes back to its pool; a result may be kept for long
         embeddings_SD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
+        failed = [
+            FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
+            for item in batch.unreadable
+        ]
         finite_S = np.isfinite(embeddings_SD).all(axis=1)
-        if not finite_S.all():
-            first = int(np.argmin(finite_S))
-            raise SequenceError(batch.sequence_ids[first], "the model gave a number that is not finite")
-        return InferenceResult(batch.sequence_ids, embeddings_SD, batch.positions, batch.num_tokens)
+        for number in np.flatnonzero(~finite_S).tolist():
+            position, name = batch.positions[number], batch.sequence_ids[number]
+            failed.append(
+                FailedSequence(position, name, FailureClass.NOT_FINITE, "the model gave a number that is not finite")
+            )
+        self._note(succeeded=bool(finite_S.any()), failed=failed)
+        kept = np.flatnonzero(finite_S).tolist()
+        return InferenceResult(
+            tuple(batch.sequence_ids[number] for number in kept),
+            embeddings_SD if finite_S.all() else embeddings_SD[finite_S],
+            tuple(batch.positions[number] for number in kept),
+            batch.num_tokens,
+            failed=tuple(failed),
+        )
 
-    def _in_halves(self, batch: PackedBatch) -> InferenceResult:
-        """
-        Compute a batch that did not fit in two pieces, and those again in two where they do not fit.
+    def _piece(self, batch: PackedBatch) -> InferenceResult:
+        """Compute *batch* and wait for it."""
+        flight = self._try(batch)
+        return self._again(batch, flight) if isinstance(flight, _Problem) else self._finish(flight)
 
-        Raises:
-            SequenceError: A sequence alone does not fit.
-        """
+    def _again(self, batch: PackedBatch, problem: _Problem) -> InferenceResult:
+        """Compute a batch that failed: whole where that may help, else in pieces."""
         if self._is_gpu:
             torch.cuda.synchronize(self.device)  # what was queued before the memory ran out still uses its tensors
             torch.cuda.empty_cache()
-        if len(batch.sequence_ids) == 1:
-            what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
-            raise SequenceError(batch.sequence_ids[0], f"{what}: lower --max-residues, or use a larger device")
-        pieces = []
-        for half in batch.halves():
-            flight = self._start(half)
-            pieces.append(self._in_halves(half) if flight is None else self._finish(flight))
-        embeddings_SD = np.concatenate([piece.embeddings for piece in pieces])
-        return InferenceResult(batch.sequence_ids, embeddings_SD, batch.positions, batch.num_tokens, is_resplit=True)
+        if problem.failure is FailureClass.APPLICATION_ERROR:
+            flight = self._try(batch)
+            if isinstance(flight, _Flight):
+                return self._finish(flight)
+            problem = flight
+        if len(batch.positions) > 1:
+            return _joined(batch, [self._piece(half) for half in batch.halves()])
+        failed = FailedSequence(batch.positions[0], batch.sequence_ids[0], problem.failure, problem.what)
+        self._note(succeeded=False, failed=[failed])
+        nothing = np.empty((0, self.model.hidden_dim), np.float32)
+        return InferenceResult((), nothing, (), batch.num_tokens, failed=(failed,))
+
+    def _note(self, *, succeeded: bool, failed: Sequence[FailedSequence]) -> None:
+        """Count failures in a row; one that only memory explains says nothing about the next."""
+        if succeeded:
+            self._failed_in_a_row = 0
+            return
+        counted = [item for item in failed if item.failure in {FailureClass.APPLICATION_ERROR, FailureClass.NOT_FINITE}]
+        self._failed_in_a_row += len(counted)
+        if self._failed_in_a_row >= SYSTEMATIC_FAILURES:
+            what = f"{counted[-1].what} (as did {self._failed_in_a_row - 1} sequences before it, and none succeeded)"
+            raise SequenceError(counted[-1].sequence_id, what)
+
+
+def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult]) -> InferenceResult:
+    """Return the result of *batch* from those of its pieces, in its order."""
+    unreadable = tuple(
+        FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
+        for item in batch.unreadable
+    )
+    return InferenceResult(
+        tuple(name for piece in pieces for name in piece.sequence_ids),
+        np.concatenate([piece.embeddings for piece in pieces]),
+        tuple(position for piece in pieces for position in piece.positions),
+        batch.num_tokens,
+        is_resplit=True,
+        failed=(*unreadable, *(item for piece in pieces for item in piece.failed)),
+    )
 
 
 def _made_ahead(dataloader: Iterable[PackedBatch]) -> Generator[PackedBatch, None, None]:

@@ -2,25 +2,34 @@
 The one enumeration of how work can fail, used by worker, parent, task retries and report alike.
 
 ``classify_error`` runs in the worker, where the exception is; ``classify_exit`` runs in the parent, where only the
-exit code and the last report are. Neither looks at an error's text.
+exit code, the last report and the kernel's count of out-of-memory kills are. None looks at an error's text.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
+import threading
 from enum import StrEnum
+from pathlib import Path
 
 from virnucpro.errors import ConfigurationError, ExitCode, OutputError, SequenceError, StoppedError, VirNucProError
 
 
 class FailureClass(StrEnum):
-    """Why a worker ended without finishing."""
+    """Why a worker ended without finishing, or why a sequence has no row."""
 
     DEVICE_OUT_OF_MEMORY = "device_out_of_memory"
     HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    OOM_KILL = "oom_kill"
+    """The kernel killed the process because the machine, or our share of it, ran out of memory."""
+    DEVICE_ERROR = "device_error"
+    """The device reported an error that only a new process can recover from."""
     DIED = "died"
     HUNG = "hung"
     APPLICATION_ERROR = "application_error"
+    NOT_FINITE = "not_finite"
+    """Of a sequence: the model gave it a number that is not finite."""
     CONFIGURATION = "configuration"
     BAD_INPUT = "bad_input"
     CANNOT_WRITE = "cannot_write"
@@ -31,16 +40,29 @@ class FailureClass(StrEnum):
         """Whether a new process, that resumes from what is on disk, may get further."""
         return self in _RETRIED
 
+    @property
+    def blames_what_was_computed(self) -> bool:
+        """Whether the batch that the process was computing may have been the cause."""
+        return self in _BLAMING
+
+    @property
+    def concerns_all_ranks(self) -> bool:
+        """Whether the other ranks would meet the same, so that giving them the work of this one is of no use."""
+        return self in {FailureClass.BAD_INPUT, FailureClass.CANNOT_WRITE, FailureClass.STOPPED}
+
 
 _RETRIED = frozenset(
     {
         FailureClass.DEVICE_OUT_OF_MEMORY,
         FailureClass.HOST_OUT_OF_MEMORY,
+        FailureClass.OOM_KILL,
+        FailureClass.DEVICE_ERROR,
         FailureClass.DIED,
         FailureClass.HUNG,
         FailureClass.APPLICATION_ERROR,
     }
 )
+_BLAMING = frozenset({FailureClass.OOM_KILL, FailureClass.DEVICE_ERROR, FailureClass.DIED, FailureClass.HUNG})
 
 EXIT_CODES = {
     FailureClass.CONFIGURATION: ExitCode.CONFIGURATION,
@@ -50,24 +72,34 @@ EXIT_CODES = {
 }
 """Exit code of a worker by class; every other class ends with ``ExitCode.INTERNAL``."""
 
+_INTERPRETER_FAILED = 1
+"""Exit code of Python where our code was not even reached: a broken installation."""
+
 
 def exit_code_of(failure: FailureClass) -> ExitCode:
     """Return what a worker that failed so exits with."""
     return EXIT_CODES.get(failure, ExitCode.INTERNAL)
 
 
-def classify_error(error: BaseException, *, device_memory_error: type[BaseException]) -> FailureClass:
+def classify_error(
+    error: BaseException, *, device_memory_error: type[BaseException], device_error: type[BaseException]
+) -> FailureClass:
     """
     Return the class of an exception, by its type.
 
     Args:
         error: What ended the work.
         device_memory_error: The framework's type for it, handed in so that this module stays free of the framework.
+        device_error: The framework's type for an error of the device after which the process can use it no more.
     """
     if isinstance(error, device_memory_error):
         return FailureClass.DEVICE_OUT_OF_MEMORY
+    if isinstance(error, device_error):
+        return FailureClass.DEVICE_ERROR
     if isinstance(error, MemoryError):
         return FailureClass.HOST_OUT_OF_MEMORY
+    if isinstance(error, ImportError):
+        return FailureClass.CONFIGURATION
     if isinstance(error, StoppedError):
         return FailureClass.STOPPED
     if isinstance(error, ConfigurationError):
@@ -81,15 +113,76 @@ def classify_error(error: BaseException, *, device_memory_error: type[BaseExcept
     return FailureClass.APPLICATION_ERROR
 
 
-def classify_exit(exit_code: int | None, reported: str | None) -> FailureClass:
+def classify_exit(
+    exit_code: int | None, reported: str | None, *, was_heard: bool = True, oom_killed: bool = False
+) -> FailureClass:
     """
     Return the class of a worker's end as its parent saw it.
 
     Args:
         exit_code: As ``Process.exitcode``: negative for a signal.
         reported: The class that the worker itself reported, or None when it said nothing.
+        was_heard: Whether it gave any sign of life.
+        oom_killed: Whether the kernel counted a kill for lack of memory meanwhile.
     """
     if reported in set(FailureClass):
         return FailureClass(reported)
+    if exit_code == -signal.SIGKILL and oom_killed:
+        return FailureClass.OOM_KILL
+    if exit_code == _INTERPRETER_FAILED and not was_heard:
+        return FailureClass.CONFIGURATION
     by_code = {int(code): failure for failure, code in EXIT_CODES.items()}
     return by_code.get(exit_code or 0, FailureClass.DIED)
+
+
+class OomKills:
+    """
+    The kernel's count of processes that it killed for lack of memory in our control group; safe from any thread.
+
+    A killed process cannot say of what it died, and its exit code is that of any SIGKILL. Each kill that is counted
+    explains one process.
+
+    Args:
+        events_file: ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1), with a line ``oom_kill N``; by
+            default that of our own group, and where there is none no death is explained so.
+    """
+
+    def __init__(self, events_file: Path | None = None) -> None:
+        self._file = _own_events_file() if events_file is None else events_file
+        self._lock = threading.Lock()
+        self._explained = self._count()
+
+    def explain_one(self) -> bool:
+        """Whether there was a kill that has not explained a process yet; it has now."""
+        with self._lock:
+            if self._count() <= self._explained:
+                return False
+            self._explained += 1
+            return True
+
+    def _count(self) -> int:
+        try:
+            lines = [line.split() for line in self._file.read_text().splitlines()] if self._file is not None else []
+        except OSError:
+            lines = []
+        return next((int(words[1]) for words in lines if words[:1] == ["oom_kill"] and len(words) > 1), 0)
+
+
+def _own_events_file() -> Path | None:
+    """Return where our control group counts its kills, for the versions 1 and 2 of control groups; None without."""
+    try:
+        memberships = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    root = Path("/sys/fs/cgroup")
+    for _, controllers, group in memberships:
+        if "memory" in controllers.split(","):
+            folders, name = [root / "memory" / group.lstrip("/"), root / "memory"], "memory.oom_control"
+        elif not controllers:
+            folders, name = [root / group.lstrip("/"), root], "memory.events"
+        else:
+            continue
+        for folder in folders:  # inside a container the group is often mounted as the root
+            if (folder / name).is_file():
+                return folder / name
+    return None

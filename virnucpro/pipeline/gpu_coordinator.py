@@ -1,8 +1,9 @@
 """
 All ranks of one run, each in a process of its own on a device of its own.
 
-One thread a rank runs ``run_rank`` until the rank is complete, its failure is not worth a retry, or its attempts are
-used up. The coordinator knows processes; it does not know sequences, models or files.
+One thread a rank runs ``run_rank`` until the rank is complete or the retry policy has had enough. The coordinator knows
+processes; it does not know sequences, models or files: what a process is asked to do, and whether another one is worth
+it, is the policy's.
 """
 
 from __future__ import annotations
@@ -11,23 +12,72 @@ import multiprocessing
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
-from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.failures import FailureClass, OomKills
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.worker_process import importable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
     from multiprocessing.context import SpawnProcess
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.worker_process import WorkerFunction, WorkerProcess
+
+
+class RetryPolicy(Protocol):
+    """What decides about attempts; its methods are called from the threads of the ranks."""
+
+    oom_kills: OomKills
+    """The kernel's count of processes that it killed for lack of memory."""
+
+    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what the next process of *rank* gets for *args*."""
+        ...
+
+    def turn(self, rank: int, stop: threading.Event) -> AbstractContextManager[None]:
+        """Wait until *rank* may have a process; it ends with the context."""
+        ...
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """Take in what a worker said."""
+        ...
+
+    def another_attempt(self, outcome: RankOutcome) -> bool:
+        """Whether to start another process after one that ended so."""
+        ...
+
+
+class CountedAttempts:
+    """As many processes as ``limits.attempts`` for each rank, as long as the failure is worth a retry."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        self.oom_kills = OomKills()
+        self._limits = limits
+
+    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return *args*."""
+        return args
+
+    def turn(self, rank: int, stop: threading.Event) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Do not wait."""
+        return nullcontext()
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """Learn nothing."""
+
+    def another_attempt(self, outcome: RankOutcome) -> bool:
+        """Whether attempts are left."""
+        failure = FailureClass(outcome.failure or FailureClass.DIED)
+        return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self._limits.attempts
 
 
 class GPUProcessCoordinator:
@@ -42,6 +92,7 @@ class GPUProcessCoordinator:
         limits: Attempts and time limits; by default one attempt.
         on_message: Called with rank and message for everything that a worker says, from that rank's thread.
         stop: Set by whoever wants the workers to end; by default one of our own.
+        policy: Decides about attempts; by default ``limits.attempts`` for each rank.
 
     Attributes:
         world_size, output_dir: As given.
@@ -64,6 +115,7 @@ class GPUProcessCoordinator:
         limits: RunLimits | None = None,
         on_message: MessageHandler | None = None,
         stop: threading.Event | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
         if world_size < 1:
             raise ConfigurationError(f"world_size is {world_size}: it must be at least 1")
@@ -77,30 +129,35 @@ class GPUProcessCoordinator:
         self.workers: dict[int, SpawnProcess] = {}
         self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.outcomes: dict[int, RankOutcome] = {}
+        self._policy: RetryPolicy = CountedAttempts(self.limits) if policy is None else policy
         self._on_message = on_message
         self._stop = threading.Event() if stop is None else stop
         self._threads: dict[int, threading.Thread] = {}
 
-    def spawn_workers(self, worker_fn: WorkerFunction, worker_args: tuple[Any, ...]) -> None:
+    def spawn_workers(
+        self, worker_fn: WorkerFunction, worker_args: tuple[Any, ...], *, ranks: Iterable[int] | None = None
+    ) -> None:
         """
-        Start every rank; returns when each process has been started or has failed to.
+        Start ranks; returns when each process has been started or has failed to.
 
         Args:
             worker_fn: ``(rank, world_size, results_queue, *worker_args)``, of an importable module.
             worker_args: Passed on; must pickle.
+            ranks: Which; by default all. May be called again for ranks that have ended: what they did adds up.
 
         Raises:
-            ConfigurationError: *worker_fn* is defined in ``__main__`` or inside a function, or workers were started.
+            ConfigurationError: *worker_fn* is defined in ``__main__`` or inside a function, or a worker of before
+                has not ended.
         """
         importable_name(worker_fn)
-        if self._threads:
-            raise ConfigurationError("this coordinator has started its workers already: make another one")
-        launched = {rank: threading.Event() for rank in range(self.world_size)}
-        for rank, device in enumerate(self.devices):
-            self.outcomes[rank] = RankOutcome(rank=rank, device=device.label)
+        if any(thread.is_alive() for thread in self._threads.values()):
+            raise ConfigurationError("workers of this coordinator are running: wait for them, or make another one")
+        launched = {rank: threading.Event() for rank in (range(self.world_size) if ranks is None else ranks)}
+        for rank, is_launched in launched.items():
+            self.outcomes.setdefault(rank, RankOutcome(rank=rank, device=self.devices[rank].label))
             self._threads[rank] = threading.Thread(
                 target=self._run_attempts,
-                args=(rank, worker_fn, worker_args, launched[rank]),
+                args=(rank, worker_fn, worker_args, is_launched),
                 name=f"rank-{rank}",
                 daemon=True,
             )
@@ -167,25 +224,28 @@ class GPUProcessCoordinator:
             launched.set()
 
         try:
-            while outcome.attempts < self.limits.attempts and not self._stop.is_set():
-                run_rank(
-                    worker_fn,
-                    worker_args,
-                    outcome=outcome,
-                    world_size=self.world_size,
-                    device=self.devices[rank],
-                    limits=self.limits,
-                    stop=self._stop,
-                    on_message=self._hear,
-                    on_start=note_start,
-                )
-                if outcome.state != "failed" or not FailureClass(outcome.failure or "died").is_worth_a_retry:
-                    return
+            is_wanted = True
+            while is_wanted and not self._stop.is_set():
+                with self._policy.turn(rank, self._stop):
+                    run_rank(
+                        worker_fn,
+                        self._policy.worker_args(rank, worker_args),
+                        outcome=outcome,
+                        world_size=self.world_size,
+                        device=self.devices[rank],
+                        limits=self.limits,
+                        stop=self._stop,
+                        on_message=self._hear,
+                        on_start=note_start,
+                        oom_kills=self._policy.oom_kills,
+                    )
+                is_wanted = self._policy.another_attempt(outcome)
         finally:
             launched.set()
 
     def _hear(self, rank: int, message: dict[str, Any]) -> None:
         if "kind" not in message:
             self.results_queue.put(message)
+        self._policy.hear(rank, message)
         if self._on_message is not None:
             self._on_message(rank, message)

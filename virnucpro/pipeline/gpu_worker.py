@@ -1,5 +1,5 @@
 """
-The worker: load the model, embed this rank's blocks that are not finished yet, make them durable, seal the shard.
+The worker: load the model, embed those of its blocks that are not finished yet, make them durable, seal the shard.
 
 Everything it needs is in its arguments; everything that it finds out is on disk when it reports. It stops at a batch
 boundary when it is told to (SIGTERM), and what it finished is kept.
@@ -13,9 +13,12 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
 import torch
 
@@ -23,32 +26,34 @@ from virnucpro.config import KERNEL_SEPARATOR
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_dataset import IndexBasedDataset
-from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
+from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, StoppedError
-from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from virnucpro.pipeline.async_inference import DEVICE_ERROR, AsyncInferenceRunner
+from virnucpro.pipeline.block_writer import BlockWriter
 from virnucpro.pipeline.cached_blocks import BlockCache
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE
 from virnucpro.pipeline.failures import classify_error, exit_code_of
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.recovery import Assignment
 from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.parts import BlockRows, write_part
-from virnucpro.store.schema import BlockOrigin
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+
+    from torch.utils.data import DataLoader
 
     from virnucpro.config import ModelConfig
-    from virnucpro.data.collators import Tokenizer
+    from virnucpro.data.collators import PackedBatch, Tokenizer
     from virnucpro.data.packing import BlockPlan
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
     from virnucpro.pipeline.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
 
-PART_INTERVAL_S = 60.0
-"""Seconds after which finished blocks are made durable even if they are few: what a crash can cost."""
+STEP_INTERVAL_S = 1.0
+"""Seconds between two signs that work without batches (checking, sealing) goes on."""
 
 
 def gpu_worker(
@@ -58,9 +63,10 @@ def gpu_worker(
     index_path: str | Path,
     output_dir: str | Path,
     model_config: ModelConfig,
+    assignment: Assignment | None = None,
 ) -> None:
     """
-    Embed the blocks of one rank on the one device that this process sees.
+    Embed blocks of a run on the one device that this process sees.
 
     Args:
         rank: Of this worker.
@@ -70,6 +76,7 @@ def gpu_worker(
         index_path: The sequence index.
         output_dir: The run's folder.
         model_config: What to compute.
+        assignment: Which blocks, and what is known of earlier failures; by default the rank's share of the plan.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
@@ -78,9 +85,13 @@ def gpu_worker(
     device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
     setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
     with failure_reported(rank, results_queue):
-        num_sequences = _work(
-            rank, world_size, results_queue, SequenceIndex.open(Path(index_path)), layout, model_config
-        )
+        stop = _stop_on_sigterm()
+        device = own_device(model_config)
+        index = SequenceIndex.open(Path(index_path))
+        plan = make_plan(index, model_config, device_type=device.type)
+        assignment = assignment or Assignment(blocks=plan.rank_blocks(rank, world_size))
+        work = _Work(index, plan, layout, model_config, assignment, results_queue, stop)
+        num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
 
@@ -96,84 +107,149 @@ def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failure = classify_error(error, device_memory_error=torch.OutOfMemoryError)
+        failure = classify_error(error, device_memory_error=torch.OutOfMemoryError, device_error=DEVICE_ERROR)
         log.exception("worker.failed", failure=failure.value)
         reports.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
         raise SystemExit(int(exit_code_of(failure))) from error
 
 
-def _work(
-    rank: int, world_size: int, reports: ReportPipe, index: SequenceIndex, layout: RunLayout, config: ModelConfig
-) -> int:
-    """Do the rank's work; return the rows of its shard."""
-    stop = _stop_on_sigterm()
-    device = own_device(config)
-    plan = make_plan(index, config, device_type=device.type)
-    mine = plan.rank_blocks(rank, world_size)
-    finished = find_finished_blocks(layout, plan, among=mine).blocks
-    todo = [block for block in mine if block not in finished]
-    resumed = sum(len(plan.block_positions(block)) for block in mine if block in finished)
-    log.info("worker.started", blocks=len(mine), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid())
-    hidden_dim = config.hidden_dim
-    with BlockCache(config, index, plan, reports) as cache:
-        finished |= _write_cached(todo, cache, plan, layout, config, reports, stop)
-        todo = [block for block in todo if block not in finished]
-        reports.put({"kind": "resumed", "sequences": resumed, "tokens_to_do": int(plan.tokens[todo].sum())})
-        if todo:
-            dataset = IndexBasedDataset(index, get_worker_indices(index, rank, world_size, plan))
-            model, tokenizer = load_model(config, device, reports)
-            loader = create_async_dataloader(
-                dataset,
-                VarlenCollator(tokenizer, max_residues=config.max_residues),
-                _batches(plan, mine, finished),
-                loader_workers=config.loader_workers,
-                pin_memory=device.type == "cuda",
+class _Work:
+    """The work of one process."""
+
+    def __init__(
+        self,
+        index: SequenceIndex,
+        plan: BlockPlan,
+        layout: RunLayout,
+        config: ModelConfig,
+        assignment: Assignment,
+        reports: ReportPipe,
+        stop: threading.Event,
+    ) -> None:
+        self.index = index
+        self.plan = plan
+        self.layout = layout
+        self.config = config
+        self.assignment = assignment
+        self.reports = reports
+        self.stop = stop
+        self._last_step_s = 0.0
+
+    def do(self, rank: int, device: torch.device) -> int:
+        """
+        Compute what is not finished, seal the rank's shard, and return its rows.
+
+        Raises:
+            StoppedError: We were told to stop.
+        """
+        plan, config = self.plan, self.config
+        mine = self.assignment.blocks
+        among = mine if isinstance(mine, range) else frozenset(mine)
+        finished = find_finished_blocks(
+            self.layout, plan, among=among, excused=self.assignment.excused, on_step=self._step
+        ).blocks
+        todo = [block for block in mine if block not in finished and len(self._positions(block))]
+        resumed = sum(len(self._positions(block)) for block in mine if block in finished)
+        log.info("worker.started", blocks=len(mine), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid())
+        hidden_dim = config.hidden_dim
+        with BlockCache(config, self.index, plan, self.reports) as cache:
+            cached = self._write_cached(todo, cache)
+            todo = [block for block in todo if block not in cached]
+            self.reports.put({"kind": "resumed", "sequences": resumed, "tokens_to_do": int(plan.tokens[todo].sum())})
+            if todo:
+                model, tokenizer = load_model(config, device, self.reports)
+                self._compute(todo, AsyncInferenceRunner(model, device), tokenizer, cache)
+                hidden_dim = model.hidden_dim
+        return seal_shard(rank, among, plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
+
+    def _write_cached(self, todo: list[int], cache: BlockCache) -> set[int]:
+        """Make those blocks durable that the cache holds whole; return their numbers."""
+        blocks: set[int] = set()
+        sequences = 0
+        with self._writer() as writer:
+            for rows in cache.take(todo):
+                writer.add(rows)
+                blocks.add(rows.block)
+                sequences += len(rows.positions)
+                if self.stop.is_set():
+                    break
+        if blocks:
+            log.info("worker.cached", blocks=len(blocks), sequences=sequences)
+            self.reports.put({"kind": "cached", "sequences": sequences})
+        if self.stop.is_set():
+            raise StoppedError(signal.SIGTERM)
+        return blocks
+
+    def _compute(self, todo: list[int], runner: AsyncInferenceRunner, tokenizer: Tokenizer, cache: BlockCache) -> None:
+        """Compute blocks and make them durable as they come, those under suspicion last."""
+        suspicion = self.assignment.suspects
+        plain = [block for block in todo if block not in suspicion]
+        suspects = sorted((block for block in todo if block in suspicion), key=lambda block: suspicion[block])
+        with self._writer(reports=self.reports, cache=cache) as writer:
+            plain_results = runner.run(
+                self._loader(plain, tokenizer, runner.device), stop=self.stop, on_start=self._say
             )
-            results = AsyncInferenceRunner(model, device).run(loader, stop=stop)
-            _write_results(todo, results, cache, plan, layout, config, reports)
-            hidden_dim = model.hidden_dim
-    return seal_shard(rank, mine, plan, layout, hidden_dim=hidden_dim)
+            for block, result in zip(plain, plain_results, strict=False):
+                writer.take(block, result)
+            if suspects and not self.stop.is_set():
+                for block, batch in zip(suspects, self._loader(suspects, tokenizer, runner.device), strict=True):
+                    writer.take(block, self._compute_suspect(block, batch, runner))
+                    if self.stop.is_set():
+                        break
+        if writer.blocks < len(todo):
+            raise StoppedError(signal.SIGTERM)
+        log.info("worker.embedded", sequences=writer.sequences, tokens=writer.tokens)
 
+    def _compute_suspect(self, block: int, batch: PackedBatch, runner: AsyncInferenceRunner) -> InferenceResult:
+        if not self.assignment.is_apart(block):
+            (result,) = runner.run([batch], on_start=self._say)
+        else:
+            log.warning("block.apart", block=block, sequences=len(batch.positions))
+            result = runner.run_apart(
+                batch,
+                on_start=self._say,
+                last=self.assignment.lone_suspects,
+                then_whole=self.assignment.may_be_whole(block) and self._is_whole(block),
+            )
+        return result if self._is_whole(block) else replace(result, is_resplit=True)
 
-def _write_cached(
-    todo: list[int],
-    cache: BlockCache,
-    plan: BlockPlan,
-    layout: RunLayout,
-    config: ModelConfig,
-    reports: ReportPipe,
-    stop: threading.Event,
-) -> set[int]:
-    """
-    Make those blocks durable that the cache holds whole; return their numbers.
+    def _writer(self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None) -> BlockWriter:
+        at_once = 1 if self.assignment.after_failure else self.config.sequences_per_part
+        return BlockWriter(self.layout.parts_dir, self.plan.fingerprint, at_once, reports=reports, cache=cache)
 
-    Raises:
-        StoppedError: We were told to stop.
-    """
-    blocks: set[int] = set()
-    sequences = 0
-    with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part) as pending:
-        for rows in cache.take(todo):
-            pending.add(rows)
-            blocks.add(rows.block)
-            sequences += len(rows.positions)
-            if stop.is_set():
-                break
-    if blocks:
-        log.info("worker.cached", blocks=len(blocks), sequences=sequences)
-        reports.put({"kind": "cached", "sequences": sequences})
-    if stop.is_set():
-        raise StoppedError(signal.SIGTERM)
-    return blocks
+    def _loader(self, blocks: list[int], tokenizer: Tokenizer, device: torch.device) -> DataLoader[PackedBatch]:
+        """Return the batches of *blocks*, in their order."""
+        positions = [self._positions(block) for block in blocks]
+        ends = np.cumsum([0, *map(len, positions)]).tolist()
+        return create_async_dataloader(
+            IndexBasedDataset(self.index, np.concatenate([np.empty(0, np.int64), *positions])),
+            VarlenCollator(tokenizer, max_residues=self.config.max_residues),
+            (range(start, end) for start, end in pairwise(ends)),
+            loader_workers=self.config.loader_workers,
+            pin_memory=device.type == "cuda",
+        )
 
+    def _positions(self, block: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the index positions of *block* that are to be computed."""
+        positions = self.plan.block_positions(block)
+        excused = self.assignment.excused
+        return positions if not excused else positions[[item not in excused for item in positions.tolist()]]
 
-def _batches(plan: BlockPlan, mine: range, finished: set[int]) -> Iterator[range]:
-    """Yield, for each block to do, the numbers of its sequences among all the sequences of this rank."""
-    end = 0
-    for block in mine:
-        start, end = end, end + len(plan.block_positions(block))
-        if block not in finished:
-            yield range(start, end)
+    def _is_whole(self, block: int) -> bool:
+        """Whether no sequence of *block* is excused: then its rows are those of the plan's batch."""
+        return len(self._positions(block)) == len(self.plan.block_positions(block))
+
+    def _say(self, batch: PackedBatch) -> None:
+        """Tell the parent what is computed next, so that it knows if we do not live to tell the result."""
+        if batch.positions:
+            message = {"kind": "start", "block": self.plan.block_of(batch.positions[0])}
+            self.reports.put(message if len(batch.positions) > 1 else {**message, "position": batch.positions[0]})
+
+    def _step(self) -> None:
+        """Tell the parent that work goes on that has no batches."""
+        if time.monotonic() - self._last_step_s > STEP_INTERVAL_S:
+            self._last_step_s = time.monotonic()
+            self.reports.put({"kind": "step"})
 
 
 def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
@@ -199,74 +275,6 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
         )
     reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name})
     return model, tokenizer
-
-
-def _write_results(
-    todo: list[int],
-    results: Iterable[InferenceResult],
-    cache: BlockCache,
-    plan: BlockPlan,
-    layout: RunLayout,
-    config: ModelConfig,
-    reports: ReportPipe,
-) -> None:
-    """
-    Make results durable as they come, and keep them in the cache.
-
-    Raises:
-        StoppedError: We were told to stop: the results ended before the blocks to do.
-    """
-    blocks = sequences = tokens = 0
-    with _PendingBlocks(layout.parts_dir, plan.fingerprint, config.sequences_per_part, cache) as pending:
-        for block, result in zip(todo, results, strict=False):
-            positions = plan.block_positions(block)
-            assert tuple(positions.tolist()) == result.positions
-            if result.is_resplit:
-                log.warning("block.resplit", block=block, sequences=len(positions), tokens=result.num_tokens)
-            origin = BlockOrigin.RESPLIT if result.is_resplit else BlockOrigin.COMPUTED
-            pending.add(BlockRows(block, positions, result.sequence_ids, result.embeddings, origin))
-            blocks += 1
-            sequences += len(positions)
-            tokens += result.num_tokens
-            reports.put({"kind": "progress", "sequences": sequences, "tokens": tokens})
-    if blocks < len(todo):
-        raise StoppedError(signal.SIGTERM)
-    log.info("worker.embedded", sequences=sequences, tokens=tokens)
-
-
-class _PendingBlocks:
-    """Finished blocks that are not durable yet; they become so in time, and when the work ends, even by an error."""
-
-    def __init__(
-        self, folder: Path, plan_fingerprint: str, sequences_per_part: int, cache: BlockCache | None = None
-    ) -> None:
-        self._folder = folder
-        self._plan_fingerprint = plan_fingerprint
-        self._sequences_per_part = sequences_per_part
-        self._cache = cache
-        self._blocks: list[BlockRows] = []
-        self._last_s = time.monotonic()
-
-    def add(self, block: BlockRows) -> None:
-        self._blocks.append(block)
-        sequences = sum(len(item.positions) for item in self._blocks)
-        if sequences >= self._sequences_per_part or time.monotonic() - self._last_s > PART_INTERVAL_S:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._blocks:
-            path = write_part(self._folder, self._blocks, plan_fingerprint=self._plan_fingerprint)
-            log.info("part.written", part=path.name, blocks=len(self._blocks))
-            if self._cache is not None:
-                self._cache.keep(self._blocks)
-        self._blocks, self._last_s = [], time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, OSError):  # a disk that refused one part will refuse the next
-            self._flush()
 
 
 def _stop_on_sigterm() -> threading.Event:

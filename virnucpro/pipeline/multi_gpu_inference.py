@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import structlog
+
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_CACHE_GIB,
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler, RankOutcome
+    from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.worker_process import WorkerFunction
+
+log = structlog.get_logger(__name__)
 
 GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
 """By name, so that the parent does not import the framework."""
@@ -244,11 +249,12 @@ def run_embedding(
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)
         with failure_noted(run):
-            outcomes = _run_ranks(run, limits or RunLimits(), worker_fn, on_message, stop)
+            recovery = run.recovery(limits or RunLimits())
+            outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
             clock.lap("embed")
             if stop.is_set():
                 return stop_run(run, outcomes, stages_s=clock.stages_s)
-            aggregation = aggregate_run(run, outcomes)
+            aggregation = aggregate_run(run, outcomes, recovery)
             clock.lap("aggregate")
             validate_run(run, aggregation)
             clock.lap("validate")
@@ -285,14 +291,27 @@ class StageClock:
 
 def _run_ranks(
     run: PreparedRun,
-    limits: RunLimits,
+    recovery: Recovery,
     worker_fn: WorkerFunction,
     on_message: MessageHandler | None,
     stop: threading.Event,
 ) -> list[RankOutcome]:
+    """Run every rank, and then the work of those that were lost on the others, until none is left to do it."""
     with GPUProcessCoordinator(
-        run.world_size, run.output_dir, devices=run.devices, limits=limits, on_message=on_message, stop=stop
+        run.world_size,
+        run.output_dir,
+        devices=run.devices,
+        limits=recovery.limits,
+        on_message=on_message,
+        stop=stop,
+        policy=recovery,
     ) as coordinator:
-        coordinator.spawn_workers(worker_fn, run.worker_args)
-        coordinator.wait_for_completion()
-        return [coordinator.outcomes[rank] for rank in range(run.world_size)]
+        ranks = list(range(run.world_size))
+        while ranks and not stop.is_set():
+            coordinator.spawn_workers(worker_fn, run.worker_args, ranks=ranks)
+            coordinator.wait_for_completion()
+            outcomes = [coordinator.outcomes[rank] for rank in range(run.world_size)]
+            ranks = recovery.take_over(outcomes)
+            if ranks:
+                log.warning("ranks.lost", lost=[item.rank for item in outcomes if item.state != "complete"], by=ranks)
+        return outcomes

@@ -7,6 +7,7 @@ attempts; the flow's task calls it once and lets Prefect own the attempts.
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.failures import OomKills
     from virnucpro.pipeline.worker_process import WorkerFunction
 
     MessageHandler = Callable[[int, dict[str, Any]], None]
@@ -86,6 +88,7 @@ def run_rank(
     stop: Event,
     on_message: MessageHandler | None = None,
     on_start: Callable[[WorkerProcess], None] | None = None,
+    oom_kills: OomKills | None = None,
 ) -> RankOutcome:
     """
     Run one process of one rank to its end; no process is left when this returns or raises.
@@ -100,6 +103,7 @@ def run_rank(
         stop: Set by whoever wants the run to end.
         on_message: Called with rank and message for everything that the worker says.
         on_start: Called once with the started process.
+        oom_kills: The kernel's count, which explains a process that was killed.
 
     Returns:
         *outcome*, with this attempt in it.
@@ -110,7 +114,7 @@ def run_rank(
     worker = WorkerProcess(worker_fn, rank=outcome.rank, world_size=world_size, device=device, worker_args=worker_args)
     outcome.attempts += 1
     outcome.state, outcome.failure, outcome.reason, outcome.exit_code = "failed", None, None, None
-    watch = _Watch(outcome, limits)
+    watch = _Watch(outcome, limits, oom_kills)
     try:
         try:
             worker.start()
@@ -143,10 +147,12 @@ def run_rank(
 class _Watch:
     """What is known of a running attempt, and its clocks."""
 
-    def __init__(self, outcome: RankOutcome, limits: RunLimits) -> None:
+    def __init__(self, outcome: RankOutcome, limits: RunLimits, oom_kills: OomKills | None) -> None:
         self.outcome = outcome
         self.limits = limits
-        self.started_s = self.heard_s = time.monotonic()
+        self.oom_kills = oom_kills
+        self.started_s = self.heard_s = self.getting_ready_s = time.monotonic()
+        self.was_heard = False
         self.progress_s: float | None = None
         self.loaded_s: float | None = None
         self.last_row_s: float | None = None
@@ -155,6 +161,7 @@ class _Watch:
 
     def hear(self, message: dict[str, Any]) -> None:
         now = self.heard_s = time.monotonic()
+        self.was_heard = True
         kind = message.get("kind")
         if kind == "resumed":
             self.outcome.sequences_resumed = int(message["sequences"])
@@ -169,6 +176,9 @@ class _Watch:
             self.progress_s = self.last_row_s = now
             self.outcome.sequences = self.computed[0] + int(message["sequences"])
             self.outcome.tokens = self.computed[1] + int(message["tokens"])
+        elif kind in {"start", "step"}:
+            self.getting_ready_s = now
+            self.progress_s = None if self.progress_s is None else now
         elif kind is None:
             self.report = message
 
@@ -177,7 +187,7 @@ class _Watch:
         now, limits = time.monotonic(), self.limits
         if now - self.heard_s > limits.heartbeat_timeout_s:
             self.give_up(FailureClass.HUNG, f"no sign of life for {limits.heartbeat_timeout_s:g} s")
-        elif self.progress_s is None and now - self.started_s > limits.startup_timeout_s:
+        elif self.progress_s is None and now - self.getting_ready_s > limits.startup_timeout_s:
             self.give_up(FailureClass.HUNG, f"not ready after {limits.startup_timeout_s:g} s")
         elif self.progress_s is not None and now - self.progress_s > limits.progress_timeout_s:
             self.give_up(FailureClass.HUNG, f"no batch finished for {limits.progress_timeout_s:g} s")
@@ -198,17 +208,28 @@ class _Watch:
             outcome.state = "complete"
             return
         if outcome.failure is None:
-            outcome.failure = classify_exit(outcome.exit_code, report.get("failure")).value
+            outcome.failure = classify_exit(
+                outcome.exit_code,
+                report.get("failure"),
+                was_heard=self.was_heard,
+                oom_killed=outcome.exit_code == -signal.SIGKILL
+                and self.oom_kills is not None
+                and self.oom_kills.explain_one(),
+            ).value
         if stopping:
             outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
         elif outcome.failure == FailureClass.STOPPED:  # somebody else told the worker to stop
             outcome.failure, outcome.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
-        outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code)
+        outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code, outcome.failure)
 
 
-def _ending(exit_code: int | None) -> str:
+def _ending(exit_code: int | None, failure: str | None) -> str:
     if exit_code is None:
         return "the process never started"
+    if failure == FailureClass.OOM_KILL:
+        return "the kernel killed the process because memory ran out"
+    if failure == FailureClass.CONFIGURATION:
+        return f"the process ended with exit code {exit_code} before it said a word: its traceback is on standard error"
     if exit_code < 0:
         return f"the process was ended by signal {-exit_code}"
     return f"the process ended with exit code {exit_code} and without a report"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.rank_runner import RankOutcome
+    from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
 
@@ -89,6 +90,10 @@ class RunResult:
     def notes(self) -> list[str]:
         """Return what a person should know about the rows, a sentence each."""
         notes = notes_on_input(self.noticed)
+        lost = [outcome for outcome in self.ranks if outcome.state == "failed"]
+        if self.state == "complete" and lost:
+            names = "; ".join(f"rank {item.rank} on {item.device} ({item.failure}: {item.reason})" for item in lost)
+            notes.append(f"the others did the work of {names}")
         if self.num_copies:
             notes.append(f"{self.num_copies:,} copies of another sequence took its row")
         if self.num_truncated:
@@ -128,7 +133,7 @@ class RunResult:
         if self.state == "partial" and allow_partial:
             return
         code = ExitCode.PARTIAL
-        if self.output_path is None:
+        if self.output_path is None and failed:
             code = exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL
         raise WorkersFailedError(
             {outcome.rank: f"{outcome.failure}: {outcome.reason}" for outcome in failed},
@@ -188,9 +193,14 @@ def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
     return notes
 
 
-def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome]) -> Aggregation:
+def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], recovery: Recovery) -> Aggregation:
     """
     Write the result and the list of what is missing.
+
+    Args:
+        run: The run.
+        outcomes: Of every rank.
+        recovery: Knows why what is missing is missing.
 
     Raises:
         OutputError: Either cannot be written.
@@ -199,9 +209,11 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome]) -> Aggregat
     plan = run.plan(index)
     config = run.model_config
     result = aggregate_shards(run.layout, index, plan, max_residues=config.max_residues, hidden_dim=config.hidden_dim)
-    by_rank = {outcome.rank: (outcome.failure or "unknown", outcome.attempts) for outcome in outcomes}
     write_failed_sequences(
-        run.layout, index, result.missing_positions, lambda position: by_rank[plan.block_of(position) % run.world_size]
+        run.layout,
+        index,
+        result.missing_positions,
+        lambda position: recovery.why_missing(position, plan.block_of(position), outcomes),
     )
     return result
 

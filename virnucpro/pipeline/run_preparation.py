@@ -33,6 +33,7 @@ from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
+from virnucpro.pipeline.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.worker_process import WorkerFunction
 
@@ -59,6 +61,8 @@ class PreparedRun:
     """With the token budget settled, and the attention kernels of GPUs."""
     devices: tuple[Device, ...]
     """One a rank."""
+    num_blocks: int
+    """Of the plan."""
     already_complete: bool
     """The folder holds the finished result of this very run."""
 
@@ -76,6 +80,10 @@ class PreparedRun:
     def worker_args(self) -> tuple[Any, ...]:
         """What ``gpu_worker`` gets after the pipe."""
         return (str(self.layout.index), str(self.output_dir), self.model_config)
+
+    def recovery(self, limits: RunLimits) -> Recovery:
+        """Return what decides about failures of this start of the run."""
+        return Recovery(num_blocks=self.num_blocks, world_size=self.world_size, limits=limits)
 
     def open_index(self) -> SequenceIndex:
         """Open the run's index."""
@@ -135,6 +143,7 @@ def prepare_run(
                 output_dir=layout.output_dir,
                 model_config=done,
                 devices=tuple(devices),
+                num_blocks=earlier.plan["blocks"],
                 already_complete=True,
             )
     index = _ensure_index(layout, fasta_files, model_config)
@@ -155,17 +164,19 @@ def prepare_run(
         letters_per_token=model_config.letters_per_token,
     )
     settled = replace(model_config, token_budget=budget)
+    settings = _settings(settled, devices)
+    if earlier is not None:
+        _refuse_other_settings(layout, earlier, settings)
+    plan = make_plan(index, settled, device_type=devices[0].type)
     run = PreparedRun(
         run_id=run_id,
         output_dir=layout.output_dir,
         model_config=settled,
         devices=tuple(devices),
+        num_blocks=len(plan),
         already_complete=False,
     )
-    settings = _settings(settled, devices)
-    if earlier is not None:
-        _refuse_other_settings(layout, earlier, settings)
-    _open_manifest(run, index, settings, probes).write(layout.manifest)
+    _open_manifest(run, index, plan, settings, probes).write(layout.manifest)
     return run
 
 
@@ -248,9 +259,8 @@ def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str,
 
 
 def _open_manifest(
-    run: PreparedRun, index: SequenceIndex, settings: dict[str, Any], probes: list[dict[str, Any]]
+    run: PreparedRun, index: SequenceIndex, plan: BlockPlan, settings: dict[str, Any], probes: list[dict[str, Any]]
 ) -> RunManifest:
-    plan = run.plan(index)
     return RunManifest(
         run_id=run.run_id,
         state="running",
@@ -274,6 +284,7 @@ def _open_manifest(
         },
         versions={"python": platform.python_version(), **{name: _version(name) for name in COMPUTING_PACKAGES}},
         devices=[device.label for device in run.devices],
+        ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
         counts={"records": index.num_records, **index.counts},
     )
 

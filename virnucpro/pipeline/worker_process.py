@@ -106,7 +106,7 @@ def run_isolated(
     exit_code = 0
     try:
         _check_isolation(device)
-        function = getattr(importlib.import_module(worker[0]), worker[1])
+        function = _imported(*worker)
         function(rank, world_size, reports, *worker_args)
     except SystemExit as stop:
         exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -118,6 +118,14 @@ def run_isolated(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)  # HDF5's own teardown after a full disk can crash, which would look like a poisoned input
+
+
+def _imported(module: str, name: str) -> Callable[..., None]:
+    try:
+        function: Callable[..., None] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ConfigurationError(f"worker function {module}:{name} cannot be imported: {error}") from error
+    return function
 
 
 def _check_isolation(device: Device) -> None:

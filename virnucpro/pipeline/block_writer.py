@@ -1,0 +1,117 @@
+"""From results to durable blocks: a worker's one way to keep rows, and to say what it kept and what it could not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import structlog
+
+from virnucpro.store.parts import BlockRows, write_part
+from virnucpro.store.schema import BlockOrigin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.pipeline.async_inference import InferenceResult
+    from virnucpro.pipeline.cached_blocks import BlockCache
+    from virnucpro.pipeline.worker_process import ReportPipe
+
+log = structlog.get_logger(__name__)
+
+PART_INTERVAL_S = 60.0
+"""Seconds after which finished blocks are made durable even if they are few: what a crash can cost."""
+
+
+class BlockWriter:
+    """
+    Gathers finished blocks into parts; what is pending becomes durable when the context ends, even by an error.
+
+    Args:
+        folder: Where parts live.
+        plan_fingerprint: Plan that the rows are computed by.
+        sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
+        reports: Hears of progress and of sequences that failed; None says nothing.
+        cache: Keeps the rows as well.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan_fingerprint: str,
+        sequences_per_part: int,
+        *,
+        reports: ReportPipe | None = None,
+        cache: BlockCache | None = None,
+    ) -> None:
+        self.blocks = self.sequences = self.tokens = 0
+        self._folder = folder
+        self._plan_fingerprint = plan_fingerprint
+        self._sequences_per_part = sequences_per_part
+        self._reports = reports
+        self._cache = cache
+        self._pending: list[BlockRows] = []
+        self._last_s = time.monotonic()
+
+    def take(self, block: int, result: InferenceResult) -> None:
+        """
+        Keep the rows of *block*, and report them and what failed in it.
+
+        Raises:
+            OutputError: A part cannot be written.
+        """
+        if result.is_resplit:
+            log.warning("block.resplit", block=block, sequences=len(result.positions), tokens=result.num_tokens)
+        for item in result.failed:
+            log.error(
+                "sequence.failed", block=block, sequence_id=item.sequence_id, failure=item.failure, reason=item.what
+            )
+            self._report({"kind": "sequence_failed", "position": item.position, "failure": item.failure.value})
+        if result.positions:
+            origin = BlockOrigin.RESPLIT if result.is_resplit else BlockOrigin.COMPUTED
+            positions = np.array(result.positions, dtype=np.int64)
+            self.add(BlockRows(block, positions, result.sequence_ids, result.embeddings, origin))
+        self.blocks += 1
+        self.sequences += len(result.positions)
+        self.tokens += result.num_tokens
+        self._report(
+            {
+                "kind": "progress",
+                "block": block,
+                "rows": len(result.positions),
+                "sequences": self.sequences,
+                "tokens": self.tokens,
+            }
+        )
+
+    def add(self, rows: BlockRows) -> None:
+        """
+        Keep rows that are worth no report.
+
+        Raises:
+            OutputError: A part cannot be written.
+        """
+        self._pending.append(rows)
+        sequences = sum(len(item.positions) for item in self._pending)
+        if sequences >= self._sequences_per_part or time.monotonic() - self._last_s > PART_INTERVAL_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            path = write_part(self._folder, self._pending, plan_fingerprint=self._plan_fingerprint)
+            log.info("part.written", part=path.name, blocks=len(self._pending))
+            if self._cache is not None:
+                self._cache.keep(self._pending)
+        self._pending, self._last_s = [], time.monotonic()
+
+    def _report(self, message: dict[str, object]) -> None:
+        if self._reports is not None:
+            self._reports.put(message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, OSError):  # a disk that refused one part will refuse the next
+            self._flush()

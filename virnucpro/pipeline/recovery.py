@@ -1,0 +1,227 @@
+"""
+What a run does about failures while it goes on: the parent's book of suspects, and whose work goes to whom.
+
+A worker says what it is about to compute before it does. When its process dies or hangs, the parent knows what was in
+flight and narrows it down, one step for each death:
+
+1. the blocks in flight are computed again, each whole and on its own, after everything that is not suspected;
+2. a block that was in flight again is computed sequence by sequence, and whole only once each of them has succeeded;
+3. a sequence that was in flight alone twice is excused: it gets no row but a line in ``failed_sequences.tsv``;
+   a block that fails only as a whole keeps the rows of its sequences computed apart.
+
+A poisoned sequence thus costs four more starts of a process at the most, whatever the size of its block. What is
+learned holds for this start of the run: the next one tries everything again.
+
+The work of a rank that is lost for good goes to those that have finished theirs.
+
+Everything here is numbers of ranks, blocks and positions: no index, plan or model, and no framework.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.pipeline.failures import FailureClass, OomKills
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from virnucpro.config import RunLimits
+    from virnucpro.pipeline.rank_runner import RankOutcome
+
+MAX_STARTS = 64
+"""Processes started for one rank in one wave of work at the most, however much each of them gets done."""
+_APART, _NEVER_WHOLE = 2, 3
+"""Deaths of a block from which on its sequences are computed apart, and from which on it is not computed whole."""
+_LONE_DEATHS = 2
+"""Deaths of a sequence alone after which it is excused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What one process is asked to do."""
+
+    blocks: Sequence[int]
+    """Its blocks."""
+    suspects: dict[int, int] = field(default_factory=dict)
+    """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
+    lone_suspects: frozenset[int] = frozenset()
+    """Index positions of sequences that ended a process alone."""
+    excused: frozenset[int] = frozenset()
+    """Index positions of sequences that are not computed."""
+    after_failure: bool = False
+    """Whether a process failed before, so that each block is made durable at once."""
+
+    def is_apart(self, block: int) -> bool:
+        """Whether the sequences of *block* are computed one by one first."""
+        return self.suspects.get(block, 0) >= _APART
+
+    def may_be_whole(self, block: int) -> bool:
+        """Whether *block* is computed whole after its sequences."""
+        return self.suspects.get(block, 0) < _NEVER_WHOLE
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank's work in this wave."""
+
+    blocks: Sequence[int]
+    in_flight: dict[int, int | None] = field(default_factory=dict)
+    """Block -> the position that is computed alone, or None while the whole is."""
+    fresh_excuses: list[int] = field(default_factory=list)
+    """Excused by the running process since it last had a success."""
+    got_something_done: bool = False
+    """In the running process."""
+    fruitless: int = 0
+    """Failed processes since the last one that got something done, that one included."""
+    starts: int = 0
+
+
+class Recovery:
+    """
+    Decides what each process computes, whether a rank is tried again, and who takes over; safe from any thread.
+
+    Args:
+        num_blocks: Of the plan.
+        world_size: Number of ranks.
+        limits: How many fruitless processes in a row a rank may have.
+        oom_kills: The kernel's count; by default that of our own control group.
+    """
+
+    def __init__(
+        self, *, num_blocks: int, world_size: int, limits: RunLimits, oom_kills: OomKills | None = None
+    ) -> None:
+        self.limits = limits
+        self.oom_kills = OomKills() if oom_kills is None else oom_kills
+        self._world_size = world_size
+        self._ranks = {rank: _Rank(range(rank, num_blocks, world_size)) for rank in range(world_size)}
+        self._taken_over: dict[int, int] = {}
+        self._excused: dict[int, tuple[FailureClass, int]] = {}
+        self._deaths: Counter[int] = Counter()
+        self._lone_deaths: Counter[int] = Counter()
+        self._changed = threading.Condition()
+        self._running = 0
+        self._most_running = world_size
+
+    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the next process of *rank*: *args* and its assignment."""
+        with self._changed:
+            state = self._ranks[rank]
+            return (
+                *args,
+                Assignment(
+                    blocks=state.blocks,
+                    suspects=dict(self._deaths),
+                    lone_suspects=frozenset(self._lone_deaths),
+                    excused=frozenset(self._excused),
+                    after_failure=state.fruitless > 0,
+                ),
+            )
+
+    @contextmanager
+    def turn(self, rank: int, stop: threading.Event) -> Iterator[None]:
+        """Wait until *rank* may start a process (fewer run at a time once memory ran out), and note that it does."""
+        with self._changed:
+            while self._running >= self._most_running and not stop.is_set():
+                self._changed.wait(0.2)
+            self._running += 1
+            state = self._ranks[rank]
+            state.starts += 1
+            state.in_flight, state.fresh_excuses, state.got_something_done = {}, [], False
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """Take in what a worker said."""
+        kind = message.get("kind")
+        if kind not in {"start", "progress", "sequence_failed"}:
+            return
+        with self._changed:
+            state = self._ranks[rank]
+            if kind == "sequence_failed":
+                position = int(message["position"])
+                self._excused[position] = (FailureClass(message["failure"]), 1)
+                state.fresh_excuses.append(position)
+            elif kind == "start":
+                block = int(message["block"])
+                if state.in_flight.get(block) is not None:  # the sequence before it succeeded alone
+                    state.got_something_done = True
+                state.in_flight[block] = message.get("position")
+            else:
+                state.in_flight.pop(int(message["block"]), None)
+                if message.get("rows"):
+                    state.got_something_done = True
+                    state.fresh_excuses.clear()
+
+    def another_attempt(self, outcome: RankOutcome) -> bool:
+        """Learn from a process that has ended; whether another one is to be started for its rank."""
+        if outcome.state != "failed":
+            return False
+        failure = FailureClass(outcome.failure or FailureClass.DIED)
+        with self._changed:
+            state = self._ranks[outcome.rank]
+            for position in state.fresh_excuses:  # the process was broken, not they
+                self._excused.pop(position, None)
+            narrowed_down = failure.blames_what_was_computed and self._blame(state, failure)
+            if state.got_something_done:
+                state.fruitless = 1
+            elif not narrowed_down:
+                state.fruitless += 1
+            if failure is FailureClass.OOM_KILL:
+                self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
+            return failure.is_worth_a_retry and state.fruitless < self.limits.attempts and state.starts < MAX_STARTS
+
+    def _blame(self, state: _Rank, failure: FailureClass) -> bool:
+        """Count a death for everything in flight; whether that took the search a step further."""
+        narrowed_down = False
+        for block, position in state.in_flight.items():
+            if position is None:
+                self._deaths[block] += 1
+                narrowed_down |= self._deaths[block] >= _APART
+                continue
+            self._lone_deaths[position] += 1
+            if self._lone_deaths[position] >= _LONE_DEATHS:
+                self._excused[position] = (failure, self._deaths[block] + self._lone_deaths[position])
+                narrowed_down = True
+        return narrowed_down
+
+    def take_over(self, outcomes: Sequence[RankOutcome]) -> list[int]:
+        """
+        Give the blocks of the ranks that were lost in the last wave to those that finished.
+
+        Args:
+            outcomes: Of every rank, none of which runs.
+
+        Returns:
+            The ranks that have work again; none when nothing was lost, nobody is left, or it would be of no use.
+        """
+        with self._changed:
+            lost = [outcome.rank for outcome in outcomes if outcome.state != "complete"]
+            blocks = sorted(block for rank in lost for block in self._ranks[rank].blocks)
+            survivors = [outcome.rank for outcome in outcomes if outcome.state == "complete"]
+            classes = {FailureClass(outcome.failure) for outcome in outcomes if outcome.failure is not None}
+            for state in self._ranks.values():
+                state.blocks = ()
+            if not survivors or any(failure.concerns_all_ranks for failure in classes):
+                return []
+            for number, rank in enumerate(survivors):
+                self._ranks[rank] = _Rank(tuple(blocks[number :: len(survivors)]))
+                self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
+            return [rank for rank in survivors if self._ranks[rank].blocks]
+
+    def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+        """Return the reason why a sequence has no row, and how many processes tried."""
+        with self._changed:
+            if position in self._excused:
+                failure, attempts = self._excused[position]
+                return failure.value, attempts
+            outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
+            return outcome.failure or "unknown", outcome.attempts
