@@ -155,7 +155,8 @@ def claim_failure(control: Path, times: int) -> bool:
 def fail(how: str) -> None:
     """Fail for real."""
     if how in ERRORS:
-        raise ERRORS[how]()
+        error = ERRORS[how]()
+        raise error
     DEATHS[how]()
 
 

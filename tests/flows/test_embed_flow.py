@@ -63,6 +63,21 @@ class FirstWorkerKiller(threading.Thread):
             time.sleep(0.05)
 
 
+class WorkerStopper(threading.Thread):
+    """Tells the only worker of the run in *out* to stop, as a batch system would, once it is computing."""
+
+    def __init__(self, out) -> None:
+        super().__init__(daemon=True)
+        self.log = out / "logs" / "worker_0.log"
+
+    def run(self) -> None:
+        while not self.log.exists() or "model.loaded" not in self.log.read_text():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        for pid in worker_processes():
+            os.kill(pid, signal.SIGTERM)
+
+
 def artifact(key):
     with get_client(sync_client=True) as client:
         found = client.request(
@@ -126,37 +141,50 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
 
 def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, small):
     out = tmp_path / "out"
-    killer = FirstWorkerKiller(kills=1)
-    killer.start()
-    state = embed([str(small)], str(out), devices="cpu", workers=2, worker_retries=0, return_state=True)
-    killer.done.set()
+    WorkerStopper(out).start()
+    one = {"devices": "cpu", "workers": 1, "token_budget": 1200, "return_state": True}
+    state = embed([str(small)], str(out), worker_retries=0, **one)
     assert state.is_failed()
-    assert "1 of 2 workers failed, " in state.message
+    assert "1 of 1 workers failed, " in state.message
     assert "of 120 sequences missing, partial result at" in state.message
     assert isinstance(state.result(raise_on_failure=False), WorkersFailedError)
     assert state.result(raise_on_failure=False).exit_code == 3
     assert "# Embedding: partial" in artifact("embed-summary")
-    again = embed([str(small)], str(out), devices="cpu", workers=2, return_state=True)
-    assert again.is_completed()
+    allowed = embed([str(small)], str(out), worker_retries=0, allow_partial=True, **one)
+    assert allowed.name == "Completed", "what was missing is computed"
     assert verify_run(out).problems == []
 
 
 def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(tmp_path, small):
-    killer = FirstWorkerKiller(kills=1)
-    killer.start()
+    out = tmp_path / "out"
+    WorkerStopper(out).start()
     state = embed(
         [str(small)],
-        str(tmp_path / "out"),
+        str(out),
         devices="cpu",
-        workers=2,
+        workers=1,
+        token_budget=1200,
         worker_retries=0,
         allow_partial=True,
         return_state=True,
     )
-    killer.done.set()
     assert state.is_completed()
     assert state.name == "Partial"
-    assert verify_run(tmp_path / "out").state == "partial"
+    assert verify_run(out).state == "partial"
+
+
+def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    result = run_from_command_line(
+        fasta_files=[str(small)], output_dir=str(tmp_path / "out"), devices="cpu", workers=2, worker_retries=0
+    )
+    killer.done.set()
+    (lost,) = result.failed_ranks
+    assert (result.state, result.num_rows, result.ranks[lost].failure) == ("complete", 120, "died")
+    assert f"the others did the work of rank {lost} on cpu (died: " in artifact("embed-summary")
+    assert "failed: died" in artifact("embed-ranks")
+    assert verify_run(tmp_path / "out").problems == []
 
 
 def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small):
