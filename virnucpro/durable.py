@@ -5,35 +5,99 @@ A sealed file carries a trailer with the sha256 of everything before it, so that
 seen by whoever reads it. HDF5 ignores bytes behind its own end, so a sealed HDF5 file opens like any other.
 
 Everything that writes a file which somebody will rely on does it through here: index, unpacked input, weights, parts,
-shards, result, manifest.
+shards, result, manifest. Each step of it is a failpoint of its own, so that tests can let each one fail.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from virnucpro import failpoints
 from virnucpro.errors import OutputError, ResultError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import FileIO
     from pathlib import Path
+    from typing import Self
 
 SEAL_MAGIC = b"VNPSEAL1"
 SEAL_BYTES = len(SEAL_MAGIC) + hashlib.sha256().digest_size
 TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of names that are still being written; whoever finds one of a run that has ended may remove it."""
+"""Suffix of names that are still being written; whoever finds one of a process that has ended may remove it."""
+_TEMPORARY_NAME = re.compile(r"\..+\.(?P<run>[0-9a-z]+)\.(?P<pid>\d+)\.[0-9a-f]{8}\.tmp")
+_NO_RUN = "norun"
 _COPY_BYTES = 1 << 20
+_CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems say that know no fsync of folders, or no reservation of space."""
+
+_run_id = _NO_RUN
+
+
+def name_temporaries_after(run_id: str) -> None:
+    """Let the temporary names that this process makes from now on carry *run_id*."""
+    global _run_id  # noqa: PLW0603  of the process, like its pid
+    _run_id = run_id
+
+
+class NewFile:
+    """
+    A file under its temporary name, written with plain writes.
+
+    Args:
+        path: The temporary name; must not exist, and is never followed if somebody makes it a link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        failpoints.reach("file.open")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o666)  # less what the user's umask takes away
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write *data* at the end of the file, whole; return its bytes."""
+        return self.write_at(data, os.lseek(self._descriptor, 0, os.SEEK_END))
+
+    def write_at(self, data: bytes | memoryview, at_bytes: int) -> int:
+        """Write *data* from byte *at_bytes* on, whole; return its bytes."""
+        view = memoryview(data)
+        num_bytes = view.nbytes
+        view = view.cast("B") if num_bytes else view
+        while view.nbytes:
+            failpoints.reach("file.write")
+            written = os.pwrite(self._descriptor, view, at_bytes)
+            view, at_bytes = view[written:], at_bytes + written
+        return num_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make sure that the file's first *size_bytes* have their space on disk, and make it at least that long."""
+        reserve(self._descriptor, size_bytes)
+
+    def sha256(self) -> bytes:
+        """Return the digest of what is in the file."""
+        return _digest(self._descriptor, os.fstat(self._descriptor).st_size).digest()
+
+    def sync(self) -> None:
+        """Make the content durable."""
+        failpoints.reach("file.fsync")
+        os.fsync(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
 
 @contextmanager
-def replacing(path: Path, *, seal: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
     """
-    Yield a temporary path beside *path*; when the block ends well its file is made durable and takes the name.
+    Yield a file under a temporary name beside *path*; when the block ends well it is made durable and takes the name.
 
     Args:
         path: The final name.
@@ -42,14 +106,16 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: The system refused a write; the temporary file is gone and *path* is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    name = f".{path.name}.{_run_id}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    temporary = path.with_name(name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        if seal:
-            _append_seal(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        make_folder(path.parent)
+        with NewFile(temporary) as file:
+            yield file
+            if seal:
+                file.write(SEAL_MAGIC + file.sha256())
+            file.sync()
+        failpoints.reach("file.rename")
         temporary.replace(path)
         sync_folder(path.parent)
     except OutputError:
@@ -57,7 +123,7 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     finally:
-        with suppress(OSError):  # it is gone, or what refused the write refuses this too
+        with suppress(OSError):  # it has its name, or what refused the write refuses this too
             temporary.unlink()
 
 
@@ -68,17 +134,65 @@ def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
     Raises:
         OutputError: The system refused.
     """
-    with replacing(path, seal=seal) as temporary, temporary.open("wb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
+    with replacing(path, seal=seal) as file:
+        file.write(data)
+
+
+def remove(path: Path) -> None:
+    """
+    Remove a file if it is there.
+
+    Raises:
+        OutputError: The system refused.
+    """
+    try:
+        failpoints.reach("file.unlink")
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+def reserve(descriptor: int, size_bytes: int) -> None:
+    """
+    Take space on disk for the first *size_bytes* of an open file; nothing where the file system knows no such thing.
+
+    Raises:
+        OSError: There is not that much.
+    """
+    failpoints.reach("file.reserve")
+    try:
+        if size_bytes:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+
+
+def make_folder(folder: Path) -> None:
+    """
+    Make a folder, and those above it, whose names last.
+
+    Raises:
+        OSError: The system refused.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    failpoints.reach("folder.make")
+    folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # a parent of somebody else's that we may enter but not read
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in *folder* durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    failpoints.reach("folder.fsync")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
     finally:
         os.close(descriptor)
 
@@ -86,7 +200,7 @@ def sync_folder(folder: Path) -> None:
 def sha256_of(path: Path) -> str:
     """Return the hex sha256 of a file's content."""
     with path.open("rb", buffering=0) as file:
-        return _digest(file, os.fstat(file.fileno()).st_size).hexdigest()
+        return _digest(file.fileno(), os.fstat(file.fileno()).st_size).hexdigest()
 
 
 def check_seal(path: Path) -> None:
@@ -101,29 +215,47 @@ def check_seal(path: Path) -> None:
         trailer = os.pread(file.fileno(), SEAL_BYTES, max(0, size - SEAL_BYTES))
         if size < SEAL_BYTES or not trailer.startswith(SEAL_MAGIC):
             raise ResultError(path, "cut short: no checksum at its end")
-        if _digest(file, size - SEAL_BYTES).digest() != trailer[len(SEAL_MAGIC) :]:
+        if _digest(file.fileno(), size - SEAL_BYTES).digest() != trailer[len(SEAL_MAGIC) :]:
             raise ResultError(path, "damaged: its bytes do not match its checksum")
 
 
 def remove_strays(folder: Path) -> int:
-    """Remove temporary files that a killed run left in *folder*; return how many. Only the lock's holder may."""
-    strays = [path for path in folder.glob(f".*{TEMPORARY_SUFFIX}") if path.is_file()]
+    """
+    Remove the temporary files in *folder* of processes that have ended; return how many.
+
+    Only the holder of the folder's lock may, so whatever ran on other hosts has ended too. A name whose process
+    number is in use on this host stays, unless the process is this one and the name is of another run.
+    """
+    strays = [path for path in folder.glob(f".*{TEMPORARY_SUFFIX}") if path.is_file() and _is_stray(path.name)]
     for path in strays:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # it harms nobody, and the next start tries again
+            path.unlink()
     return len(strays)
 
 
-def _append_seal(path: Path) -> None:
-    with path.open("rb", buffering=0) as file:
-        digest = _digest(file, os.fstat(file.fileno()).st_size).digest()
-    with path.open("ab") as file:
-        file.write(SEAL_MAGIC + digest)
+def _is_stray(name: str) -> bool:
+    found = _TEMPORARY_NAME.fullmatch(name)
+    if found is None:
+        return True
+    pid = int(found["pid"])
+    return found["run"] != _run_id if pid == os.getpid() else not process_exists(pid)
 
 
-def _digest(file: FileIO, num_bytes: int) -> hashlib._Hash:
+def process_exists(pid: int) -> bool:
+    """Whether some process on this host has the number *pid*."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _digest(descriptor: int, num_bytes: int) -> hashlib._Hash:
     digest = hashlib.sha256()
-    left = num_bytes
-    while left and (data := file.read(min(left, _COPY_BYTES))):
+    at = 0
+    while at < num_bytes and (data := os.pread(descriptor, min(num_bytes - at, _COPY_BYTES), at)):
         digest.update(data)
-        left -= len(data)
+        at += len(data)
     return digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 from dataclasses import replace
 
 import h5py
@@ -222,9 +223,13 @@ def test_a_shard_of_no_rows_and_no_width_joins_one_that_has_rows(tmp_path):
 # --- RowWriter -------------------------------------------------------------------------------------------------------
 
 
-def dataset_file(path, shape):
-    with h5py.File(path, "w") as file:
-        return schema.early_allocated(file, "embeddings", shape)
+@contextmanager
+def file_of_rows(path, shape):
+    """A new file with the dataset of that shape, of which HDF5 has let go, and where the dataset begins."""
+    with durable.NewFile(path) as file:
+        with schema.created(file, most_bytes=schema.bytes_at_most(*shape, id_bytes=0)) as hdf5:
+            offset = schema.early_allocated(hdf5, "embeddings", shape)
+        yield file, offset
 
 
 @given(data=st.data())
@@ -235,8 +240,8 @@ def test_rows_written_in_any_order_and_any_pieces_stand_where_they_belong(tmp_pa
     order = np.array(data.draw(st.permutations(range(num_rows))), dtype=np.int64)
     cuts = sorted(data.draw(st.sets(st.integers(0, num_rows), max_size=6)))
     expected = np.arange(num_rows * width, dtype=np.float32).reshape(num_rows, width)
-    offset = dataset_file(path, (num_rows, width))
-    with RowWriter(path, offset, num_rows, width) as writer:
+    with file_of_rows(path, (num_rows, width)) as (file, offset):
+        writer = RowWriter(file, offset, width)
         for start, end in zip([0, *cuts], [*cuts, num_rows], strict=True):
             numbers = np.sort(order[start:end]) if data.draw(st.booleans()) else order[start:end]
             writer.write(numbers, expected[numbers])
@@ -246,8 +251,8 @@ def test_rows_written_in_any_order_and_any_pieces_stand_where_they_belong(tmp_pa
 
 def test_writing_no_rows_writes_nothing(tmp_path):
     path = tmp_path / "rows.h5"
-    offset = dataset_file(path, (2, 3))
-    with RowWriter(path, offset, 2, 3) as writer:
+    with file_of_rows(path, (2, 3)) as (file, offset):
+        writer = RowWriter(file, offset, 3)
         before = path.read_bytes()
         writer.write(np.empty(0, np.int64), np.empty((0, 3), np.float32))
         assert path.read_bytes() == before
@@ -257,25 +262,23 @@ def test_writing_no_rows_writes_nothing(tmp_path):
 
 def test_a_dataset_without_elements_takes_no_space(tmp_path):
     path = tmp_path / "rows.h5"
-    assert dataset_file(path, (0, 8)) is None
-    size_bytes = path.stat().st_size
-    with RowWriter(path, None, 0, 8) as writer:
-        writer.write(np.empty(0, np.int64), np.empty((0, 8), np.float32))
+    with file_of_rows(path, (0, 8)) as (file, offset):
+        size_bytes = path.stat().st_size
+        assert offset is None
+        RowWriter(file, None, 8).write(np.empty(0, np.int64), np.empty((0, 8), np.float32))
     assert path.stat().st_size == size_bytes
 
 
 @pytest.mark.parametrize("rows", [np.zeros((2, 4), np.float32), np.zeros((1, 3), np.float32)])
 def test_rows_of_another_width_or_number_are_never_written(tmp_path, rows):
     path = tmp_path / "rows.h5"
-    offset = dataset_file(path, (4, 3))
-    with RowWriter(path, offset, 4, 3) as writer, pytest.raises(AssertionError):
-        writer.write(np.array([0, 1]), rows)
+    with file_of_rows(path, (4, 3)) as (file, offset), pytest.raises(AssertionError):
+        RowWriter(file, offset, 3).write(np.array([0, 1]), rows)
 
 
 def test_rows_of_another_number_format_are_converted(tmp_path):
     path = tmp_path / "rows.h5"
-    offset = dataset_file(path, (2, 2))
-    with RowWriter(path, offset, 2, 2) as writer:
-        writer.write(np.array([1, 0]), np.array([[3.0, 4.0], [1.0, 2.0]], dtype=">f8"))
+    with file_of_rows(path, (2, 2)) as (file, offset):
+        RowWriter(file, offset, 2).write(np.array([1, 0]), np.array([[3.0, 4.0], [1.0, 2.0]], dtype=">f8"))
     with h5py.File(path) as file:
         assert file["embeddings"][()].tolist() == [[1.0, 2.0], [3.0, 4.0]]

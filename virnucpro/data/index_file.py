@@ -90,7 +90,7 @@ def write_index(
     """
     digest = hashlib.sha256()
     text = json.dumps(description, sort_keys=True).encode("ascii")
-    with durable.replacing(path) as temporary, temporary.open("wb") as file:
+    with durable.replacing(path) as file:
         file.write(bytes(_PREAMBLE.size))
         for name, dtype, width in COLUMNS:
             data = np.ascontiguousarray(columns[name](), dtype=dtype)
@@ -103,8 +103,8 @@ def write_index(
             for piece in pieces:
                 digest.update(piece)
                 sizes[-1] += file.write(piece)
-        file.seek(0)
-        file.write(_PREAMBLE.pack(MAGIC, VERSION, zlib.crc32(text), num_records, *sizes, digest.digest()))
+        preamble = _PREAMBLE.pack(MAGIC, VERSION, zlib.crc32(text), num_records, *sizes, digest.digest())
+        file.write_at(preamble, 0)
 
 
 def map_index(path: Path) -> MappedIndex:

@@ -134,7 +134,7 @@ def hash_content(descriptor: int) -> tuple[int, str]:
 
 def _unpack(descriptor: int, name: str, unpacked: Path, max_unpacked_bytes: int) -> None:
     """Write what the gzip file *descriptor* holds to *unpacked*, whole or not at all."""
-    with durable.replacing(unpacked) as temporary, temporary.open("wb") as copy:
+    with durable.replacing(unpacked) as copy:
         for block in _unpacked_blocks(descriptor, name, max_unpacked_bytes):
             copy.write(block)
 

@@ -181,6 +181,11 @@ class SequenceIndex:
         return fingerprint([[file.real_path, file.size_bytes, file.sha256] for file in self.files])
 
     @property
+    def id_bytes(self) -> int:
+        """Bytes of all ids together."""
+        return len(self._ids)
+
+    @property
     def num_skipped(self) -> int:
         """Records that were left out because they break a rule."""
         return self.counts["skipped"]

@@ -59,7 +59,7 @@ def download_weights(
         OutputError: The file cannot be written.
     """
     digest = hashlib.sha256()
-    with durable.replacing(destination) as unfinished, unfinished.open("wb") as file:
+    with durable.replacing(destination) as file:
         for piece in _pieces(name, url, destination, on_progress):
             digest.update(piece)
             file.write(piece)

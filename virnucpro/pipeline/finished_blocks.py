@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
+from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.store.parts import SealedBlocks, part_paths, read_block_numbers, write_shard
 
@@ -157,7 +158,7 @@ def seal_shard(
     _check_plan(sealed, plan)
     sealed.check()
     for path in parts:
-        path.unlink(missing_ok=True)
+        durable.remove(path)
     log.info("shard.sealed", shard=shard.name, sequences=len(sealed.positions))
     return len(sealed.positions)
 

@@ -351,12 +351,12 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
 
 
 def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
-    layout.partial_embeddings.unlink(missing_ok=True)
+    """Remove what a complete run no longer needs; what cannot be removed is left for the next start."""
     shutil.rmtree(layout.parts_dir, ignore_errors=True)
     shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
-    if not keep_shards:
-        for shard in layout.shards():
-            shard.unlink(missing_ok=True)
+    for path in [layout.partial_embeddings, *([] if keep_shards else layout.shards())]:
+        with suppress(OutputError):
+            durable.remove(path)
 
 
 def _check_failed_list(layout: RunLayout, index: SequenceIndex, *, expected: int) -> None:

@@ -89,11 +89,11 @@ def aggregate_shards(
     num_rows = int(present.sum())
     num_missing = len(index) - num_rows
     if num_missing:  # a result of before, found damaged, must not stand under the name that says complete
-        layout.embeddings.unlink(missing_ok=True)
+        durable.remove(layout.embeddings)
     missing = np.flatnonzero(~present)
     missing = missing[np.argsort(index.input_rows[missing], kind="stable")]
     if num_rows == 0 and num_missing:
-        layout.partial_embeddings.unlink(missing_ok=True)
+        durable.remove(layout.partial_embeddings)
         return Aggregation(
             output_path=None,
             sha256=None,
@@ -139,18 +139,17 @@ def write_failed_sequences(
         OutputError: The list cannot be written.
     """
     if not len(missing) and not index.num_skipped:
-        layout.failed_sequences.unlink(missing_ok=True)
+        durable.remove(layout.failed_sequences)
         return
-    with durable.replacing(layout.failed_sequences) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write(FAILED_HEADER)
+    with durable.replacing(layout.failed_sequences) as file:
+        file.write(FAILED_HEADER.encode())
         for record in index.skipped():
-            file.write(f"{record.sequence_id}\t{record.reason}\t0\n")
+            file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
         for start in range(0, len(missing), schema.IDS_PER_WRITE):
             positions = missing[start : start + schema.IDS_PER_WRITE]
             computed = index.representatives[positions].tolist()
-            for name, position in zip(index.sequence_ids(positions), computed, strict=True):
-                reason, attempts = why(position)
-                file.write(f"{name}\t{reason}\t{attempts}\n")
+            named = zip(index.sequence_ids(positions), map(why, computed), strict=True)
+            file.write("".join(f"{name}\t{reason}\t{attempts}\n" for name, (reason, attempts) in named).encode())
 
 
 def validate_result(path: Path, index: SequenceIndex, *, expected_rows: int, expected_sha256: str | None) -> None:
@@ -213,8 +212,9 @@ def _write_result(
     truncated_from[output_rows[long]] = index.lengths[long]
     low_information = np.zeros(num_rows, dtype=np.uint8)
     low_information[output_rows[present & (index.low_information[:] > 0)]] = 1
-    with durable.replacing(path) as temporary:
-        with schema.created(temporary) as file:
+    most_bytes = schema.bytes_at_most(num_rows, width, id_bytes=index.id_bytes)
+    with durable.replacing(path) as new:
+        with schema.created(new, most_bytes=most_bytes) as file:
             ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
             chunk: list[str] = []
             filled = 0
@@ -230,8 +230,7 @@ def _write_result(
             if low_information.any():
                 file.create_dataset(schema.LOW_INFORMATION, data=low_information, track_times=False)
             offset = schema.early_allocated(file, schema.EMBEDDINGS, (num_rows, width))
-        with RowWriter(temporary, offset, num_rows, width) as writer:
-            _write_rows(writer, index, finished.sources, output_rows)
+        _write_rows(RowWriter(new, offset, width), index, finished.sources, output_rows)
     return len(long)
 
 

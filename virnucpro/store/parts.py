@@ -18,7 +18,7 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -229,8 +229,9 @@ def write_shard(
     num_rows = sum(len(source.positions) for source in sources)
     width = max((source.hidden_dim for source in sources), default=hidden_dim)
     no_blocks, no_positions = np.empty((0, 3), np.int64), np.empty(0, np.int64)
-    with durable.replacing(path, seal=True) as temporary:
-        with schema.created(temporary) as file:
+    in_sources = sum(source.path.stat().st_size for source in sources)  # what each file has of its own is saved
+    with durable.replacing(path, seal=True) as new:
+        with schema.created(new, most_bytes=in_sources + schema.OVERHEAD_BYTES) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
             ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
             filled = 0
@@ -240,14 +241,13 @@ def write_shard(
             blocks = np.concatenate([no_blocks, *(source.blocks for source in sources)])
             _write_bookkeeping(file, blocks, np.concatenate([no_positions, *(source.positions for source in sources)]))
             offset = schema.early_allocated(file, schema.EMBEDDINGS, (num_rows, width))
-        with RowWriter(temporary, offset, num_rows, width) as writer:
-            first = 0
-            for rows in (rows for source in sources for rows in source.iter_rows()):
-                writer.write(np.arange(first, first + len(rows)), rows)
-                first += len(rows)
-                on_step()
-        with temporary.open("ab") as end:
-            end.write(_contents(blocks))
+        writer = RowWriter(new, offset, width)
+        first = 0
+        for rows in (rows for source in sources for rows in source.iter_rows()):
+            writer.write(np.arange(first, first + len(rows)), rows)
+            first += len(rows)
+            on_step()
+        new.write(_contents(blocks))
 
 
 def _write_bookkeeping(file: h5py.File, blocks: IntArray, positions: IntArray) -> None:
@@ -260,19 +260,17 @@ class RowWriter:
     Writes rows into the reserved space of a dataset with plain writes, in any order.
 
     HDF5 writes scattered rows at 9 MB/s and reports a full disk late; ``pwrite`` does neither.
+
+    Args:
+        file: The file, of which HDF5 has let go.
+        offset_bytes: Where the dataset begins, or None where it has no elements.
+        hidden_dim: Width of a row.
     """
 
-    def __init__(self, path: Path, offset_bytes: int | None, num_rows: int, hidden_dim: int) -> None:
+    def __init__(self, file: durable.NewFile, offset_bytes: int | None, hidden_dim: int) -> None:
+        self._file = file
         self._row_bytes = hidden_dim * 4
         self._offset_bytes = offset_bytes or 0
-        self._descriptor = os.open(path, os.O_WRONLY)
-        size_bytes = self._offset_bytes + num_rows * self._row_bytes
-        try:
-            if size_bytes:
-                os.posix_fallocate(self._descriptor, 0, max(size_bytes, os.fstat(self._descriptor).st_size))
-        except OSError:
-            os.close(self._descriptor)
-            raise
 
     def write(self, row_numbers: IntArray, rows: FloatArray) -> None:
         """Write ``rows[i]`` as row ``row_numbers[i]``; neighbours go out in one write."""
@@ -284,14 +282,4 @@ class RowWriter:
         starts = [0, *breaks.tolist()]
         ends = [*breaks.tolist(), len(row_numbers)]
         for start, end in zip(starts, ends, strict=True):
-            view = data[start:end].data.cast("B")
-            at = self._offset_bytes + int(row_numbers[start]) * self._row_bytes
-            while view:
-                written = os.pwrite(self._descriptor, view, at)
-                view, at = view[written:], at + written
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+            self._file.write_at(data[start:end].data, self._offset_bytes + int(row_numbers[start]) * self._row_bytes)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from virnucpro.durable import NewFile
+
 EMBEDDINGS = "embeddings"
 """float32 (num_sequences, hidden_dim)."""
 SEQUENCE_IDS = "sequence_ids"
@@ -53,6 +55,8 @@ class BlockOrigin(IntEnum):
 
 
 UTF8 = h5py.string_dtype(encoding="utf-8")
+OVERHEAD_BYTES = 1 << 16
+"""Bytes of an HDF5 file of ours besides its rows and ids, at the most."""
 IDS_PER_WRITE = 8192
 """Sequences: ids converted at a time, which bounds the memory of reading and writing them."""
 _ROWS_BYTES = 4 << 20
@@ -84,18 +88,47 @@ def open_checked(path: Path) -> h5py.File:
 
 
 @contextmanager
-def created(path: Path) -> Iterator[h5py.File]:
+def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
     """
-    Make an HDF5 file and close it when the block ends.
+    Begin an HDF5 file in *new* and close it when the block ends.
+
+    HDF5 tells late of a full disk, and can then crash at the end of the process. So it never meets one: the file
+    begins as an image made in memory and has its space before HDF5 opens it, which gives back what it did not use.
+
+    Args:
+        new: Just made.
+        most_bytes: Bytes that the block's datasets take at the most, as ``bytes_at_most`` tells.
 
     Raises:
-        OSError: The system refused a write; HDF5 tells of it late, and then as a ``RuntimeError``.
+        OSError: The system refused.
     """
-    try:
-        with h5py.File(path, "w") as file:
-            yield file
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
+    new.write(_empty_image())
+    new.reserve(most_bytes)
+    with h5py.File(new.path, "r+") as file:
+        yield file
+
+
+def _empty_image() -> bytes:
+    with h5py.File("empty", "w", driver="core", backing_store=False) as file:
+        file.flush()
+        image: bytes = file.id.get_file_image()
+        return image
+
+
+def bytes_at_most(num_sequences: int, hidden_dim: int, *, id_bytes: int) -> int:
+    """
+    Return what a file of rows takes at the most.
+
+    An id takes 16 bytes and its own, up to the next multiple of 8, in heaps of 4096 bytes with a head of 16, of which
+    an id of 1024 bytes that did not fit leaves 1040 unused; and a reference of 16. Each row has up to two integers.
+
+    Args:
+        num_sequences: Rows.
+        hidden_dim: Numbers of a row.
+        id_bytes: Bytes of all ids together.
+    """
+    in_heaps = (id_bytes + num_sequences * (16 + 7)) * 4096 // (4096 - 16 - 1040)
+    return num_sequences * (hidden_dim * 4 + 16 + 2 * 8) + in_heaps + OVERHEAD_BYTES
 
 
 def _refuse_foreign_storage(file: h5py.File, path: Path) -> None:
