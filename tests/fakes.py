@@ -376,3 +376,13 @@ def cache_rows(numbers, width=32):
     hashes = np.frombuffer(b"".join(digest[:16] for digest in digests), dtype=np.uint8).reshape(-1, 16)
     first = np.stack([np.frombuffer(digest, dtype="<u4") for digest in digests]).astype(np.float32)
     return hashes, np.tile(first, (1, width // 8)) + np.arange(width, dtype=np.float32)
+
+
+def gpu_worker_after_an_edit(rank, world_size, results_queue, *args):
+    """Work as usual, after the input has been changed as ``EDIT_INPUT`` (edit:path) says."""
+    from tests.faults import test_input_changes
+    from virnucpro.pipeline.gpu_worker import gpu_worker
+
+    edit, path = os.environ["EDIT_INPUT"].split(":", 1)
+    getattr(test_input_changes, edit)(Path(path))
+    gpu_worker(rank, world_size, results_queue, *args)
