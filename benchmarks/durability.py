@@ -61,10 +61,10 @@ def durability_off() -> Iterator[None]:
 
 def not_durable_worker(rank: int, world_size: int, results_queue: Any, *arguments: Any) -> None:
     """Do what ``gpu_worker`` does, but keep the rows in memory until the end, and write them once."""
-    from virnucpro.pipeline import gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
+    from virnucpro.pipeline import block_writer, gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
 
-    assert hasattr(gpu_worker, "PART_INTERVAL_S")
-    gpu_worker.PART_INTERVAL_S = float(NEVER)
+    assert hasattr(block_writer, "PART_INTERVAL_S")
+    block_writer.PART_INTERVAL_S = float(NEVER)
     gpu_worker.seal_shard = only_part_as_shard
     with durability_off():
         gpu_worker.gpu_worker(rank, world_size, results_queue, *arguments)

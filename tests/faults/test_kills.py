@@ -149,6 +149,20 @@ def test_a_run_whose_workers_and_parent_are_killed_ends_with_the_bytes_of_an_und
     assert sum(landed.values()) > 0
 
 
+@pytest.mark.parametrize("how", ["hold_the_gil", "sigstop"])
+def test_a_worker_that_cannot_run_a_line_of_its_own_ends_with_its_parent(tmp_path, undisturbed, how, soak_table):
+    command = hash_command(tmp_path, undisturbed[0].fasta, rank=0, how=how, before_batch=1, times=1)
+    with command.running(tmp_path / "out", workers=1) as parent:
+        wait_until(command.control.with_suffix(".failed0").exists, what="the batch that hangs")
+        workers = workers_of(parent.pid)
+        assert len(workers) == 1
+        assert kill_landed(psutil.Process(parent.pid))
+        seconds = seconds_until_gone(workers)
+    print(f"{1000 * seconds:.0f} ms")
+    soak_table("parent killed while a worker hangs in a library or stands still", tries=1, differing=seconds >= 1)
+    assert seconds < 1.0
+
+
 @pytest.mark.slow
 def test_a_run_cut_off_twice_and_continued_by_1_and_3_workers_after_4_has_the_bytes_of_one_run(
     tmp_path, undisturbed, soak_table

@@ -10,6 +10,7 @@ import pytest
 
 from tests import fakes
 from tests.strategies import flip_bit, write_fasta
+from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
@@ -125,10 +126,10 @@ def test_a_run_that_was_killed_leaves_the_cache_usable_and_resumes_beside_it(tmp
 def test_a_run_may_be_resumed_with_a_cache_and_promises_tolerance(tmp_path, records):
     run(tmp_path, "first", records, loader="tests.fakes:load_faulty_model", weights_path=str(idle(tmp_path)))
     settings = {"loader": "tests.fakes:load_faulty_model", "token_budget": 64}
-    plan = {"rank": 0, "how": "raise", "before_batch": 6, "times": 99}
+    plan = {"rank": 0, "how": "sigkill", "before_batch": 6, "times": 1}
     config = fakes.faulty_config(tmp_path / "faults.json", plan)
     fasta = write_fasta(tmp_path / "resumed.fasta", records)
-    stopped = run_embedding([fasta], tmp_path / "resumed", config, [CPU])
+    stopped = run_embedding([fasta], tmp_path / "resumed", config, [CPU], limits=RunLimits(attempts=1))
     assert stopped.state == "partial"
     result = run(tmp_path, "resumed", records, weights_path=config.weights_path, **settings)
     assert result.promise == "tolerance"

@@ -12,6 +12,7 @@ record has a ``kind`` it is telemetry (heartbeat, progress), otherwise it is the
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -42,6 +43,7 @@ MAX_MESSAGE_BYTES = 4096 - 4
 _MAX_SENTENCE_BYTES = 600
 """Bytes of an error's text: JSON writes a control character with six."""
 HEARTBEAT_INTERVAL_S = 1.0
+_PR_SET_PDEATHSIG = 1
 _START_LOCK = threading.Lock()
 """Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
 
@@ -100,7 +102,7 @@ def run_isolated(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    _end_with_parent()
     reports = ReportPipe(connection)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
     exit_code = 0
@@ -139,6 +141,18 @@ def _check_isolation(device: Device) -> None:
 
 
 def _end_with_parent() -> None:
+    """
+    End this process when the one that started it is gone.
+
+    The kernel does it at once, even to a process that stands still or holds the interpreter inside a library. It goes
+    by the thread that started us, which waits for us as long as we run (``run_rank``). A parent that was gone before
+    the kernel was asked is seen by a thread.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_after_parent, name="end-with-parent", daemon=True).start()
+
+
+def _end_after_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
