@@ -59,7 +59,7 @@ def embed(
     token_budget: int | None = None,
     threads: int = 1,
     max_residues: int | None = None,
-    long: Literal["truncate", "error"] = "truncate",
+    long: Literal["truncate", "window", "error"] = "truncate",
     gaps: Literal["error", "remove"] = "error",
     stop: Literal["error", "x"] = "error",
     on_bad_record: Literal["error", "skip"] = "error",
@@ -87,7 +87,7 @@ def embed(
             suits CPUs, or what a short trial on each GPU finds.
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
-        long: What happens to longer sequences.
+        long: What happens to longer sequences: cut, the mean of half-overlapping windows, or an error.
         gaps: What happens to - and . in a sequence.
         stop: What happens to * inside a protein; x reads it as X.
         on_bad_record: What happens to a record that breaks a rule; skip lists it in failed_sequences.tsv.

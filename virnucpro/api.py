@@ -64,7 +64,8 @@ def embed_fasta(
             each GPU finds.
         threads: Threads of each CPU worker.
         max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
-        long: What happens to longer sequences: ``truncate`` or ``error``.
+        long: What happens to longer sequences: ``truncate``, ``window`` (the mean of half-overlapping windows of
+            *max_residues*), or ``error``.
         gaps: What happens to ``-`` and ``.`` in a sequence: ``error`` or ``remove``.
         stop: What happens to ``*`` inside a protein: ``error``, or ``x`` to read it as X.
         on_bad_record: What happens to a record that breaks a rule: ``error``, or ``skip`` to leave it out and list it

@@ -222,7 +222,12 @@ def embed(
             show_default=f"{DEFAULT_MAX_RESIDUES}; DNA models: no limit",
         ),
     ] = None,
-    long: Annotated[LongPolicy, typer.Option(help="What happens to longer sequences.")] = LongPolicy.TRUNCATE,
+    long: Annotated[
+        LongPolicy,
+        typer.Option(
+            help="What happens to longer sequences; window: they are the mean of half-overlapping windows of that length."
+        ),
+    ] = LongPolicy.TRUNCATE,
     gaps: Gaps = GapPolicy.ERROR,
     stop: Stop = StopPolicy.ERROR,
     on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,

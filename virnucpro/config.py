@@ -29,7 +29,11 @@ class LongPolicy(StrEnum):
     """What happens to a sequence of more than ``max_residues`` residues."""
 
     TRUNCATE = "truncate"
+    """It is cut there."""
+    WINDOW = "window"
+    """It is embedded as the mean of half-overlapping windows of that length."""
     ERROR = "error"
+    """It breaks a rule of the input."""
 
 
 class SequenceKind(StrEnum):
@@ -225,7 +229,22 @@ class ModelConfig:
             del everything[name]
         if not self.attention_kernel:
             del everything["attention_kernel"]
+        decides = self.in_windows or (
+            self.long_policy is LongPolicy.ERROR and self.on_bad_record is BadRecordPolicy.SKIP
+        )
+        if decides:  # else a row is the same whether it was allowed to be cut or not
+            everything["long_policy"] = str(self.long_policy)
         return everything
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether a long sequence is embedded as the mean of its windows."""
+        return self.long_policy is LongPolicy.WINDOW
+
+    @property
+    def most_kept_residues(self) -> int:
+        """Residues after which a sequence is cut."""
+        return UNLIMITED_LETTERS if self.in_windows else self.max_residues
 
     @property
     def input_rules(self) -> InputRules:
@@ -246,16 +265,17 @@ class ModelConfig:
         The plan, the device and the kernel decide last bits only, and are left out. Our own version is in it, so that
         rows of a version with a defect are never served by the one that mends it.
         """
-        return fingerprint(
-            {
-                "loader": self.loader,
-                "weights_sha256": self.weights_sha256,
-                "config_sha256": self.config_sha256,
-                "precision": self.precision,
-                "max_residues": self.max_residues,
-                "virnucpro": version("virnucpro"),
-            }
-        )
+        space = {
+            "loader": self.loader,
+            "weights_sha256": self.weights_sha256,
+            "config_sha256": self.config_sha256,
+            "precision": self.precision,
+            "max_residues": self.max_residues,
+            "virnucpro": version("virnucpro"),
+        }
+        if self.in_windows:
+            space["long_policy"] = str(self.long_policy)
+        return fingerprint(space)
 
 
 @dataclass(frozen=True, kw_only=True)

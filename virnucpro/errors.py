@@ -219,11 +219,15 @@ class SettingsChangedError(ConfigurationError):
     def __init__(self, output_dir: str | Path, differences: dict[str, tuple[object, object]]) -> None:
         self.output_dir = str(output_dir)
         self.differences = differences
-        listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in differences.items())
+        listed = "; ".join(f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in differences.items())
         super().__init__(
             f"{output_dir} holds a run that cannot be continued like this: {listed}. "
             "Use the same input and settings, or another output folder"
         )
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else repr(value)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

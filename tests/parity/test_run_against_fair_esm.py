@@ -44,21 +44,26 @@ def proteins(tmp_path_factory, examples_dir):
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint, proteins):
+def one_at_a_time(checkpoint):
     """fair-esm's own model, one sequence at a time, the mean over residues of the last layer."""
     torch.set_num_threads(1)
     with torch.serialization.safe_globals([argparse.Namespace]):
         model, alphabet = esm.pretrained.load_model_and_alphabet_local(str(checkpoint))
     model.eval()
     convert = alphabet.get_batch_converter()
-    rows = {}
-    with torch.inference_mode():
-        for name, sequence in proteins[1].items():
-            cut = sequence[:MAX_RESIDUES]
-            _, _, tokens = convert([(name, cut)])
+
+    def row(sequence):
+        with torch.inference_mode():
+            _, _, tokens = convert([("", sequence)])
             states = model(tokens, repr_layers=[model.num_layers])["representations"][model.num_layers]
-            rows[name] = states[0, 1 : len(cut) + 1].mean(0).numpy()
-    return rows
+        return states[0, 1 : len(sequence) + 1].mean(0).numpy()
+
+    return row
+
+
+@pytest.fixture(scope="module")
+def expected(one_at_a_time, proteins):
+    return {name: one_at_a_time(sequence[:MAX_RESIDUES]) for name, sequence in proteins[1].items()}
 
 
 @pytest.mark.parametrize(("workers", "loader_workers", "token_budget"), [(1, 0, 4096), (2, 0, 1600), (1, 2, 3000)])
@@ -75,4 +80,25 @@ def test_every_row_equals_fair_esms_within_1e_5(
         assert embeddings.ids == tuple(sequences)
         worst = max(float(np.abs(embeddings[name] - expected[name]).max()) for name in sequences)
     print(f"largest difference from fair-esm over {len(sequences)} proteins: {worst:.2e}")
+    assert worst < 1e-5
+
+
+def test_a_long_proteins_row_is_the_mean_of_fair_esms_over_its_windows(tmp_path, checkpoint, proteins, one_at_a_time):
+    path, sequences = proteins
+    config = configure_model(checkpoint, device_type="cpu", token_budget=2000, max_residues=300, long_policy="window")
+    result = run_embedding([path], tmp_path / "out", config, [CPU])
+    result.raise_unless(allow_partial=False)
+    assert result.num_truncated == 0
+    long = [name for name, sequence in sequences.items() if len(sequence) > 300]
+    assert result.noticed["windowed"] == len(long) >= 2
+    worst = 0.0
+    with read_embeddings(tmp_path / "out") as embeddings:
+        for name, sequence in sequences.items():
+            if len(sequence) > 300:
+                starts = [*range(0, len(sequence) - 300, 150), len(sequence) - 300]
+                row = np.mean([one_at_a_time(sequence[start : start + 300]) for start in starts], axis=0)
+            else:
+                row = one_at_a_time(sequence)
+            worst = max(worst, float(np.abs(embeddings[name] - row).max()))
+    print(f"largest difference from fair-esm's windows over {len(long)} long proteins: {worst:.2e}")
     assert worst < 1e-5

@@ -77,9 +77,10 @@ def test_the_budget_is_never_smaller_than_the_longest_sequence(tmp_path, fasta, 
 def test_a_long_sequence_that_must_not_be_cut_is_bad_input_with_file_and_line(tmp_path, fasta):
     with pytest.raises(BadInputError) as caught:
         prepare(tmp_path, [fasta], max_residues=49, long_policy=LongPolicy.ERROR)
+    remedy = "raise --max-residues, or use --long truncate or window"
     assert str(caught.value).splitlines() == [
-        f"{fasta}:3: 80 residues, more than --max-residues 49 (b): raise --max-residues, or use --long truncate",
-        f"{fasta}:7: 50 residues, more than --max-residues 49 (d): raise --max-residues, or use --long truncate",
+        f"{fasta}:3: 80 residues, more than --max-residues 49 (b): {remedy}",
+        f"{fasta}:7: 50 residues, more than --max-residues 49 (d): {remedy}",
     ]
     assert not caught.value.more
     assert not prepare(tmp_path, [fasta], max_residues=80, long_policy=LongPolicy.ERROR).already_complete

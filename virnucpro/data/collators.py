@@ -1,19 +1,21 @@
 """
 From records to tensors: the collator packs a block end to end without padding, the loader brings blocks in order.
 
-Legend: T packed tokens, S sequences in the batch. The collator keeps no state between batches, so any number of
-loader processes gives every sequence exactly once and in the same company.
+Legend: T packed tokens, S sequences in the batch, W windows of them (S where each is one). The collator keeps no state
+between batches, so any number of loader processes gives every sequence exactly once and in the same company.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from virnucpro.data.windows import count_windows, windows_of
 from virnucpro.errors import SequenceError
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_dataset import IndexBasedDataset
     from virnucpro.data.sequence_index import SequenceRecord
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Tokenizer(Protocol):
@@ -56,11 +60,13 @@ class PackedBatch:
     input_ids_T: torch.Tensor
     """int64 (T,): token ids, sequence after sequence."""
     cu_seqlens: torch.Tensor
-    """int32 (S + 1,): where each sequence starts in T."""
+    """int32 (W + 1,): where each window starts in T."""
     lengths: tuple[int, ...]
-    """Tokens of each sequence, special tokens included, (S,)."""
+    """Tokens of each window, special tokens included, (W,)."""
     unreadable: tuple[UnreadableSequence, ...] = ()
     """Sequences of the block that are not in the batch."""
+    windows: tuple[int, ...] = ()
+    """Windows of each sequence, (S,); empty where each is one."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,20 +77,48 @@ class PackedBatch:
         """Return the batch in page-locked memory, for copies to a GPU that overlap (called by the DataLoader)."""
         return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
 
+    def one_row_each(self, rows_WD: FloatArray) -> FloatArray:
+        """Return float32 (S, D): the mean of each sequence's windows, summed in float64; one window's row as it is."""
+        if not self.windows:
+            return rows_WD
+        sums_SD = np.add.reduceat(rows_WD.astype(np.float64), self._first_windows()[:-1], axis=0)
+        rows_SD: FloatArray = (sums_SD / np.array(self.windows)[:, None]).astype(np.float32)
+        return rows_SD
+
+    def _first_windows(self) -> list[int]:
+        """Return the first window of each sequence and, last, W."""
+        return [0, *accumulate(self.windows or [1] * len(self.positions))]
+
     def part(self, first: int, end: int) -> PackedBatch:
         """Return the batch of its sequences *first* to *end* - 1, without the unreadable ones."""
+        first_windows = self._first_windows()
+        return replace(
+            self._of_windows(first_windows[first], first_windows[end]),
+            positions=self.positions[first:end],
+            sequence_ids=self.sequence_ids[first:end],
+            windows=self.windows[first:end],
+        )
+
+    def _of_windows(self, first: int, end: int) -> PackedBatch:
+        """Return a batch with the tokens of windows *first* to *end* - 1, which says so of a lone sequence only."""
         start, stop = int(self.cu_seqlens[first]), int(self.cu_seqlens[end])
         return PackedBatch(
-            self.positions[first:end],
-            self.sequence_ids[first:end],
+            self.positions,
+            self.sequence_ids,
             self.input_ids_T[start:stop],
             self.cu_seqlens[first : end + 1] - start,
             self.lengths[first:end],
+            windows=(end - first,),
         )
+
+    def window_halves(self) -> tuple[PackedBatch, PackedBatch]:
+        """Return the two halves of the windows of a lone sequence that has several, each as a batch of it."""
+        (windows,) = self.windows
+        return self._of_windows(0, windows // 2), self._of_windows(windows // 2, windows)
 
     def halves(self) -> tuple[PackedBatch, PackedBatch]:
         """Return the batch in two, cut where the tokens come closest to equal; it must hold two sequences or more."""
-        starts = self.cu_seqlens[1:-1]
+        starts = self.cu_seqlens[self._first_windows()[1:-1]]
         cut = int((2 * starts - self.num_tokens).abs().argmin()) + 1
         return self.part(0, cut), self.part(cut, len(self.positions))
 
@@ -100,11 +134,13 @@ class VarlenCollator:
     Args:
         tokenizer: The model's.
         max_residues: Residues of a sequence that are kept; the rest is cut off.
+        in_windows: Cut nothing off, but pack a longer sequence as windows of that length (``virnucpro.data.windows``).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_residues: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_residues: int, in_windows: bool = False) -> None:
         self.tokenizer = tokenizer
         self.max_residues = max_residues
+        self.in_windows = in_windows
 
     def __call__(self, records: Sequence[SequenceRecord]) -> PackedBatch:
         """Pack *records* in the order given; those that the model has no tokens for are named in the batch instead."""
@@ -125,13 +161,23 @@ class VarlenCollator:
             cu_seqlens=torch.from_numpy(cu_seqlens),
             lengths=tuple(lengths.tolist()),
             unreadable=unreadable,
+            windows=self._windows(records),
         )
+
+    def _windows(self, records: Sequence[SequenceRecord]) -> tuple[int, ...]:
+        if not self.in_windows or all(len(record.sequence) <= self.max_residues for record in records):
+            return ()
+        return tuple(count_windows(np.array([len(record.sequence) for record in records]), self.max_residues).tolist())
 
     def _encode(
         self, records: Sequence[SequenceRecord]
     ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int32]]]:
         if not records:
             return np.empty(0, np.int64), np.empty(0, np.int32)
+        if self.in_windows:
+            return self.tokenizer.encode(
+                [window for record in records for window in windows_of(record.sequence, self.max_residues)]
+            )
         return self.tokenizer.encode([record.sequence[: self.max_residues] for record in records])
 
     def _unreadable(self, records: Sequence[SequenceRecord]) -> Iterator[UnreadableSequence]:

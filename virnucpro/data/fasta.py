@@ -193,7 +193,7 @@ def length_fault(reader: SequenceReader, line: int, letters: Letters) -> Fault |
     if letters.most_residues is not None and reader.residues > letters.most_residues:
         unit = "residues" if letters.kind is SequenceKind.PROTEIN else "nucleotides"
         what = f"{reader.residues} {unit}, more than --max-residues {letters.most_residues}"
-        return Fault(line, what, "raise --max-residues, or use --long truncate")
+        return Fault(line, what, "raise --max-residues, or use --long truncate or window")
     return None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.config import SPECIAL_TOKENS, LongPolicy, ModelConfig, computing_versions, fingerprint
+from virnucpro.data.windows import count_windows
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 
 if TYPE_CHECKING:
@@ -86,7 +87,14 @@ def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[
     return blocks
 
 
-def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0) -> int:
+def settle_token_budget(
+    requested: int,
+    lengths: IntArray,
+    *,
+    max_residues: int,
+    letters_per_token: float = 1.0,
+    in_windows: bool = False,
+) -> int:
     """
     Return the budget to plan with: as requested, but never smaller than the longest sequence.
 
@@ -95,13 +103,17 @@ def settle_token_budget(requested: int, lengths: IntArray, *, max_residues: int,
         lengths: Residues of every sequence.
         max_residues: Residues of a sequence that are embedded.
         letters_per_token: As in ``tokens_of``.
+        in_windows: As in ``tokens_of``.
     """
     if not len(lengths):
         return requested
-    return max(requested, int(tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token).max()))
+    tokens = tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token, in_windows=in_windows)
+    return max(requested, int(tokens.max()))
 
 
-def tokens_of(lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0) -> IntArray:
+def tokens_of(
+    lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0, in_windows: bool = False
+) -> IntArray:
     """
     Return the tokens that sequences cost, int64: cut to the limit, special tokens added.
 
@@ -111,10 +123,11 @@ def tokens_of(lengths: IntArray, *, max_residues: int, letters_per_token: float 
         letters_per_token: 1 for models of one token a letter, for which the count is exact. Under BPE it is an
             estimate from the length alone, since counting would mean to tokenise the whole input for every plan: the
             true number is between this and one token a letter (runs of N are one token each).
+        in_windows: Long sequences are not cut, but cost all their windows.
     """
     letters = np.minimum(lengths.astype(np.int64), max_residues)
     tokens: IntArray = np.ceil(letters / letters_per_token).astype(np.int64) + SPECIAL_TOKENS
-    return tokens
+    return tokens * count_windows(lengths, max_residues) if in_windows else tokens
 
 
 def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:
@@ -139,6 +152,7 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         index.lengths[positions],
         max_residues=model_config.max_residues,
         letters_per_token=model_config.letters_per_token,
+        in_windows=model_config.in_windows,
     )
     blocks = plan_blocks(tokens, token_budget=model_config.token_budget)
     starts = np.array([block.start for block in blocks] + [len(positions)], dtype=np.int64)

@@ -262,7 +262,8 @@ class AsyncInferenceRunner:
         flight.wait()
         batch = flight.batch
         # page-locked memory goes back to its pool; a result may be kept for long
-        embeddings_SD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
+        rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
+        embeddings_SD = batch.one_row_each(rows_WD)
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
         failed = [
             FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
@@ -301,6 +302,9 @@ class AsyncInferenceRunner:
             problem = flight
         if len(batch.positions) > 1:
             return _joined(batch, [self._piece(half) for half in batch.halves()])
+        if problem.failure is not FailureClass.APPLICATION_ERROR and sum(batch.windows) > 1:
+            pieces = [self._piece(half) for half in batch.window_halves()]
+            return next((piece for piece in pieces if piece.failed), None) or _mean_of_windows(batch, pieces)
         failed = FailedSequence(batch.positions[0], batch.sequence_ids[0], problem.failure, problem.what)
         self._note(succeeded=False, failed=[failed])
         nothing = np.empty((0, self.model.hidden_dim), np.float32)
@@ -332,6 +336,13 @@ def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult]) -> InferenceR
         is_resplit=True,
         failed=(*unreadable, *(item for piece in pieces for item in piece.failed)),
     )
+
+
+def _mean_of_windows(batch: PackedBatch, halves: Sequence[InferenceResult]) -> InferenceResult:
+    """Return the result of a lone sequence from those of its ``window_halves``."""
+    windows = [sum(half.windows) for half in batch.window_halves()]
+    row = np.average([half.embeddings for half in halves], axis=0, weights=windows).astype(np.float32)
+    return InferenceResult(batch.sequence_ids, row, batch.positions, batch.num_tokens, is_resplit=True)
 
 
 def _made_ahead(dataloader: Iterable[PackedBatch]) -> Generator[PackedBatch, None, None]:

@@ -223,7 +223,7 @@ class _Work:
         ends = np.cumsum([0, *map(len, positions)]).tolist()
         return create_async_dataloader(
             IndexBasedDataset(self.index, np.concatenate([np.empty(0, np.int64), *positions])),
-            VarlenCollator(tokenizer, max_residues=self.config.max_residues),
+            VarlenCollator(tokenizer, max_residues=self.config.max_residues, in_windows=self.config.in_windows),
             (range(start, end) for start, end in pairwise(ends)),
             loader_workers=self.config.loader_workers,
             pin_memory=device.type == "cuda",

@@ -68,7 +68,9 @@ def probe_worker(
         budget, trials = model_config.token_budget, list[Trial]()
         if budget == AUTO_TOKEN_BUDGET:
             index = SequenceIndex.open(Path(index_path))
-            collator = VarlenCollator(tokenizer, max_residues=model_config.max_residues)
+            collator = VarlenCollator(
+                tokenizer, max_residues=model_config.max_residues, in_windows=model_config.in_windows
+            )
             longest, typical = (
                 _token_ids(index, collator, positions) for positions in (range(len(index)), _typical(len(index)))
             )
@@ -77,9 +79,12 @@ def probe_worker(
                 index.lengths[:],
                 max_residues=model_config.max_residues,
                 letters_per_token=model_config.letters_per_token,
+                in_windows=model_config.in_windows,
             )
             total = int(tokens.sum())
             longest_tokens = max(len(ids) for ids in longest)
+            if model_config.in_windows:  # a sequence's windows are in one block
+                longest_tokens = max(longest_tokens, int(tokens.max()))
             ranks = world_size * model_config.workers_per_device
             budget, trials = choose_token_budget(
                 trial_of,

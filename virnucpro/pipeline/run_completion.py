@@ -65,7 +65,8 @@ class RunResult:
     stages_s: Mapping[str, float]
     """Seconds by stage."""
     noticed: Mapping[str, int]
-    """What was noticed while the input was read, by the names of ``SequenceIndex.counts``."""
+    """What was noticed of the input, by the names of ``SequenceIndex.counts``; ``windowed``: the sequences that are the
+    mean of several windows."""
 
     @property
     def num_skipped(self) -> int:
@@ -188,6 +189,8 @@ def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
         notes.append(
             f"{number:,} letters stand for several residues or nucleotides (X, B, Z; of DNA all but A, C, G, T)"
         )
+    if number := noticed.get("windowed"):
+        notes.append(f"{number:,} sequences longer than --max-residues are the mean of their windows")
     if number := noticed.get("low_information"):
         notes.append(f"{number:,} sequences are X or N only: their rows say nothing of them (dataset low_information)")
     return notes
@@ -208,7 +211,9 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], recovery: R
     index = run.open_index()
     plan = run.plan(index)
     config = run.model_config
-    result = aggregate_shards(run.layout, index, plan, max_residues=config.max_residues, hidden_dim=config.hidden_dim)
+    result = aggregate_shards(
+        run.layout, index, plan, max_residues=config.most_kept_residues, hidden_dim=config.hidden_dim
+    )
     write_failed_sequences(
         run.layout,
         index,
@@ -251,6 +256,8 @@ def close_run(
     index = run.open_index()
     copies = len(index) - len(run.plan(index).positions)
     state = "complete" if aggregation.is_complete else "partial" if aggregation.output_path else "failed"
+    is_windowed = run.model_config.in_windows & (index.lengths[:] > run.model_config.max_residues)
+    noticed = {**index.counts, "windowed": int(is_windowed.sum())}
     result = RunResult(
         output_dir=layout.output_dir,
         output_path=aggregation.output_path,
@@ -263,7 +270,7 @@ def close_run(
         num_cached_blocks=aggregation.num_cached_blocks,
         ranks=tuple(outcomes),
         stages_s=stages_s,
-        noticed=index.counts,
+        noticed=noticed,
     )
     manifest = RunManifest.read(layout.manifest)
     manifest.state = state
@@ -275,7 +282,7 @@ def close_run(
         "rows": aggregation.num_rows,
         "missing": aggregation.num_missing,
         "copies": copies,
-        **index.counts,
+        **noticed,
         "truncated": aggregation.num_truncated,
         "resplit_blocks": aggregation.num_resplit_blocks,
         "cached_blocks": aggregation.num_cached_blocks,
@@ -346,7 +353,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         num_cached_blocks=manifest.counts.get("cached_blocks", 0),
         ranks=(),
         stages_s={},
-        noticed={name: manifest.counts.get(name, 0) for name in (*COUNTED, "skipped")},
+        noticed={name: manifest.counts.get(name, 0) for name in (*COUNTED, "skipped", "windowed")},
     )
 
 

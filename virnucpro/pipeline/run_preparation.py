@@ -162,6 +162,7 @@ def prepare_run(
         index.lengths[:],
         max_residues=model_config.max_residues,
         letters_per_token=model_config.letters_per_token,
+        in_windows=model_config.in_windows,
     )
     settled = replace(model_config, token_budget=budget)
     settings = _settings(settled, devices)
@@ -279,6 +280,7 @@ def _open_manifest(
                 index.lengths[:],
                 max_residues=run.model_config.max_residues,
                 letters_per_token=run.model_config.letters_per_token,
+                in_windows=run.model_config.in_windows,
             ),
             "probes": probes,
         },
