@@ -126,7 +126,8 @@ def embed(
         )
         chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
         with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-            run = build_index(fasta_files, output_dir, model_config, chosen, run_id)
+            indexed = build_index(fasta_files, output_dir, model_config, chosen, run_id, return_state=True)
+            run = cast("PreparedRun", indexed.result())
             clock.lap("index")
             if run.already_complete:
                 result = finished_result(run, keep_shards=keep_shards)

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
+from prefect.states import Failed
 
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
@@ -61,9 +62,12 @@ def _rank_run_name() -> str:
 @task(name="build_index", cache_policy=NO_CACHE, persist_result=False)
 def build_index(
     fasta_files: list[str], output_dir: str, model_config: ModelConfig, devices: list[Device], run_id: str
-) -> PreparedRun:
+) -> PreparedRun | State[Any]:
     """Check and index the input and settle the plan; see ``prepare_run``."""
-    run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id)
+    try:
+        run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id)
+    except VirNucProError as error:  # returned, for of one that is raised Prefect prints the traceback
+        return Failed(message=str(error), data=error)
     index = run.open_index()
     get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
     return run

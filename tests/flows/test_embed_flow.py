@@ -93,9 +93,22 @@ def artifact(key):
 
 def test_dna_runs_through_the_flow_as_well(tmp_path):
     fasta = tmp_path / "dna.fasta"
-    fasta.write_text(">long\n" + "ACGTTGCAAC" * 300 + "\n>short\nACG\n")
-    state = embed([str(fasta)], str(tmp_path / "out"), model="virnucpro-tiny-dna", devices="cpu", return_state=True)
+    fasta.write_text(">long\n" + "ACGTTGCAAC" * 300 + "\n>bad\nACGU\n>short\nA-CG\n")
+    state = embed(
+        [str(fasta)],
+        str(tmp_path / "out"),
+        model="virnucpro-tiny-dna",
+        devices="cpu",
+        max_residues=500,
+        long="window",
+        gaps="remove",
+        on_bad_record="skip",
+        return_state=True,
+    )
     assert state.is_completed(), state.message
+    noticed = state.result().noticed
+    assert (noticed["skipped"], noticed["windowed"], noticed["removed_gaps"]) == (1, 1, 1)
+    assert "bad\t" in (tmp_path / "out" / "failed_sequences.tsv").read_text()
     with read_embeddings(tmp_path / "out") as rows:
         assert list(rows) == ["long", "short"]
 
@@ -187,11 +200,13 @@ def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     assert verify_run(tmp_path / "out").problems == []
 
 
-def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small):
+def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, caplog):
     bad = tmp_path / "bad.fasta"
     bad.write_text("no header\n")
     with pytest.raises(BadInputError, match=r"bad\.fasta:1: "):
         run_from_command_line(fasta_files=[str(bad)], output_dir=str(tmp_path / "a"), devices="cpu")
+    assert f"{bad}:1: text before the first '>'" in caplog.text
+    assert "Traceback" not in caplog.text
     with pytest.raises(UnknownModelError):
         run_from_command_line(fasta_files=[str(small)], output_dir=str(tmp_path / "b"), devices="cpu", model="nonsense")
     assert not (tmp_path / "a" / "logs").exists()
