@@ -100,6 +100,7 @@ class SequenceIndex:
         self.files = tuple(IndexedFile(**values) for values in mapped.description["files"])
         self.counts: dict[str, int] = mapped.description["counts"]
         self.rules = InputRules(**mapped.description["rules"])
+        self._letters = letters_of(self.rules)
         self._skipped = mapped.skipped
         self._descriptors: dict[int, int] = {}
 
@@ -242,7 +243,7 @@ class SequenceIndex:
             data = _read_at(descriptor, int(self._offsets[position]), int(self._record_bytes[position]))
         except OSError as error:
             raise self._changed(file_number, name) from error
-        record, _ = read_record(data, 1, letters_of(self.rules))
+        record, _ = read_record(data, 1, self._letters)
         same = (
             data[:1] == b">"
             and record.name == name
