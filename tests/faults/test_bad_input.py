@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 import h5py
 import pytest
 
+import virnucpro
 from tests.faults.command_line import run
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import BadInputError, ConfigurationError
 from virnucpro.store.reader import read_embeddings
 
 if TYPE_CHECKING:
@@ -230,7 +232,7 @@ def test_what_cannot_be_used_ends_with_65_and_names_file_line_and_remedy(tmp_pat
     ended = embed(kind, path, "-o", tmp_path / "out")
     check_refusal(ended, path, outcome_of(name, kind))
     assert ended.out == ""
-    assert not (tmp_path / "out" / "embeddings.h5").exists()
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != ".run.lock"] == []
 
 
 @pytest.mark.parametrize(("name", "kind"), ACCEPTED)
@@ -451,3 +453,51 @@ def test_a_process_of_its_own_says_the_same_and_nothing_else(tmp_path):
     for line, path, name in zip(told, files, names, strict=True):
         assert line.startswith(f"{path}:")
         assert outcome_of(name, "protein").what.replace("FILE", str(path)) in line
+
+
+def test_the_library_takes_the_same_settings_and_refuses_what_is_none_of_them(tmp_path):
+    path = tmp_path / "input.fasta"
+    path.write_bytes(b">a\nMK-V*L*\n>b\nM1\n>long\n" + b"MKVL" * 9 + b"\n")
+    settings = {"devices": "cpu", "gaps": "remove", "stop": "x", "on_bad_record": "skip", "allow_empty": True}
+    with virnucpro.embed_fasta(path, tmp_path / "out", long="window", max_residues=20, **settings) as rows:
+        assert list(rows) == ["a", "long"]
+    assert (tmp_path / "out" / "failed_sequences.tsv").read_text().splitlines()[1:] == [
+        f"b\t{path}:4: unexpected character '1' at column 2\t0"
+    ]
+    recorded = json.loads((tmp_path / "out" / "run.json").read_text())["settings"]
+    assert {name: recorded[name] for name in ("gaps", "stops", "on_bad_record", "long_policy")} == {
+        "gaps": "remove",
+        "stops": "x",
+        "on_bad_record": "skip",
+        "long_policy": "window",
+    }
+    for wrong in ({"gaps": "keep"}, {"stop": "y"}, {"on_bad_record": "drop"}, {"long": "cut"}):
+        with pytest.raises(ConfigurationError, match="choose one of"):
+            virnucpro.embed_fasta(path, tmp_path / "other", devices="cpu", **wrong)
+    with pytest.raises(BadInputError, match="gap '-' at column 3"):
+        virnucpro.embed_fasta(path, tmp_path / "other", devices="cpu")
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("--gaps=remove", "gaps"),
+        ("--stop=x", "stops"),
+        ("--on-bad-record=skip", "on_bad_record"),
+        ("--long=window", "long_policy"),
+    ],
+)
+def test_a_finished_run_is_not_continued_under_other_rules(finished, option, setting):
+    path, out = finished
+    ended = embed("protein", path, "-o", out, option)
+    assert ended.code == 78
+    assert f"{setting} was " in ended.err
+    assert embed("protein", path, "-o", out, "--long=error").code == 0, "nothing was cut, so nothing differs"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "input.fasta").write_bytes(b">a\nMKVL\n")
+    assert embed("protein", folder / "input.fasta", "-o", folder / "out").code == 0
+    return folder / "input.fasta", folder / "out"

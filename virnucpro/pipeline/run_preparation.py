@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import socket
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -182,9 +183,14 @@ def prepare_run(
 
 
 def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_config: ModelConfig) -> SequenceIndex:
-    return SequenceIndex.ensure(
-        fasta_files, layout.index, unpack_dir=layout.unpacked_dir, rules=model_config.input_rules
-    )
+    try:
+        return SequenceIndex.ensure(
+            fasta_files, layout.index, unpack_dir=layout.unpacked_dir, rules=model_config.input_rules
+        )
+    except BadInputError:
+        if not layout.manifest.exists():  # no earlier run needs what was unpacked
+            shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+        raise
 
 
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
