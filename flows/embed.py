@@ -69,6 +69,7 @@ def embed(
     cache_gib: float = DEFAULT_CACHE_GIB,
     allow_partial: bool = False,
     keep_shards: bool = False,
+    restart: bool = False,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
     worker_retries: int = 2,
 ) -> State[Any]:
@@ -98,6 +99,7 @@ def embed(
         cache_gib: GiB that the cache takes at the most.
         allow_partial: Complete with the name Partial when some rows are missing.
         keep_shards: Keep each worker's shard beside the result.
+        restart: Remove what the folder holds of earlier runs first, and start afresh.
         log_level: Of the workers' log files.
         worker_retries: How often in a row a rank's process is started again after it failed without getting
             anything done, before its work goes to the other ranks.
@@ -126,7 +128,7 @@ def embed(
         )
         chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
         with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-            indexed = build_index(fasta_files, output_dir, model_config, chosen, run_id, return_state=True)
+            indexed = build_index(fasta_files, output_dir, model_config, chosen, run_id, restart, return_state=True)
             run = cast("PreparedRun", indexed.result())
             clock.lap("index")
             if run.already_complete:

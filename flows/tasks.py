@@ -61,11 +61,16 @@ def _rank_run_name() -> str:
 
 @task(name="build_index", cache_policy=NO_CACHE, persist_result=False)
 def build_index(
-    fasta_files: list[str], output_dir: str, model_config: ModelConfig, devices: list[Device], run_id: str
+    fasta_files: list[str],
+    output_dir: str,
+    model_config: ModelConfig,
+    devices: list[Device],
+    run_id: str,
+    restart: bool,
 ) -> PreparedRun | State[Any]:
     """Check and index the input and settle the plan; see ``prepare_run``."""
     try:
-        run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id)
+        run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id, restart=restart)
     except VirNucProError as error:  # returned, for of one that is raised Prefect prints the traceback
         return Failed(message=str(error), data=error)
     index = run.open_index()

@@ -46,6 +46,7 @@ def embed_fasta(
     weights_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
+    restart: bool = False,
 ) -> Embeddings:
     """
     Embed every sequence of FASTA files; starting again in the same folder continues what is missing.
@@ -75,6 +76,7 @@ def embed_fasta(
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
             served from it gives the same numbers within the tolerance, not the same bytes.
         cache_gib: GiB that the cache takes at the most.
+        restart: Remove what the folder holds of earlier runs first, and start afresh.
 
     Returns:
         A mapping from sequence id to vector, open on ``output_dir/embeddings.h5``.
@@ -106,6 +108,8 @@ def embed_fasta(
         cache_dir=cache_dir,
         cache_gib=cache_gib,
     )
-    result = run_embedding(files, output_dir, config, devices_for(chosen, config, files, workers=workers))
+    result = run_embedding(
+        files, output_dir, config, devices_for(chosen, config, files, workers=workers), restart=restart
+    )
     result.raise_unless(allow_partial=False)
     return read_embeddings(output_dir)

@@ -251,6 +251,12 @@ def embed(
     keep_shards: Annotated[
         bool, typer.Option("--keep-shards", help="Keep each worker's shard beside the result.")
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Remove what OUT holds of earlier runs, and nothing else in it, and start afresh."
+        ),
+    ] = False,
     flow: Annotated[
         bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")
     ] = False,
@@ -291,6 +297,7 @@ def embed(
             cache_gib=cache_size,
             allow_partial=allow_partial,
             keep_shards=keep_shards,
+            restart=restart,
             log_level=log_level,
         )
     else:
@@ -326,6 +333,7 @@ def embed(
                     on_message=progress.on_message,
                     stop=stopping.event,
                     keep_shards=keep_shards,
+                    restart=restart,
                 )
             except StoppedError:  # while GPUs were tried out
                 raise StoppedError(stopping.signal_number) from None

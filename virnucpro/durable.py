@@ -59,6 +59,10 @@ class NewFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)  # less what the user's umask takes away
 
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
     def write(self, data: bytes | memoryview) -> int:
         """Write *data* at the end of the file, whole; return its bytes."""
         return self.write_at(data, os.lseek(self._descriptor, 0, os.SEEK_END))

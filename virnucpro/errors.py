@@ -222,7 +222,7 @@ class SettingsChangedError(ConfigurationError):
         listed = "; ".join(f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in differences.items())
         super().__init__(
             f"{output_dir} holds a run that cannot be continued like this: {listed}. "
-            "Use the same input and settings, or another output folder"
+            "Use the same input and settings, or another output folder, or --restart to start afresh in this one"
         )
 
 
@@ -248,6 +248,25 @@ class OutputError(VirNucProError, OSError):
         self.path = str(path)
         self.what = what
         super().__init__(f"cannot write {path}: {what}")
+
+
+class DiskSpaceError(OutputError):
+    """
+    A run does not fit the disk that its folder is on.
+
+    Attributes:
+        needed_bytes: What it still needs.
+        available_bytes: What is free.
+    """
+
+    def __init__(self, path: str | Path, *, needed_bytes: int, available_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        super().__init__(
+            path,
+            f"the run needs {_in_words(needed_bytes)} there and {_in_words(available_bytes)} are available: "
+            "free some space, or use a folder on another disk",
+        )
 
 
 class RunLockedError(VirNucProError):
@@ -350,6 +369,10 @@ class StoppedError(VirNucProError):
         self.signal_number = signal_number
         self.exit_code = ExitCode.INTERRUPTED if signal_number in (None, 2) else ExitCode.TERMINATED
         super().__init__("stopped; finished work is kept: start the same command again to continue")
+
+
+def _in_words(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def printable(text: str) -> str:

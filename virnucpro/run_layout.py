@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARD_NAME = re.compile(r"shard_(\d+)\.h5")
+UNPACKED_NAME = re.compile(r"[0-9a-f]{64}\.fasta")
+LOG_NAME = re.compile(r"worker_\d+\.log")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ class RunLayout:
         return self.work_dir / "parts"
 
     @property
+    def reservation(self) -> Path:
+        """Keeps the space of the result and of the last words while the run goes on."""
+        return self.work_dir / ".reserved"
+
+    @property
+    def worker_locks_dir(self) -> Path:
+        """One file a worker process, locked as long as it lives."""
+        return self.work_dir / "workers"
+
+    @property
     def log_dir(self) -> Path:
         """One file of JSON lines a worker."""
         return self.output_dir / "logs"
@@ -71,6 +83,14 @@ class RunLayout:
     def shard(self, rank: int) -> Path:
         """Everything that *rank* finished."""
         return self.output_dir / f"shard_{rank}.h5"
+
+    def unpacked(self) -> list[Path]:
+        """Return the unpacked inputs that exist."""
+        return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
+
+    def worker_logs(self) -> list[Path]:
+        """Return the log files that exist."""
+        return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
 
     def shards(self) -> list[Path]:
         """Return the shards that exist, by rank."""

@@ -37,6 +37,7 @@ from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.recovery import Assignment
 from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.worker_lock import hold_worker_lock
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def gpu_worker(
     device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
     setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
     with failure_reported(rank, results_queue):
+        hold_worker_lock(layout.output_dir, rank)
         stop = _stop_on_sigterm()
         device = own_device(model_config)
         index = SequenceIndex.open(Path(index_path))

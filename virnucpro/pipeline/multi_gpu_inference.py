@@ -216,6 +216,7 @@ def run_embedding(
     on_message: MessageHandler | None = None,
     stop: threading.Event | None = None,
     keep_shards: bool = False,
+    restart: bool = False,
 ) -> RunResult:
     """
     Run the job to its end and say how it went; failed workers are in the result, not raised.
@@ -231,6 +232,7 @@ def run_embedding(
         on_message: Called with rank and message for everything that a worker says.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
+        restart: Remove what the folder holds of earlier runs first.
 
     Raises:
         BadInputError: The input cannot be used.
@@ -244,7 +246,16 @@ def run_embedding(
     clock = StageClock()
     run_id = new_run_id()
     with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-        run = prepare_run(fasta_files, output_dir, model_config, devices, run_id=run_id, probe_fn=probe_fn, stop=stop)
+        run = prepare_run(
+            fasta_files,
+            output_dir,
+            model_config,
+            devices,
+            run_id=run_id,
+            probe_fn=probe_fn,
+            stop=stop,
+            restart=restart,
+        )
         clock.lap("index")
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)

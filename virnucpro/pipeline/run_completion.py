@@ -22,8 +22,9 @@ from virnucpro.errors import (
     StoppedError,
     WorkersFailedError,
 )
+from virnucpro.pipeline import disk_space
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
-from virnucpro.pipeline.run_preparation import read_manifest_or_fail
+from virnucpro.pipeline.run_preparation import read_manifest_or_fail, sweep
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 
@@ -293,6 +294,7 @@ def close_run(
         manifest.files[aggregation.output_path.name] = aggregation.sha256
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
+    disk_space.release(layout)
     manifest.write(layout.manifest)
     if state == "complete":
         _remove_what_resumes(layout, keep_shards=keep_shards)
@@ -305,6 +307,7 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
     manifest.state = "stopped"
     manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
+    disk_space.release(run.layout)
     manifest.write(run.layout.manifest)
     rows = sum(outcome.sequences + outcome.sequences_resumed + outcome.sequences_cached for outcome in outcomes)
     return RunResult(
@@ -329,12 +332,16 @@ def failure_noted(run: PreparedRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        with suppress(OutputError):
+            disk_space.release(run.layout)
         manifest = RunManifest.read(run.layout.manifest)
         manifest.state = "failed" if isinstance(error, Exception) else "stopped"
         manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
             manifest.write(run.layout.manifest)
         raise
+    finally:
+        sweep(run.layout)
 
 
 def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult:

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,8 @@ from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
+from virnucpro.pipeline.disk_space import release, take_space
+from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
@@ -104,6 +107,7 @@ def prepare_run(
     run_id: str,
     probe_fn: WorkerFunction = PROBE_WORKER,
     stop: threading.Event | None = None,
+    restart: bool = False,
 ) -> PreparedRun:
     """
     Index the input, settle the plan, and open or continue the manifest. The caller holds the folder's lock.
@@ -116,6 +120,7 @@ def prepare_run(
         run_id: Unique to this start.
         probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
         stop: Set it to give up while GPUs are tried out.
+        restart: Remove what the folder holds of earlier runs first.
 
     Returns:
         The run, ready to start.
@@ -123,18 +128,20 @@ def prepare_run(
     Raises:
         BadInputError: The input cannot be used; tells every problem.
         SettingsChangedError: The folder holds a run of other input or settings.
-        OutputError: The folder cannot be written.
+        OutputError: The folder cannot be written, or the run does not fit its disk.
         ConfigurationError: A GPU cannot be used.
         StoppedError: *stop* was set.
     """
     layout = RunLayout(Path(output_dir))
-    for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
-        if folder.is_dir():
-            durable.remove_strays(folder)
+    sweep(layout)
+    if restart:
+        start_afresh(layout)
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
-        is_same_input = _check_same_input(layout, earlier, fasta_files)
+        is_same_input = _check_same_input(
+            layout, earlier, fasta_files, _expected_settings(model_config, earlier, devices)
+        )
         if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
             if not layout.index.exists():  # verify needs it
                 _ensure_index(layout, fasta_files, model_config)
@@ -178,8 +185,24 @@ def prepare_run(
         num_blocks=len(plan),
         already_complete=False,
     )
-    _open_manifest(run, index, plan, settings, probes).write(layout.manifest)
+    take_space(layout, index, hidden_dim=settled.hidden_dim)
+    manifest = _open_manifest(run, index, plan, settings, probes)
+    try:
+        manifest.write(layout.manifest)
+    except OutputError:  # which may come when it has its name already
+        manifest.state = "failed"
+        with suppress(OutputError):
+            release(layout)
+            manifest.write(layout.manifest)
+        raise
     return run
+
+
+def sweep(layout: RunLayout) -> None:
+    """Remove what processes that have ended left half written; the caller holds the folder's lock."""
+    for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
+        if folder.is_dir():
+            durable.remove_strays(folder)
 
 
 def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_config: ModelConfig) -> SequenceIndex:
@@ -212,8 +235,14 @@ def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig
     return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
-def _check_same_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path]) -> bool:
-    """Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong."""
+def _check_same_input(
+    layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path], settings: dict[str, Any]
+) -> bool:
+    """
+    Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong.
+
+    What else differs, by *settings*, is named with it.
+    """
     before = [(item["path"], item["sha256"]) for item in earlier.inputs]
     now = []
     for path in fasta_files:
@@ -222,14 +251,13 @@ def _check_same_input(layout: RunLayout, earlier: RunManifest, fasta_files: Sequ
                 now.append((os.path.realpath(path), hash_content(descriptor)[1]))
         except BadInputError:
             return False
+    others = _differences(earlier.settings, settings)
     if [path for path, _ in before] != [path for path, _ in now]:
-        raise SettingsChangedError(
-            layout.output_dir, {"input": ([path for path, _ in before], [path for path, _ in now])}
-        )
+        paths = ([path for path, _ in before], [path for path, _ in now])
+        raise SettingsChangedError(layout.output_dir, {"input": paths, **others})
     if before != now:
-        raise SettingsChangedError(
-            layout.output_dir, {"sha256 of the input": ([sha for _, sha in before], [sha for _, sha in now])}
-        )
+        digests = ([sha for _, sha in before], [sha for _, sha in now])
+        raise SettingsChangedError(layout.output_dir, {"sha256 of the input": digests, **others})
     return True
 
 
@@ -244,20 +272,25 @@ def _finished_as_asked(
         return False  # indexing names the sequences that are too long
     if earlier.counts.get("records") == 0 and not model_config.allow_empty:
         return False  # indexing says that there is nothing
-    settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
-    _refuse_other_settings(layout, earlier, _settings(replace(model_config, token_budget=settled), devices))
+    _refuse_other_settings(layout, earlier, _expected_settings(model_config, earlier, devices))
     return durable.sha256_of(layout.embeddings) == recorded
 
 
 def _refuse_other_settings(layout: RunLayout, earlier: RunManifest, settings: dict[str, Any]) -> None:
-    keys = sorted(set(earlier.settings) | set(settings))
-    differences = {
-        key: (earlier.settings.get(key), settings.get(key))
-        for key in keys
-        if earlier.settings.get(key) != settings.get(key)
-    }
+    differences = _differences(earlier.settings, settings)
     if differences:
         raise SettingsChangedError(layout.output_dir, differences)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
+    keys = sorted(set(before) | set(now))
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _expected_settings(model_config: ModelConfig, earlier: RunManifest, devices: Sequence[Device]) -> dict[str, Any]:
+    """Return the settings as they will be if the input is the earlier run's."""
+    settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
+    return _settings(replace(model_config, token_budget=settled), devices)
 
 
 def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str, Any]:

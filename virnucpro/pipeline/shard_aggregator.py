@@ -15,6 +15,7 @@ import structlog
 
 from virnucpro import durable
 from virnucpro.errors import ResultError, printable
+from virnucpro.pipeline import disk_space
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.store import schema
 from virnucpro.store.parts import RowWriter
@@ -104,6 +105,7 @@ def aggregate_shards(
         )
     path = layout.partial_embeddings if num_missing else layout.embeddings
     width = max((source.hidden_dim for source in finished.sources), default=hidden_dim)
+    disk_space.give_way_to_result(layout)
     num_truncated = _write_result(path, index, finished, present, width, max_residues)
     origins = [origin for source in finished.sources for origin in source.blocks[:, 2].tolist()]
     num_copies = num_rows - sum(len(source.positions) for source in finished.sources)

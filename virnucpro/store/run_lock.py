@@ -2,7 +2,7 @@
 One run at a time in an output folder.
 
 The lock is the kernel's (``flock``): it goes when its holder goes, however that ends, and its file only tells who
-holds it. Workers inherit nothing of it.
+holds it. Workers inherit nothing of it; those that an earlier holder has left behind are ended before this one begins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import socket
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
+from virnucpro import durable, failpoints
 from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.store.worker_lock import end_orphans, forget_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,7 @@ class RunLock:
     Context manager that holds *path* for the time of a run.
 
     Raises:
-        RunLockedError: Another process holds it.
+        RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
         OutputError: The folder cannot be written.
     """
 
@@ -37,7 +39,7 @@ class RunLock:
     def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise OutputError(self.path.parent, error.strerror or str(error)) from error
         try:
@@ -56,16 +58,24 @@ class RunLock:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         try:
+            failpoints.reach("lock.write")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
         except OSError as error:
             os.close(descriptor)
             raise OutputError(self.path, error.strerror or str(error)) from error
         self._descriptor = descriptor
+        try:
+            end_orphans(self.path.parent)
+        except BaseException:
+            self.__exit__()
+            raise
+        durable.name_temporaries_after(self.run_id)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
+            forget_workers(self.path.parent)
             os.ftruncate(self._descriptor, 0)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
             os.close(self._descriptor)

@@ -1,0 +1,126 @@
+"""
+A fault at the n-th step of writing, for every n: what may be on disk then, and that the next start finishes the run.
+
+``fail_each_step`` and ``kill_at_steps`` return how often they tried and what they saw that was not promised.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+from tests.fakes import hash_config
+from tests.faults.forked import Ended, left_over, run_forked, small_input, state_of
+from virnucpro.failpoints import ERRORS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROCESSES = ("MainProcess", "gpu_worker_0")
+MOST_STEPS = 2000
+
+
+class Trial:
+    """One small input, the bytes that an undisturbed run writes for it, and a fresh folder for each try."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fasta = small_input(folder)
+        self.config = hash_config()
+        self.steps = self._trace()
+        self.expected = (folder / "whole" / "embeddings.h5").read_bytes()
+
+    def _trace(self) -> list[str]:
+        """Run once undisturbed; return every step of every process, as ``process/step``."""
+        trace = self.folder / "trace"
+        ended = run_forked(self.fasta, self.folder / "whole", self.config, failpoint=f"*:0:trace:{trace}")
+        assert ended.code == 0, ended.errors
+        return trace.read_text().splitlines()
+
+    def steps_of(self, process: str) -> int:
+        """How many steps *process* takes in an undisturbed run."""
+        return sum(step.startswith(f"{process}/") for step in self.steps)
+
+    def run(self, out: Path, failpoint: str | None = None, **settings) -> Ended:
+        return run_forked(self.fasta, out, self.config, failpoint=failpoint, **settings)
+
+    def check_interrupted(self, out: Path, ended: Ended) -> list[str]:
+        """What is wrong with the folder after a fault, and with the next start; the folder is removed."""
+        wrong = []
+        result = out / "embeddings.h5"
+        if result.exists() and result.read_bytes() != self.expected:
+            wrong.append("the final name holds something else than the whole result")
+        if "Traceback" in ended.errors or "Exception ignored" in ended.errors:
+            wrong.append(f"a traceback: {ended.errors}")
+        again = self.run(out)
+        if again.code != 0 or not result.exists() or result.read_bytes() != self.expected:
+            wrong.append(f"the next start ended with {again.code}: {again.errors}")
+        wrong += [f"{name} was left" for name in left_over(out)]
+        shutil.rmtree(out)
+        return wrong
+
+
+def fail_each_step(trial: Trial, action: str, *, step: int = 1, lasting: bool = False) -> tuple[int, list[str]]:
+    """
+    Let the n-th step of the parent, then of the worker, fail with *action*, for n = 1, 1 + step, ... until none fails.
+
+    Returns:
+        How often that was tried, and each violation in words.
+    """
+    tries, violations = 0, []
+    for process in PROCESSES:
+        for number in range(1, MOST_STEPS, step):
+            out = trial.folder / f"{action}_{process}_{number}"
+            claim = out.with_name(f"{out.name}.claim")
+            spec = f"{process}/*:{number}+:{action}" if lasting else f"{process}/*:{number}:{action}:{claim}"
+            ended = trial.run(out, spec)
+            if number > trial.steps_of(process) if lasting else not claim.exists():
+                break
+            tries += 1
+            where = f"{process}, step {number}, {action}: "
+            wrong = _wrong_after_error(trial, out, ended, action, lasting=lasting)
+            violations += [where + what for what in wrong + trial.check_interrupted(out, ended)]
+    return tries, violations
+
+
+def _wrong_after_error(trial: Trial, out: Path, ended: Ended, action: str, *, lasting: bool) -> list[str]:
+    wrong = []
+    if ended.code == 0 and not (out / "embeddings.h5").exists():
+        wrong.append("exit 0 without a result")
+    if ended.code not in (0, 73):
+        wrong.append(f"exit {ended.code}: {ended.errors}")
+    if ended.code == 73 and os.strerror(ERRORS[action]) not in ended.errors.splitlines()[-1]:
+        wrong.append(f"the last line does not say why: {ended.errors}")
+    if not lasting and state_of(out) == "running":
+        wrong.append("run.json says that it runs")
+    return wrong
+
+
+def kill_at_steps(trial: Trial, choose) -> tuple[int, list[str]]:
+    """
+    Kill the process at steps of each name, those that *choose* picks of their numbers.
+
+    Returns:
+        How often that was tried, and each violation in words.
+    """
+    tries, violations = 0, []
+    for name in sorted(set(trial.steps)):
+        for number in choose(trial.steps.count(name)):
+            out = trial.folder / f"kill_{name.replace('/', '_')}_{number}"
+            claim = out.with_name(f"{out.name}.claim")
+            ended = trial.run(out, f"{name}:{number}:kill:{claim}")
+            if not claim.exists():
+                violations.append(f"{name} {number} was not reached")
+                continue
+            tries += 1
+            of_parent = name.startswith("MainProcess/")
+            if ended.code != -signal.SIGKILL if of_parent else ended.code not in (0, 3, 70):
+                violations.append(f"{name} {number}: exit {ended.code}: {ended.errors}")
+            violations += [f"{name} {number}: {what}" for what in trial.check_interrupted(out, ended)]
+    return tries, violations
+
+
+def first_second_middle_last(count: int) -> list[int]:
+    return sorted({1, min(2, count), (count + 1) // 2, count})

@@ -1,0 +1,86 @@
+"""
+Room on disk for a whole run, found before anything is computed.
+
+The space of the result is taken at the start, by a file of that size: whatever the disk is filled with while the run
+goes on, the result still fits, and the last words of ``run.json`` do. The file gives way piece by piece: to the result
+when that is written, to the manifest when it is closed. On file systems that know no reservation of space (and on
+those that copy or compress on write) it promises nothing, and writing fails as cleanly as it can.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.errors import DiskSpaceError, OutputError
+from virnucpro.store import schema
+from virnucpro.store.parts import part_paths
+
+if TYPE_CHECKING:
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.run_layout import RunLayout
+
+LAST_WORDS_BYTES = 1 << 20
+"""Kept for what a run says last: its manifest."""
+
+
+def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int) -> None:
+    """
+    Make sure that a run fits its disk, and reserve what its result takes.
+
+    While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes beside them.
+    What the folder holds of parts and shards already is not needed again.
+
+    Args:
+        layout: The run's folder.
+        index: The input.
+        hidden_dim: Width of a row; 0 where only the checkpoint knows it, so that only the ids are counted.
+
+    Raises:
+        DiskSpaceError: It does not fit.
+        OutputError: The system refused for another reason.
+    """
+    release(layout)
+    num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
+    result_bytes = schema.bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
+    rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
+    finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
+    needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + LAST_WORDS_BYTES
+    disk = os.statvfs(layout.work_dir)
+    available_bytes = disk.f_bavail * disk.f_frsize
+    if needed_bytes > available_bytes:
+        raise DiskSpaceError(layout.output_dir, needed_bytes=needed_bytes, available_bytes=available_bytes)
+    try:
+        with durable.NewFile(layout.reservation) as file:
+            file.reserve(result_bytes + LAST_WORDS_BYTES)
+    except OSError as error:
+        release(layout)
+        raise OutputError(layout.output_dir, error.strerror or str(error)) from error
+
+
+def give_way_to_result(layout: RunLayout) -> None:
+    """
+    Free what was reserved for the result, which is written next.
+
+    Raises:
+        OutputError: The system refused.
+    """
+    try:
+        os.truncate(layout.reservation, LAST_WORDS_BYTES)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise OutputError(layout.reservation, error.strerror or str(error)) from error
+
+
+def release(layout: RunLayout) -> None:
+    """
+    Free all that is still reserved: the last words come next.
+
+    Raises:
+        OutputError: The system refused.
+    """
+    durable.remove(layout.reservation)

@@ -1,0 +1,49 @@
+"""``--restart``: what a folder holds of earlier runs is removed, and nothing else that may be in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro import durable
+from virnucpro.errors import OutputError
+from virnucpro.store.manifest import RunManifest
+from virnucpro.store.parts import part_paths
+
+if TYPE_CHECKING:
+    from virnucpro.run_layout import RunLayout
+
+
+def start_afresh(layout: RunLayout) -> None:
+    """
+    Remove every file that the layout names; the caller holds the folder's lock.
+
+    The manifest goes last: as long as it is there, the files are known to be ours. A folder whose result has no
+    manifest is not touched, and preparing the run refuses it.
+
+    Raises:
+        OutputError: A file cannot be removed.
+        ResultError: ``run.json`` is not one of ours.
+    """
+    if layout.manifest.exists():
+        RunManifest.read(layout.manifest)
+    elif layout.embeddings.exists() or layout.partial_embeddings.exists() or layout.failed_sequences.exists():
+        return
+    for path in [
+        layout.embeddings,
+        layout.partial_embeddings,
+        layout.failed_sequences,
+        *layout.shards(),
+        *part_paths(layout.parts_dir),
+        *layout.unpacked(),
+        layout.index,
+        *layout.worker_logs(),
+        layout.reservation,
+    ]:
+        durable.remove(path)
+    try:
+        for folder in (layout.output_dir, layout.work_dir, layout.parts_dir):
+            if folder.is_dir():
+                durable.sync_folder(folder)  # with the manifest still there, whatever of this lasts
+    except OSError as error:
+        raise OutputError(layout.output_dir, error.strerror or str(error)) from error
+    durable.remove(layout.manifest)

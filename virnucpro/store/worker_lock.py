@@ -1,0 +1,124 @@
+"""
+Worker processes of a run that has died must not write into the folder of the next one.
+
+A worker normally ends within milliseconds of its parent, but one that is stopped (SIGSTOP, a frozen container) does
+not. So each worker holds a lock (``flock``) on a file of its own for as long as it lives. A new run first takes the
+folder's lock and then looks for workers that still hold theirs: it kills those of this host, and refuses the folder
+when one is elsewhere. A worker first takes its lock and then looks whether the folder is still its parent's: whichever
+comes first, one of the two sees the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from virnucpro import durable
+from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.run_layout import RunLayout
+
+END_TIMEOUT_S = 10.0
+"""Seconds that a killed process may take to go; one that hangs in the kernel does not go."""
+
+_held: list[durable.NewFile] = []
+"""Open until this process ends."""
+
+
+def hold_worker_lock(output_dir: Path, rank: int) -> None:
+    """
+    Hold the lock of this worker process until it ends; called once, before it writes anything.
+
+    Args:
+        output_dir: The run's folder.
+        rank: Of this worker.
+
+    Raises:
+        RunLockedError: The folder belongs to another run than our parent's: ours is dead.
+        OutputError: The folder cannot be written.
+    """
+    layout = RunLayout(output_dir)
+    path = layout.worker_locks_dir / f"{rank}.{os.getpid()}.{secrets.token_hex(4)}.lock"
+    about = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
+    try:
+        durable.make_folder(path.parent)
+        file = durable.NewFile(path)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(json.dumps(about).encode())
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    _held.append(file)
+    holder = _read(layout.lock)
+    if holder:
+        if holder.get("pid") not in (os.getpid(), os.getppid()):
+            raise RunLockedError(output_dir, json.dumps(holder))
+        durable.name_temporaries_after(str(holder.get("run_id")))
+
+
+def end_orphans(output_dir: Path) -> None:
+    """
+    Kill every worker that an earlier run has left in this folder; the caller holds the folder's lock.
+
+    Raises:
+        RunLockedError: One does not go in time, as one on another host, which only its own parent's end can end.
+    """
+    for path in sorted(RunLayout(output_dir).worker_locks_dir.glob("*.lock")):
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        while not _removed(path):
+            about = _read(path)
+            pid = int(about.get("pid") or 0)
+            if pid == os.getpid():  # a worker function that was called here, not in a process of its own
+                break
+            if time.monotonic() > deadline_s:
+                raise RunLockedError(output_dir, f"a worker of a run that has ended: {json.dumps(about)}")
+            if pid and about.get("host") == socket.gethostname() and about.get("started") == _started(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # SIGKILL also ends what is stopped
+            time.sleep(0.01)
+
+
+def forget_workers(output_dir: Path) -> None:
+    """Remove the lock files of workers that have ended."""
+    for path in RunLayout(output_dir).worker_locks_dir.glob("*.lock"):
+        with suppress(OSError):
+            _removed(path)
+
+
+def _removed(path: Path) -> bool:
+    """Remove the lock file of a worker that has ended; return whether it had."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process of this host started, in ticks since boot: with it a process number is never another's."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
