@@ -104,8 +104,8 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
             on_message=recovery.hear,
             oom_kills=recovery.oom_kills,
         )
+    is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":
-        is_final = not recovery.another_attempt(outcome)
         logger.error("rank %s, process %s: %s: %s", rank, outcome.pids[-1:], outcome.failure, outcome.reason)
         raise RankFailedError(outcome, is_final=is_final)
     logger.info(

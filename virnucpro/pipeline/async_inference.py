@@ -146,6 +146,7 @@ class AsyncInferenceRunner:
         *,
         stop: Event | None = None,
         on_start: Callable[[PackedBatch], None] = lambda _: None,
+        one_at_a_time: bool = False,
     ) -> Iterator[InferenceResult]:
         """
         Yield one result a batch, in the loader's order.
@@ -154,11 +155,13 @@ class AsyncInferenceRunner:
             dataloader: Batches; on a GPU another thread asks for them, a few ahead.
             stop: Once it is set, no further batch is started; what the device has been given is still yielded.
             on_start: Called with each batch before the device is given it.
+            one_at_a_time: Give the device a batch only when the rows of the one before are here.
 
         Raises:
             SequenceError: So many sequences failed one after the other that the fault is not theirs.
         """
         in_flight: deque[_Flight] = deque()
+        most = BATCHES_IN_FLIGHT - 1 if self._is_gpu and not one_at_a_time else 0
         batches = _made_ahead(dataloader) if self._is_gpu else (batch for batch in dataloader)
         try:
             while not (stop is not None and stop.is_set()):
@@ -176,7 +179,7 @@ class AsyncInferenceRunner:
                     yield self._again(batch, flight)
                     continue
                 in_flight.append(flight)
-                yield from self._landed(in_flight, still_flying=BATCHES_IN_FLIGHT - 1 if self._is_gpu else 0)
+                yield from self._landed(in_flight, still_flying=most)
             yield from self._landed(in_flight, still_flying=0)
         finally:
             for flight in in_flight:  # the device may still read and write their tensors
@@ -205,7 +208,8 @@ class AsyncInferenceRunner:
             SequenceError: So many sequences failed one after the other that the fault is not theirs.
         """
         alone: dict[int, InferenceResult] = {}
-        for single in sorted(batch.singles(), key=lambda single: single.positions[0] in last):
+        shortest_first = reversed(batch.singles())  # a long one is the likelier culprit; a success before it tells much
+        for single in sorted(shortest_first, key=lambda single: single.positions[0] in last):
             on_start(single)
             alone[single.positions[0]] = self._piece(single)
         joined = _joined(batch, [alone[position] for position in batch.positions])

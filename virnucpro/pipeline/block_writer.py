@@ -67,7 +67,8 @@ class BlockWriter:
             log.error(
                 "sequence.failed", block=block, sequence_id=item.sequence_id, failure=item.failure, reason=item.what
             )
-            self._report({"kind": "sequence_failed", "position": item.position, "failure": item.failure.value})
+            failed = {"kind": "sequence_failed", "block": block, "position": item.position}
+            self._report({**failed, "failure": item.failure.value})
         if result.positions:
             origin = BlockOrigin.RESPLIT if result.is_resplit else BlockOrigin.COMPUTED
             positions = np.array(result.positions, dtype=np.int64)

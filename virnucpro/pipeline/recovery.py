@@ -12,7 +12,8 @@ flight and narrows it down, one step for each death:
 A poisoned sequence thus costs four more starts of a process at the most, whatever the size of its block. What is
 learned holds for this start of the run: the next one tries everything again.
 
-The work of a rank that is lost for good goes to those that have finished theirs.
+The work of a rank that is lost for good goes to those that have finished theirs. A device that does nothing but fail
+proves nothing: what was blamed on sequences there is forgotten, and they go to the others as well.
 
 Everything here is numbers of ranks, blocks and positions: no index, plan or model, and no framework.
 """
@@ -54,7 +55,7 @@ class Assignment:
     excused: frozenset[int] = frozenset()
     """Index positions of sequences that are not computed."""
     after_failure: bool = False
-    """Whether a process failed before, so that each block is made durable at once."""
+    """Whether a process failed before: then blocks are computed one at a time, and each is made durable at once."""
 
     def is_apart(self, block: int) -> bool:
         """Whether the sequences of *block* are computed one by one first."""
@@ -65,11 +66,45 @@ class Assignment:
         return self.suspects.get(block, 0) < _NEVER_WHOLE
 
 
+@dataclass(frozen=True)
+class _Excuse:
+    """Why a sequence is not computed any more."""
+
+    block: int
+    failure: FailureClass
+    attempts: int
+
+
+@dataclass
+class _Blame:
+    """What a rank has brought up against blocks and sequences."""
+
+    blocks: Counter[int] = field(default_factory=Counter)
+    """Block -> deaths while it was in flight."""
+    lone: Counter[int] = field(default_factory=Counter)
+    """Index position -> deaths while it was computed alone."""
+    excused: dict[int, _Excuse] = field(default_factory=dict)
+    """By index position."""
+
+    def add(self, other: _Blame) -> None:
+        self.blocks += other.blocks
+        self.lone += other.lone
+        self.excused |= other.excused
+
+    def remove(self, other: _Blame) -> None:
+        self.blocks -= other.blocks
+        self.lone -= other.lone
+        for position in other.excused:
+            self.excused.pop(position, None)
+
+
 @dataclass
 class _Rank:
     """What is known of one rank's work in this wave."""
 
     blocks: Sequence[int]
+    unproved: _Blame = field(default_factory=_Blame)
+    """Of its processes since the last one that got something done."""
     in_flight: dict[int, int | None] = field(default_factory=dict)
     """Block -> the position that is computed alone, or None while the whole is."""
     fresh_excuses: list[int] = field(default_factory=list)
@@ -100,9 +135,11 @@ class Recovery:
         self._world_size = world_size
         self._ranks = {rank: _Rank(range(rank, num_blocks, world_size)) for rank in range(world_size)}
         self._taken_over: dict[int, int] = {}
-        self._excused: dict[int, tuple[FailureClass, int]] = {}
-        self._deaths: Counter[int] = Counter()
-        self._lone_deaths: Counter[int] = Counter()
+        self._blame = _Blame()
+        self._proven: set[int] = set()
+        """Ranks whose devices have computed something."""
+        self._doubted: set[int] = set()
+        """Ranks that have only ever excused sequences."""
         self._changed = threading.Condition()
         self._running = 0
         self._most_running = world_size
@@ -115,9 +152,9 @@ class Recovery:
                 *args,
                 Assignment(
                     blocks=state.blocks,
-                    suspects=dict(self._deaths),
-                    lone_suspects=frozenset(self._lone_deaths),
-                    excused=frozenset(self._excused),
+                    suspects=dict(self._blame.blocks),
+                    lone_suspects=frozenset(self._blame.lone),
+                    excused=frozenset(self._blame.excused),
                     after_failure=state.fruitless > 0,
                 ),
             )
@@ -147,8 +184,8 @@ class Recovery:
         with self._changed:
             state = self._ranks[rank]
             if kind == "sequence_failed":
-                position = int(message["position"])
-                self._excused[position] = (FailureClass(message["failure"]), 1)
+                position, block = int(message["position"]), int(message["block"])
+                self._blame.excused[position] = _Excuse(block, FailureClass(message["failure"]), 1)
                 state.fresh_excuses.append(position)
             elif kind == "start":
                 block = int(message["block"])
@@ -164,34 +201,48 @@ class Recovery:
     def another_attempt(self, outcome: RankOutcome) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
         if outcome.state != "failed":
+            with self._changed:
+                if self._ranks[outcome.rank].got_something_done:
+                    self._prove(outcome.rank)
             return False
         failure = FailureClass(outcome.failure or FailureClass.DIED)
         with self._changed:
             state = self._ranks[outcome.rank]
             for position in state.fresh_excuses:  # the process was broken, not they
-                self._excused.pop(position, None)
-            narrowed_down = failure.blames_what_was_computed and self._blame(state, failure)
+                self._blame.excused.pop(position, None)
+            blame = self._blame_for_death(state, failure) if failure.blames_what_was_computed else _Blame()
+            narrowed_down = bool(blame.excused) or any(self._blame.blocks[block] >= _APART for block in blame.blocks)
             if state.got_something_done:
+                self._prove(outcome.rank)
                 state.fruitless = 1
-            elif not narrowed_down:
-                state.fruitless += 1
+            else:
+                state.unproved.add(blame)
+                state.fruitless += not narrowed_down
             if failure is FailureClass.OOM_KILL:
                 self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
-            return failure.is_worth_a_retry and state.fruitless < self.limits.attempts and state.starts < MAX_STARTS
+            if failure.is_worth_a_retry and state.fruitless < self.limits.attempts and state.starts < MAX_STARTS:
+                return True
+            self._blame.remove(state.unproved)
+            return False
 
-    def _blame(self, state: _Rank, failure: FailureClass) -> bool:
-        """Count a death for everything in flight; whether that took the search a step further."""
-        narrowed_down = False
+    def _prove(self, rank: int) -> None:
+        """Note that the rank's device computes, so that what it blames is to blame."""
+        self._proven.add(rank)
+        self._ranks[rank].unproved = _Blame()
+
+    def _blame_for_death(self, state: _Rank, failure: FailureClass) -> _Blame:
+        """Count a death against everything that was in flight; return what was added to the blame."""
+        blame = _Blame()
         for block, position in state.in_flight.items():
             if position is None:
-                self._deaths[block] += 1
-                narrowed_down |= self._deaths[block] >= _APART
-                continue
-            self._lone_deaths[position] += 1
-            if self._lone_deaths[position] >= _LONE_DEATHS:
-                self._excused[position] = (failure, self._deaths[block] + self._lone_deaths[position])
-                narrowed_down = True
-        return narrowed_down
+                blame.blocks[block] += 1
+            else:
+                blame.lone[position] += 1
+                deaths = self._blame.lone[position] + 1
+                if deaths >= _LONE_DEATHS:
+                    blame.excused[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
+        self._blame.add(blame)
+        return blame
 
     def take_over(self, outcomes: Sequence[RankOutcome]) -> list[int]:
         """
@@ -204,24 +255,34 @@ class Recovery:
             The ranks that have work again; none when nothing was lost, nobody is left, or it would be of no use.
         """
         with self._changed:
-            lost = [outcome.rank for outcome in outcomes if outcome.state != "complete"]
-            blocks = sorted(block for rank in lost for block in self._ranks[rank].blocks)
+            lost = {outcome.rank for outcome in outcomes if outcome.state != "complete"}
             survivors = [outcome.rank for outcome in outcomes if outcome.state == "complete"]
+            blocks = {block for rank in lost for block in self._ranks[rank].blocks}
+            doubtful = [rank for rank in survivors if self._ranks[rank].unproved.excused and rank not in self._proven]
+            self._doubted.update(doubtful)
+            takers = [rank for rank in survivors if rank in self._proven] or [
+                rank for rank in survivors if rank not in self._doubted
+            ]
+            for rank in doubtful if takers else ():
+                unproved = self._ranks[rank].unproved
+                blocks.update(excuse.block for excuse in unproved.excused.values())
+                self._blame.remove(unproved)
+                unproved.excused.clear()
+            takers = takers or survivors
             classes = {FailureClass(outcome.failure) for outcome in outcomes if outcome.failure is not None}
             for state in self._ranks.values():
-                state.blocks = ()
-            if not survivors or any(failure.concerns_all_ranks for failure in classes):
+                state.blocks, state.fruitless, state.starts = (), 0, 0
+            if not takers or any(failure.concerns_all_ranks for failure in classes):
                 return []
-            for number, rank in enumerate(survivors):
-                self._ranks[rank] = _Rank(tuple(blocks[number :: len(survivors)]))
+            for number, rank in enumerate(takers):
+                self._ranks[rank].blocks = sorted(blocks)[number :: len(takers)]
                 self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
-            return [rank for rank in survivors if self._ranks[rank].blocks]
+            return [rank for rank in takers if self._ranks[rank].blocks]
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         with self._changed:
-            if position in self._excused:
-                failure, attempts = self._excused[position]
-                return failure.value, attempts
+            if (excuse := self._blame.excused.get(position)) is not None:
+                return excuse.failure.value, excuse.attempts
             outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
             return outcome.failure or "unknown", outcome.attempts

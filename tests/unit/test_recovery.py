@@ -1,0 +1,273 @@
+"""
+The parent's book of suspects, without processes: a worker that follows its assignment is played, and dies as it must.
+
+What is shown holds for any plan, any poisons and any number of ranks: nothing healthy is lost, nothing innocent is
+excused, and the number of starts is bounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnucpro.config import RunLimits
+from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.recovery import MAX_STARTS, Recovery
+
+
+class ToldKills:
+    """A kernel that says what it is told to say."""
+
+    def explain_one(self):
+        return False
+
+
+class PlayedRun:
+    """
+    A run whose workers are played.
+
+    Args:
+        blocks: Positions of each block.
+        poison: Position -> ``dies`` or ``fails`` (in the process, without ending it).
+        broken: Ranks whose every batch ends the process.
+        whole_only: Blocks that end the process only when they are computed whole.
+    """
+
+    def __init__(self, blocks, world_size, *, poison=(), broken=(), whole_only=(), attempts=3, in_flight=1):
+        self.blocks, self.world_size, self.in_flight = blocks, world_size, in_flight
+        self.poison, self.broken, self.whole_only = dict(poison), set(broken), set(whole_only)
+        self.recovery = Recovery(
+            num_blocks=len(blocks), world_size=world_size, limits=RunLimits(attempts=attempts), oom_kills=ToldKills()
+        )
+        self.outcomes = [RankOutcome(rank=rank, device="played") for rank in range(world_size)]
+        self.durable = {}
+        self.starts = Counter()
+
+    def run(self):
+        ranks = list(range(self.world_size))
+        while ranks:
+            for rank in ranks:
+                self.run_rank(rank)
+            ranks = self.recovery.take_over(self.outcomes)
+        return self
+
+    def run_rank(self, rank):
+        is_wanted = True
+        while is_wanted:
+            with self.recovery.turn(rank, threading.Event()):
+                self.starts[rank] += 1
+                (assignment,) = self.recovery.worker_args(rank, ())
+                outcome = self.outcomes[rank]
+                outcome.attempts += 1
+                outcome.state, outcome.failure = ("complete", None)
+                if not self.process(rank, assignment):
+                    outcome.state, outcome.failure = ("failed", "died")
+            is_wanted = self.recovery.another_attempt(outcome)
+
+    def process(self, rank, assignment):
+        """Play one process; whether it lived."""
+        todo = [block for block in assignment.blocks if not self.is_done(block, assignment.excused)]
+        plain = [block for block in todo if block not in assignment.suspects]
+        at_once = 1 if assignment.after_failure else self.in_flight
+        for at in range(0, len(plain), at_once):
+            flying = [(block, self.wanted(block, assignment)) for block in plain[at : at + at_once]]
+            for block, positions in flying:
+                self.say(rank, block, positions)
+            if not all(self.survives(rank, *item) for item in flying):
+                return False
+            for item in flying:
+                self.finish(rank, *item)
+        suspects = sorted(set(todo) - set(plain), key=lambda block: assignment.suspects[block])
+        return all(self.suspect(rank, block, assignment) for block in suspects)
+
+    def suspect(self, rank, block, assignment):
+        """Compute one suspected block; whether the process lived."""
+        positions = self.wanted(block, assignment)
+        is_apart = assignment.is_apart(block)
+        for position in sorted(positions[::-1], key=lambda p: p in assignment.lone_suspects) if is_apart else ():
+            self.say(rank, block, [position])
+            if not self.survives(rank, block, [position], is_alone=True):
+                return False
+        is_whole = len(positions) == len(self.blocks[block]) and not any(p in self.poison for p in positions)
+        if not is_apart or (assignment.may_be_whole(block) and is_whole):
+            self.say(rank, block, positions)
+            if not self.survives(rank, block, positions):
+                return False
+        self.finish(rank, block, positions)
+        return True
+
+    def wanted(self, block, assignment):
+        return [position for position in self.blocks[block] if position not in assignment.excused]
+
+    def is_done(self, block, excused):
+        return set(self.blocks[block]) - set(excused) <= self.durable.get(block, set())
+
+    def say(self, rank, block, positions):
+        message = {"kind": "start", "block": block}
+        self.recovery.hear(rank, message if len(positions) > 1 else {**message, "position": positions[0]})
+
+    def survives(self, rank, block, positions, *, is_alone=False):
+        if rank in self.broken or (block in self.whole_only and not is_alone):
+            return False
+        return not any(self.poison.get(position) == "dies" for position in positions)
+
+    def finish(self, rank, block, positions):
+        fine = [position for position in positions if position not in self.poison]
+        for position in set(positions) - set(fine):
+            message = {"kind": "sequence_failed", "block": block, "position": position}
+            self.recovery.hear(rank, {**message, "failure": "application_error"})
+        self.durable[block] = set(fine)
+        self.recovery.hear(rank, {"kind": "progress", "block": block, "rows": len(fine)})
+
+    @property
+    def delivered(self):
+        return set().union(*self.durable.values())
+
+    def why(self, position):
+        block = next(number for number, positions in enumerate(self.blocks) if position in positions)
+        return self.recovery.why_missing(position, block, self.outcomes)
+
+
+def blocks_of(sizes):
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return [list(range(a, b)) for a, b in itertools.pairwise(ends)]
+
+
+def test_without_failures_every_rank_starts_once():
+    played = PlayedRun(blocks_of([3] * 10), 3).run()
+    assert played.starts == {0: 1, 1: 1, 2: 1}
+    assert played.delivered == set(range(30))
+
+
+@pytest.mark.parametrize("where", [0, 17, 31, 32, 319])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_one_poisoned_sequence_costs_four_more_starts_and_no_other_row(where, in_flight):
+    played = PlayedRun(blocks_of([32] * 10), 2, poison={where: "dies"}, in_flight=in_flight).run()
+    assert played.delivered == set(range(320)) - {where}
+    assert [outcome.state for outcome in played.outcomes] == ["complete"] * 2
+    assert sum(played.starts.values()) - 2 <= 4
+    assert played.why(where) == ("died", 4)
+
+
+def test_a_poisoned_sequence_that_is_a_block_costs_two_more_starts():
+    played = PlayedRun(blocks_of([1, 1, 5, 5]), 1, poison={1: "dies"}).run()
+    assert played.delivered == {0, *range(2, 12)}
+    assert played.starts[0] == 3
+    assert played.why(1) == ("died", 2)
+
+
+def test_a_sequence_that_fails_within_the_process_costs_no_start():
+    played = PlayedRun(blocks_of([8] * 4), 2, poison={9: "fails"}).run()
+    assert played.delivered == set(range(32)) - {9}
+    assert played.starts == {0: 1, 1: 1}
+    assert played.why(9) == ("application_error", 1)
+
+
+@given(data=st.data())
+def test_nothing_healthy_is_lost_and_nothing_innocent_excused(data):
+    chooser = random.Random(data.draw(st.integers(0, 2**32)))
+    blocks = blocks_of([chooser.randint(1, 12) for _ in range(chooser.randint(2, 12))])
+    everything = [position for block in blocks for position in block]
+    world_size = chooser.randint(1, 4)
+    bad = chooser.sample(everything, min(chooser.randint(0, 3), len(everything) - 1))
+    poison = {position: chooser.choice(["dies", "fails"]) for position in bad}
+    broken = chooser.sample(range(world_size), chooser.randint(0, world_size - 1))
+    played = PlayedRun(
+        blocks, world_size, poison=poison, broken=broken, attempts=6, in_flight=chooser.choice([1, 2, 3])
+    ).run()
+    assert played.delivered == set(everything) - set(poison)
+    for position in poison:
+        assert played.why(position)[0] in {"died", "application_error"}
+    assert max(played.starts.values()) <= MAX_STARTS * world_size
+
+
+@pytest.mark.parametrize("lost", [[0], [1, 3], [0, 1, 2]])
+def test_the_blocks_of_lost_ranks_go_to_those_that_are_left(lost):
+    played = PlayedRun(blocks_of([4] * 21), 4, broken=lost).run()
+    assert played.delivered == set(range(84))
+    assert [outcome.rank for outcome in played.outcomes if outcome.state == "failed"] == lost
+    assert all(played.starts[rank] == 3 for rank in lost)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 40])
+def test_a_broken_device_is_given_up_and_its_sequences_are_not_blamed(num_blocks):
+    played = PlayedRun(blocks_of([5] * num_blocks), 1, broken=[0]).run()
+    assert played.delivered == set()
+    assert played.starts[0] <= 5
+    assert all(played.why(position)[0] == "died" for position in range(5 * num_blocks))
+    assert not played.recovery.worker_args(0, ())[0].excused
+
+
+def test_a_block_that_only_fails_whole_keeps_its_rows_computed_apart():
+    played = PlayedRun(blocks_of([5] * 4), 1, whole_only=[2]).run()
+    assert played.delivered == set(range(20))
+    assert played.starts[0] == 4
+
+
+def test_what_a_broken_process_said_of_sequences_is_taken_back():
+    recovery = Recovery(num_blocks=4, world_size=1, limits=RunLimits(), oom_kills=ToldKills())
+    outcome = RankOutcome(rank=0, device="d", state="failed", failure="application_error")
+    with recovery.turn(0, threading.Event()):
+        recovery.hear(0, {"kind": "sequence_failed", "block": 0, "position": 3, "failure": "not_finite"})
+        recovery.hear(0, {"kind": "progress", "block": 0, "rows": 4})
+        recovery.hear(0, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
+        recovery.hear(0, {"kind": "progress", "block": 1, "rows": 0})
+    assert recovery.another_attempt(outcome)
+    assert recovery.worker_args(0, ())[0].excused == {3}
+
+
+@pytest.mark.parametrize("failure", ["cannot_write", "bad_input", "stopped"])
+def test_work_is_not_handed_on_when_everybody_would_meet_the_same(failure):
+    recovery = Recovery(num_blocks=4, world_size=2, limits=RunLimits(), oom_kills=ToldKills())
+    outcomes = [
+        RankOutcome(rank=0, device="d", state="complete"),
+        RankOutcome(rank=1, device="d", state="failed", failure=failure),
+    ]
+    assert not recovery.another_attempt(outcomes[1])
+    assert recovery.take_over(outcomes) == []
+
+
+def test_after_the_kernel_killed_one_fewer_run_at_a_time():
+    recovery = Recovery(num_blocks=9, world_size=3, limits=RunLimits(), oom_kills=ToldKills())
+    stop = threading.Event()
+    turns = [recovery.turn(rank, stop) for rank in range(3)]
+    for turn in turns:
+        turn.__enter__()
+    turns[1].__exit__(None, None, None)
+    assert recovery.another_attempt(RankOutcome(rank=1, device="d", state="failed", failure="oom_kill"))
+    entered = threading.Event()
+
+    def start_again():
+        with recovery.turn(1, stop):
+            entered.set()
+
+    thread = threading.Thread(target=start_again)
+    thread.start()
+    assert not entered.wait(0.5), "two others run, and two is the most now"
+    turns[0].__exit__(None, None, None)
+    assert entered.wait(5)
+    thread.join()
+
+
+def test_who_waits_for_a_turn_does_not_wait_when_the_run_is_stopped():
+    recovery = Recovery(num_blocks=9, world_size=2, limits=RunLimits(), oom_kills=ToldKills())
+    stop = threading.Event()
+    with recovery.turn(0, stop):
+        recovery.another_attempt(RankOutcome(rank=1, device="d", state="failed", failure="oom_kill"))
+        threading.Timer(0.2, stop.set).start()
+        with recovery.turn(1, stop):
+            assert stop.is_set()
+
+
+def test_one_attempt_means_one_process():
+    played = PlayedRun(blocks_of([4] * 6), 1, poison={9: "dies"}, attempts=1).run()
+    assert played.starts[0] == 1
+    assert played.outcomes[0].state == "failed"
