@@ -119,6 +119,13 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     return HashModel(before_batch), ByteTokenizer()
 
 
+def load_model_that_ranks_lose(weights_path, device, *, precision="fp32"):
+    """A hash model whose every batch ends the process, on as many of the first ranks as *weights_path* says."""
+    rank = int(multiprocessing.current_process().name.removeprefix("gpu_worker_"))
+    is_lost = rank < int(Path(weights_path).read_text())
+    return HashModel((lambda number, sequences: fail("segfault")) if is_lost else (lambda *_: None)), ByteTokenizer()
+
+
 def load_poisoned_model(weights_path, device, *, precision="fp32"):
     """A hash model that gives one number which is not finite for the sequence *weights_path*."""
     return PoisonedModel(weights_path), ByteTokenizer()
@@ -172,7 +179,17 @@ ERRORS = {
     "import_error": lambda: ImportError("no such package, said the fake"),
     "device_error": _device_error,
 }
+
+
+def _die_as_for_memory():
+    """What the kernel does: count the kill, in the file that the test set in place of the kernel's, and kill."""
+    events = Path(os.environ["FAKE_MEMORY_EVENTS"])
+    events.write_text(f"oom_kill {int(events.read_text().split()[1]) + 1}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 DEATHS = {
+    "oom_kill": _die_as_for_memory,
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),

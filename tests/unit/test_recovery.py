@@ -90,7 +90,8 @@ class PlayedRun:
         """Compute one suspected block; whether the process lived."""
         positions = self.wanted(block, assignment)
         is_apart = assignment.is_apart(block)
-        for position in sorted(positions[::-1], key=lambda p: p in assignment.lone_suspects) if is_apart else ():
+        apart = sorted(positions, key=lambda p: (p in assignment.lone_suspects, -p)) if is_apart else []
+        for position in apart:
             self.say(rank, block, [position])
             if not self.survives(rank, block, [position], is_alone=True):
                 return False

@@ -15,6 +15,8 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import structlog
+
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.worker_process import WorkerFunction, WorkerProcess
+
+
+log = structlog.get_logger(__name__)
 
 
 class RetryPolicy(Protocol):
@@ -240,6 +245,10 @@ class GPUProcessCoordinator:
                         oom_kills=self._policy.oom_kills,
                     )
                 is_wanted = self._policy.another_attempt(outcome)
+                if outcome.state == "failed":
+                    log.warning(
+                        "rank.failed", rank=rank, failure=outcome.failure, reason=outcome.reason, starts_again=is_wanted
+                    )
         finally:
             launched.set()
 

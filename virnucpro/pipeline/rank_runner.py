@@ -44,6 +44,8 @@ class RankOutcome:
     """Failure class, where it failed."""
     reason: str | None = None
     """One sentence for a person, where it failed."""
+    failures: list[str] = field(default_factory=list)
+    """Failure class of every process that failed, those that were made up for included."""
     pids: list[int] = field(default_factory=list)
     """Every process that was started for it."""
     exit_code: int | None = None
@@ -221,6 +223,7 @@ class _Watch:
         elif outcome.failure == FailureClass.STOPPED:  # somebody else told the worker to stop
             outcome.failure, outcome.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
         outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code, outcome.failure)
+        outcome.failures.append(outcome.failure)
 
 
 def _ending(exit_code: int | None, failure: str | None) -> str:

@@ -136,6 +136,8 @@ class Recovery:
         self._ranks = {rank: _Rank(range(rank, num_blocks, world_size)) for rank in range(world_size)}
         self._taken_over: dict[int, int] = {}
         self._blame = _Blame()
+        self._block_of: dict[int, int] = {}
+        """Of every position that was ever computed alone when its process ended."""
         self._proven: set[int] = set()
         """Ranks whose devices have computed something."""
         self._doubted: set[int] = set()
@@ -148,11 +150,12 @@ class Recovery:
         """Return the arguments of the next process of *rank*: *args* and its assignment."""
         with self._changed:
             state = self._ranks[rank]
+            of_lone_suspects = {self._block_of[position]: 1 for position in self._blame.lone}
             return (
                 *args,
                 Assignment(
                     blocks=state.blocks,
-                    suspects=dict(self._blame.blocks),
+                    suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
                     excused=frozenset(self._blame.excused),
                     after_failure=state.fruitless > 0,
@@ -237,6 +240,7 @@ class Recovery:
             if position is None:
                 blame.blocks[block] += 1
             else:
+                self._block_of[position] = block
                 blame.lone[position] += 1
                 deaths = self._blame.lone[position] + 1
                 if deaths >= _LONE_DEATHS:
