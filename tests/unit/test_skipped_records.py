@@ -17,7 +17,7 @@ from virnucpro.config import InputRules
 from virnucpro.data.duplicate_ids import lines_at
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.data.skipped_records import SkippedRecords, read_skipped
-from virnucpro.errors import BadInputError
+from virnucpro.errors import BadInputError, ExitCode, WorkersFailedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.verification import verify_run
@@ -173,3 +173,26 @@ def test_many_bad_records_take_little_memory(tmp_path, bad, count):
     assert list(map(int, told[1:])) == [kept, count + 1 - kept, count + 1 - kept]
     print(f"{int(told[0]) >> 10} MiB")
     assert int(told[0]) < (32 << 10) + count * 250 // 1024  # KiB
+
+
+def test_what_is_left_out_and_what_fails_are_told_apart_and_add_up(tmp_path):
+    (tmp_path / "0.fa").write_bytes(FIRST)
+    config = hash_config(
+        on_bad_record="skip", loader="tests.fakes:load_poisoned_model", weights_path="MK", token_budget=5
+    )
+    result = run_embedding([tmp_path / "0.fa"], tmp_path / "out", config, [CPU])
+    assert (result.state, result.num_records, result.num_rows, result.num_skipped, result.num_missing) == (
+        "partial",
+        5,
+        2,
+        2,
+        1,
+    )
+    with pytest.raises(WorkersFailedError) as caught:
+        result.raise_unless(allow_partial=False)
+    assert caught.value.exit_code == ExitCode.PARTIAL
+    lines = (tmp_path / "out" / "failed_sequences.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[0] for line in lines] == ["gap", "a", "b"]
+    assert [line.split("\t")[2] == "0" for line in lines] == [True, True, False]
+    found = verify_run(tmp_path / "out")
+    assert (found.state, found.problems, found.num_skipped) == ("partial", [], 2)
