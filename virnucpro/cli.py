@@ -445,7 +445,9 @@ def _stop_on_signals() -> Iterator[_Stop]:
 
     def handle(number: int, _frame: object) -> None:
         if stop.signal_number is not None:
-            raise KeyboardInterrupt
+            with suppress(OSError):
+                os.write(2, b"\nstopped at once: start the same command again to continue\n")
+            raise SystemExit(int(StoppedError(number).exit_code))
         stop.signal_number = number
         stop.event.set()
         with suppress(OSError):  # nobody may be looking

@@ -7,6 +7,7 @@ command continues to the bytes of an undisturbed run. The flow's are in ``tests/
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -113,6 +114,8 @@ def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins
     code, seconds = signalled(command, out, number, to_the_group=to_the_group, times=2)
     assert code == CODES[number], command.errors()
     assert seconds < 2.0
+    assert "stopped at once: start the same command again to continue" in command.errors()
+    assert json.loads((out / "run.json").read_text())["state"] == "stopped"
     check_it_continues(command, proteins, out)
 
 

@@ -205,9 +205,14 @@ class GPUProcessCoordinator:
     def kill_all(self) -> None:
         """End every worker at once."""
         self._stop.set()
-        for process in list(self.workers.values()):
+        processes = list(self.workers.values())
+        for process in processes:
             if process.is_alive():
                 process.kill()
+        for (
+            process
+        ) in processes:  # a thread whose join was interrupted by a signal counts as ended: it is not waited for
+            process.join()
         self.terminate_all()
 
     def __enter__(self) -> Self:
