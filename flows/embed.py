@@ -21,11 +21,12 @@ from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.allowed_roots import check_allowed
 from flows.embedded_server import prefect_api
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, RunLimits
 from virnucpro.errors import ExitCode, VirNucProError
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
@@ -107,6 +108,13 @@ def embed(
     clock = StageClock()
     run_id = new_run_id()
     try:
+        check_allowed(
+            fasta_files=fasta_files,
+            output_dir=output_dir,
+            model=model if is_path(model) else None,
+            weights_dir=weights_dir,
+            cache_dir=cache_dir,
+        )
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         model_config = configure_model(
             model,

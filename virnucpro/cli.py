@@ -37,7 +37,7 @@ from virnucpro.config import (
     StopPolicy,
 )
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, ExitCode, StoppedError, VirNucProError
+from virnucpro.errors import BadInputError, ExitCode, StoppedError, VirNucProError, printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
@@ -131,7 +131,8 @@ def main() -> None:
             _leave(ExitCode(stop.code))  # Prefect would wait minutes at exit for a server that went first
         raise
     except VirNucProError as error:
-        print(error if isinstance(error, BadInputError) else f"virnucpro: {error}", file=sys.stderr)
+        text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
+        print("\n".join(printable(line) for line in text.split("\n")), file=sys.stderr)  # a path may hold anything
         _leave(error.exit_code)
     except Exception:  # noqa: BLE001  a defect of ours: the traceback is for its report
         traceback.print_exc()

@@ -51,12 +51,13 @@ class NewFile:
 
     Args:
         path: The temporary name; must not exist, and is never followed if somebody makes it a link.
+        exists: It is there, and is written on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exists: bool = False) -> None:
         self.path = path
         failpoints.reach("file.open")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if exists else os.O_CREAT | os.O_EXCL)
         self._descriptor = os.open(path, flags, 0o666)  # less what the user's umask takes away
 
     def fileno(self) -> int:

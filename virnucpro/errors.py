@@ -67,7 +67,8 @@ class InputProblem:
     """The record's id, where there is one."""
 
     def __str__(self) -> str:
-        where = self.path if self.line is None else f"{self.path}:{self.line}"
+        path = printable(self.path)
+        where = path if self.line is None else f"{path}:{self.line}"
         who = "" if self.sequence_id is None else f" ({printable(self.sequence_id)})"
         return f"{where}: {self.what}{who}: {self.remedy}"
 

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import io
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -45,11 +46,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         body = b"<html>log in first</html>" if self.path == "/page.pt" else self.body
+        if self.path.startswith("/tagged"):
+            self._send_tagged()
+            return
         self.send_response(200)
         if self.path != "/unsized.pt":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if self.path == "/short.pt" else body)
+
+    etag = '"first"'
+    cut_after: int | None = None
+    asked: list = []  # noqa: RUF012  what this test's requests asked for
+
+    def _send_tagged(self):
+        """Honours Range and If-Range; closes the connection after *cut_after* bytes of an answer."""
+        asked, condition = self.headers["Range"], self.headers["If-Range"]
+        Handler.asked.append((asked, condition))
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and condition == self.etag else 0
+        if start >= len(self.body):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.body) - start))
+        self.send_header("ETag", self.etag)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.body) - 1}/{len(self.body)}")
+        self.end_headers()
+        end = len(self.body) if self.cut_after is None else min(len(self.body), start + self.cut_after)
+        self.wfile.write(self.body[start:end])
 
     def log_message(self, *arguments):
         """Stay silent."""
@@ -225,6 +250,93 @@ def test_processes_that_download_at_once_leave_one_whole_file(tmp_path, server):
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
     assert (tmp_path / "m.pt").read_bytes() == Handler.body
+
+
+@pytest.fixture
+def tagged(server, monkeypatch):
+    """The URL of a file that a server sends with an ETag."""
+    monkeypatch.setattr(Handler, "asked", [])
+    monkeypatch.setattr(Handler, "cut_after", None)
+    return f"{server}/tagged.pt"
+
+
+def cut_off(url, folder, monkeypatch, after_bytes):
+    """Fetch *url* from a server that closes the connection after so many bytes."""
+    monkeypatch.setattr(Handler, "cut_after", after_bytes)
+    with pytest.raises(WeightsError, match="broke off after"):
+        download_weights("m", url, folder / "m.pt")
+    assert not (folder / "m.pt").exists()
+    monkeypatch.setattr(Handler, "cut_after", None)
+
+
+def test_a_download_that_broke_off_is_continued_where_it_was(tmp_path, tagged, monkeypatch):
+    for _ in range(3):
+        cut_off(tagged, tmp_path, monkeypatch, 300_000)
+    reports = []
+    sha256 = download_weights("m", tagged, tmp_path / "m.pt", on_progress=lambda done, _: reports.append(done))
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+    assert sha256 == hashlib.sha256(Handler.body).hexdigest()
+    assert [asked for asked, _ in Handler.asked] == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
+    assert {condition for _, condition in Handler.asked[1:]} == {Handler.etag}
+    assert reports[0] == 900_000
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_a_file_that_changed_on_the_server_is_fetched_from_its_beginning(tmp_path, tagged, monkeypatch):
+    cut_off(tagged, tmp_path, monkeypatch, 300_000)
+    monkeypatch.setattr(Handler, "etag", '"second"')
+    monkeypatch.setattr(Handler, "body", Handler.body[:-1] + b"!")
+    download_weights("m", tagged, tmp_path / "m.pt")
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_a_partial_file_of_another_address_is_not_continued(tmp_path, tagged, monkeypatch):
+    cut_off(tagged, tmp_path, monkeypatch, 300_000)
+    download_weights("m", f"{tagged}?other", tmp_path / "m.pt")
+    assert Handler.asked[-1] == (None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
+
+
+def test_a_partial_file_longer_than_the_servers_is_thrown_away(tmp_path, tagged, monkeypatch):
+    cut_off(tagged, tmp_path, monkeypatch, 300_000)
+    (partial,) = tmp_path.iterdir()
+    partial.write_bytes(bytes(len(Handler.body) + 5))
+    download_weights("m", tagged, tmp_path / "m.pt")
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+
+
+def test_a_damaged_partial_file_is_found_by_the_digest_and_thrown_away(tmp_path, tagged, monkeypatch):
+    sha256 = hashlib.sha256(Handler.body).hexdigest()
+    cut_off(tagged, tmp_path, monkeypatch, 300_000)
+    (partial,) = tmp_path.iterdir()
+    partial.write_bytes(bytes([partial.read_bytes()[0] ^ 1]) + partial.read_bytes()[1:])
+    with pytest.raises(WeightsError, match=r"instead of .*: nothing was kept"):
+        download_weights("m", tagged, tmp_path / "m.pt", sha256=sha256)
+    assert list(tmp_path.iterdir()) == []
+    assert download_weights("m", tagged, tmp_path / "m.pt", sha256=sha256) == sha256
+
+
+@pytest.mark.parametrize("name", ["tagged.pt", "unsized.pt"])
+def test_a_server_that_sends_too_much_is_refused(tmp_path, server, tagged, name):
+    with pytest.raises(WeightsError, match="more than the 1,000,000 bytes"):
+        download_weights("m", f"{server}/{name}", tmp_path / "m.pt", most_bytes=1_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_download_is_continued_by_the_next_process(tmp_path, tagged):
+    code = """if True:
+        import pathlib, sys
+        from virnucpro.models.download import download_weights
+        download_weights("m", sys.argv[1], pathlib.Path(sys.argv[2]))"""
+    environment = {**os.environ, "VIRNUCPRO_FAILPOINT": "*/file.write:2:kill"}
+    arguments = [sys.executable, "-c", code, tagged, str(tmp_path / "m.pt")]
+    done = subprocess.run(arguments, env=environment, timeout=60, check=False)
+    assert done.returncode == -9
+    assert subprocess.run(arguments, timeout=60, check=False).returncode == 0
+    assert Handler.asked[-1] == (f"bytes={1 << 20}-", Handler.etag)
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
 
 
 def test_table_of_models_says_where_the_weights_are(tmp_path):

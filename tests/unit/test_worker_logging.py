@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virnucpro.errors import OutputError
 from virnucpro.telemetry.worker_logging import HANDLER_NAME, setup_worker_logging
 
 
@@ -141,7 +142,35 @@ def test_less_severe_lines_than_the_level_are_left_out(tmp_path):
     assert [line["event"] for line in lines_of(path)] == ["loud"]
 
 
-def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path):
+def test_a_folder_that_cannot_be_made_is_told_and_what_matters_goes_to_standard_error(tmp_path, capfd):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"worker_0\.log"):
-        setup_worker_logging(0, tmp_path / "file")
+    assert setup_worker_logging(0, tmp_path / "file") == tmp_path / "file" / "worker_0.log"
+    structlog.get_logger("virnucpro.test").info("quiet")
+    structlog.get_logger("virnucpro.test").error("loud")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines] == ["log.unwritable", "loud"]
+    assert lines[0]["reason"] == "File exists"
+
+
+def test_a_log_is_never_written_through_a_link(tmp_path, capfd):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "worker_0.log").symlink_to(tmp_path / "precious")
+    setup_worker_logging(0, tmp_path)
+    structlog.get_logger("virnucpro.test").error("loud")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert "log.unwritable" in capfd.readouterr().err
+
+
+def test_a_log_whose_disk_is_full_says_so_once(tmp_path, capfd):
+    path = setup_worker_logging(0, tmp_path)
+    (handler,) = [item for item in logging.getLogger().handlers if item.get_name() == HANDLER_NAME]
+    kept = os.dup(handler.stream.fileno())
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        os.dup2(full.fileno(), handler.stream.fileno())
+    for _ in range(3):
+        structlog.get_logger("virnucpro.test").error("lost")
+    os.dup2(kept, handler.stream.fileno())
+    os.close(kept)
+    said = capfd.readouterr().err
+    assert said.count(f"lines of {path} are lost: [Errno 28] No space left on device") == 1
+    assert "Traceback" not in said

@@ -34,6 +34,10 @@ BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
 BUNDLED = "bundled with virnucpro"
 """Source of the models that come with the package."""
 
+_MOST_BYTES_PER_PARAMETER = 8
+"""Twice fp32: a file of weights that is longer than this and a little is not what it says."""
+_MOST_OTHER_BYTES = 1 << 26
+
 DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
 """The model of a run that names none: a demonstration encoder."""
 
@@ -257,7 +261,7 @@ def resolve_model(
         WeightsError: The weights are absent and cannot be fetched, or are not those registered.
         OutputError: Fetched weights cannot be written.
     """
-    if _is_path(name_or_path):
+    if is_path(name_or_path):
         path = locate_weights(name_or_path)
         return ResolvedModel(
             name=path.stem,
@@ -275,7 +279,14 @@ def resolve_model(
     else:
         path = _writable_folder(spec, weights_dir) / spec.file_name
         path.parent.mkdir(exist_ok=True)
-        sha256 = download_weights(spec.name, spec.source, path, sha256=spec.sha256, on_progress=on_download)
+        sha256 = download_weights(
+            spec.name,
+            spec.source,
+            path,
+            sha256=spec.sha256,
+            most_bytes=spec.num_parameters * _MOST_BYTES_PER_PARAMETER + _MOST_OTHER_BYTES,
+            on_progress=on_download,
+        )
     if spec.sha256 not in (None, sha256):
         what = f"{path} has sha256 {sha256} instead of {spec.sha256}: remove it, so that it is fetched again"
         raise WeightsError(spec.name, what)
@@ -320,7 +331,7 @@ def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None)
         UnknownModelError: Neither a registered name nor a path.
         WeightsError: The weights are not on this machine.
     """
-    if _is_path(name_or_path):
+    if is_path(name_or_path):
         path = Path(name_or_path)
         if not path.is_file():
             raise WeightsError(path.stem, f"there is no file {path}: give a registered name or the path of a .pt file")
@@ -360,7 +371,7 @@ def models_table(*, weights_dir: Path | None = None) -> list[ModelRow]:
     ]
 
 
-def _is_path(name_or_path: str | Path) -> bool:
+def is_path(name_or_path: str | Path) -> bool:
     """Tell a path from a name: it has a checkpoint's suffix or a separator."""
     text = str(name_or_path)
     return isinstance(name_or_path, Path) or text.endswith(CHECKPOINT_SUFFIXES) or os.sep in text

@@ -138,6 +138,19 @@ def _refuse_foreign_storage(file: h5py.File, path: Path) -> None:
         item = file[name]
         if not isinstance(item, h5py.Dataset) or item.is_virtual or item.external:
             raise ResultError(path, f"{name!r} is not a plain dataset stored in the file: refused")
+        if item.chunks is not None or item.id.get_create_plist().get_nfilters():
+            raise ResultError(path, f"{name!r} is stored in chunks or through a filter, as no file of ours is: refused")
+        _refuse_absent_storage(file, item, path)
+
+
+def _refuse_absent_storage(file: h5py.File, item: h5py.Dataset, path: Path) -> None:
+    """Refuse a dataset that states more elements than the file has bytes for: reading it would take all memory."""
+    stated_bytes = item.size * item.id.get_type().get_size() if item.size else 0
+    if not stated_bytes or item.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
+        return
+    offset = item.id.get_offset()
+    if offset is None or offset + stated_bytes > file.id.get_filesize():
+        raise ResultError(path, f"{item.name!r} states {item.shape} elements that are not in the file: refused")
 
 
 def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:

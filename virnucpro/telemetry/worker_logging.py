@@ -8,15 +8,20 @@ libraries and Python's warnings land in the same file and the same form.
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.errors import OutputError
-
 if TYPE_CHECKING:
+    from io import TextIOWrapper
+
     from structlog.typing import Processor
+
+log = structlog.get_logger(__name__)
 
 HANDLER_NAME = "virnucpro-worker"
 
@@ -32,17 +37,18 @@ def setup_worker_logging(rank: int, log_dir: Path | str, *, level: str = "INFO",
         bound: More values for every line, such as run_id and device.
 
     Returns:
-        The file, ``worker_{rank}.log``; a retry appends to it.
-
-    Raises:
-        OutputError: The file cannot be written.
+        The file, ``worker_{rank}.log``; a retry appends to it. Where it cannot be written, which standard error is
+        told, the lines from WARNING on go there: a run does not end for want of its log.
     """
     path = Path(log_dir) / f"worker_{rank}.log"
+    refused: OSError | None = None
+    handler: logging.Handler
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
+        refused, handler = error, logging.StreamHandler(sys.stderr)
+        handler.setLevel(logging.WARNING)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -78,4 +84,24 @@ def setup_worker_logging(rank: int, log_dir: Path | str, *, level: str = "INFO",
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(rank=rank, **bound)
+    if refused is not None:
+        log.warning("log.unwritable", path=str(path), reason=refused.strerror or str(refused))
     return path
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that is never made or written through a link, and whose full disk is told once."""
+
+    _told = False
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(self.baseFilename, flags, 0o666), "w", encoding=self.encoding)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Say once that lines are lost, instead of a traceback for each."""
+        del record
+        if not self._told:
+            self._told = True
+            with suppress(OSError):
+                print(f"virnucpro: lines of {self.baseFilename} are lost: {sys.exc_info()[1]}", file=sys.stderr)
