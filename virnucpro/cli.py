@@ -9,11 +9,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
-import threading
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +36,7 @@ from virnucpro.config import (
 )
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, StoppedError, VirNucProError, printable
+from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, models_table
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
@@ -46,8 +45,6 @@ from virnucpro.pipeline.verification import verify_run
 from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from virnucpro.pipeline.run_completion import RunResult
 
 app = typer.Typer(
@@ -324,19 +321,19 @@ def embed(
                 on_download=download.advance,
             )
         chosen = devices_for(chosen, config, fasta, workers=workers)
-        with _stop_on_signals() as stopping, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
+        with stop_on_signals() as stopping, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
             try:
                 result = run_embedding(
                     fasta,
                     output,
                     config,
                     chosen,
-                    on_message=progress.on_message,
+                    on_message=stopping.hearing(progress.on_message),
                     stop=stopping.event,
                     keep_shards=keep_shards,
                     restart=restart,
                 )
-            except StoppedError:  # while GPUs were tried out
+            except StoppedError:  # before there were workers
                 raise StoppedError(stopping.signal_number) from None
         if result.state == "stopped":
             raise StoppedError(stopping.signal_number)
@@ -429,37 +426,6 @@ def models_list(
 def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}.", param_hint=option)
-
-
-class _Stop:
-    """What the signal handlers and the run share."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.signal_number: int | None = None
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[_Stop]:
-    """The first SIGINT or SIGTERM asks the run to stop at a batch boundary, the second one ends it at once."""
-    stop = _Stop()
-
-    def handle(number: int, _frame: object) -> None:
-        if stop.signal_number is not None:
-            with suppress(OSError):
-                os.write(2, b"\nstopped at once: start the same command again to continue\n")
-            raise SystemExit(int(StoppedError(number).exit_code))
-        stop.signal_number = number
-        stop.event.set()
-        with suppress(OSError):  # nobody may be looking
-            os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:

@@ -296,7 +296,7 @@ class RunLimits:
 
 def computing_versions() -> dict[str, str]:
     """Return the versions that decide the last bits of a row; rows of other versions are not continued."""
-    return {"torch version": version("torch")}
+    return {"torch version": version("torch"), "virnucpro version": version("virnucpro")}
 
 
 def fingerprint(values: object) -> str:

@@ -134,3 +134,21 @@ def test_a_worker_that_ignores_the_request_to_stop_is_ended_after_the_grace_time
     assert 0.5 <= seconds < 3.0
     assert coordinator.outcomes[0].exit_code == -signal.SIGKILL
     assert coordinator.outcomes[0].state == "stopped"
+
+
+@pytest.mark.parametrize("step", ["file.write", "file.rename"])
+def test_a_signal_before_there_are_workers_ends_the_command_at_once(tmp_path, proteins, monkeypatch, step):
+    command = hash_command(tmp_path / "run", proteins[0])
+    reached = tmp_path / "reached"
+    monkeypatch.setenv("VIRNUCPRO_FAILPOINT", f"MainProcess/{step}:1:hang:{reached}")
+    with command.running(tmp_path / "out", workers=1) as process:
+        wait_until(reached.exists, what="the index that is being written")
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 130
+        seconds = time.monotonic() - began_s
+    print(f"ended {seconds:.2f} s after the signal")
+    assert seconds < 3
+    monkeypatch.delenv("VIRNUCPRO_FAILPOINT")
+    check_it_continues(command, proteins, tmp_path / "out")
+    assert "Traceback" not in command.errors()

@@ -17,16 +17,17 @@ def manifest(**changes):
         "started": "2026-11-21T04:00:00+00:00",
         "host": "here",
         "inputs": [{"path": "/ü/in.fa", "size_bytes": 3, "sha256": "0" * 64}],
-        "settings": {"precision": "fp32"},
-        "plan": {"blocks": 3},
+        "settings": {"precision": "fp32", "token_budget": 64},
+        "plan": {"blocks": 3, "token_budget": 64, "longest_sequence_tokens": 12},
         "versions": {"torch": "2"},
         "devices": ["cpu"],
+        "counts": {"records": 9, "rows": 9, "copies": 0, "truncated": 0},
     }
     return RunManifest(**{**values, **changes})
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path):
-    written = manifest(files={"embeddings.h5": "1" * 64}, counts={"records": 4}, stages_s={"index": 0.25})
+    written = manifest(files={"embeddings.h5": "1" * 64}, counts={"records": 4, "rows": 4}, stages_s={"index": 0.25})
     written.write(tmp_path / "run.json")
     assert RunManifest.read(tmp_path / "run.json") == written
 
@@ -75,6 +76,27 @@ def test_a_manifest_that_cannot_be_written_is_an_output_error(tmp_path):
 )
 def test_what_is_not_a_manifest_is_refused(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(ResultError, match="not a run manifest"):
+        RunManifest.read(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {}},
+        {"plan": None},
+        {"plan": {"blocks": "3", "token_budget": 64, "longest_sequence_tokens": 12}},
+        {"settings": {"precision": "fp32"}},
+        {"counts": {}},
+        {"counts": []},
+        {"state": "complete", "counts": {"records": 9}},
+        {"inputs": [{"path": "in.fa"}]},
+        {"inputs": ["in.fa"]},
+        {"files": None},
+    ],
+)
+def test_a_manifest_without_what_a_later_start_relies_on_is_refused(tmp_path, changes):
+    manifest(**changes).write(tmp_path / "run.json")
     with pytest.raises(ResultError, match="not a run manifest"):
         RunManifest.read(tmp_path / "run.json")
 

@@ -209,10 +209,8 @@ class GPUProcessCoordinator:
         for process in processes:
             if process.is_alive():
                 process.kill()
-        for (
-            process
-        ) in processes:  # a thread whose join was interrupted by a signal counts as ended: it is not waited for
-            process.join()
+        for process in processes:
+            process.join()  # Python takes a thread for ended once a signal interrupted its join: not waited for below
         self.terminate_all()
 
     def __enter__(self) -> Self:

@@ -84,7 +84,8 @@ def gpu_worker(
     """
     layout = RunLayout(Path(output_dir))
     device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
-    setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token)
+    run_id = assignment.run_id if assignment is not None else ""
+    setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token, run_id=run_id)
     with failure_reported(rank, results_queue):
         hold_worker_lock(layout.output_dir, rank)
         stop = _stop_on_sigterm()

@@ -54,6 +54,8 @@ class Assignment:
     """Index positions of sequences that ended a process alone."""
     excused: frozenset[int] = frozenset()
     """Index positions of sequences that are not computed."""
+    run_id: str = ""
+    """Of the run, for the log."""
     after_failure: bool = False
     """Whether a process failed before: then blocks are computed one at a time, and each is made durable at once."""
 
@@ -125,13 +127,21 @@ class Recovery:
         world_size: Number of ranks.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
+        run_id: Handed on to the workers.
     """
 
     def __init__(
-        self, *, num_blocks: int, world_size: int, limits: RunLimits, oom_kills: OomKills | None = None
+        self,
+        *,
+        num_blocks: int,
+        world_size: int,
+        limits: RunLimits,
+        oom_kills: OomKills | None = None,
+        run_id: str = "",
     ) -> None:
         self.limits = limits
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
+        self._run_id = run_id
         self._world_size = world_size
         self._ranks = {rank: _Rank(range(rank, num_blocks, world_size)) for rank in range(world_size)}
         self._taken_over: dict[int, int] = {}
@@ -158,6 +168,7 @@ class Recovery:
                     suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
                     excused=frozenset(self._blame.excused),
+                    run_id=self._run_id,
                     after_failure=state.fruitless > 0,
                 ),
             )

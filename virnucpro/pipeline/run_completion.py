@@ -335,7 +335,8 @@ def failure_noted(run: PreparedRun) -> Iterator[None]:
         with suppress(OutputError):
             disk_space.release(run.layout)
         manifest = RunManifest.read(run.layout.manifest)
-        manifest.state = "failed" if isinstance(error, Exception) else "stopped"
+        was_stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
+        manifest.state = "stopped" if was_stopped else "failed"
         manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
             manifest.write(run.layout.manifest)

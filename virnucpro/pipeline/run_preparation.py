@@ -87,7 +87,7 @@ class PreparedRun:
 
     def recovery(self, limits: RunLimits) -> Recovery:
         """Return what decides about failures of this start of the run."""
-        return Recovery(num_blocks=self.num_blocks, world_size=self.world_size, limits=limits)
+        return Recovery(num_blocks=self.num_blocks, world_size=self.world_size, limits=limits, run_id=self.run_id)
 
     def open_index(self) -> SequenceIndex:
         """Open the run's index."""

@@ -86,6 +86,36 @@ class RunManifest:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
         try:
-            return cls(**data)
+            manifest = cls(**data)
         except TypeError as error:
             raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
+        manifest._check(path)
+        return manifest
+
+    def _check(self, path: Path) -> None:
+        """Raise ``ResultError`` when something that a later start relies on is missing or of another kind."""
+        for name, kind in (
+            ("inputs", list),
+            ("settings", dict),
+            ("plan", dict),
+            ("ranks", list),
+            ("counts", dict),
+            ("files", dict),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
+        if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
+            raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
+        numbers = [
+            (self.settings, "settings", ["token_budget"]),
+            (self.plan, "plan", ["token_budget", "blocks", "longest_sequence_tokens"]),
+            (
+                self.counts,
+                "counts",
+                ["records", *(["rows", "copies", "truncated"] if self.state == "complete" else [])],
+            ),
+        ]
+        for values, where, names in numbers:
+            for name in names:
+                if type(values.get(name)) is not int:
+                    raise ResultError(path, f"not a run manifest ({where!r} without {name!r}): {_REMEDY}")

@@ -1,0 +1,71 @@
+"""SIGINT and SIGTERM of the command line, turned into a request that the run understands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import StoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virnucpro.pipeline.rank_runner import MessageHandler
+
+
+class Interrupts:
+    """What the signal handlers and the run share."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        """Set when the run is to stop at the next batch boundary."""
+        self.signal_number: int | None = None
+        """The first signal."""
+        self._are_workers_heard = False
+
+    def hearing(self, on_message: MessageHandler) -> MessageHandler:
+        """Return a handler of messages that notes that there are workers, and hands on to *on_message*."""
+
+        def hear(rank: int, message: dict[str, Any]) -> None:
+            self._are_workers_heard = True
+            on_message(rank, message)
+
+        return hear
+
+    def handle(self, number: int, _frame: object) -> None:
+        """
+        Take a signal.
+
+        Raises:
+            StoppedError: It is the first, and there are no workers to wait for.
+            SystemExit: It is not the first.
+        """
+        if self.signal_number is not None:
+            with suppress(OSError):
+                os.write(2, b"\nstopped at once: start the same command again to continue\n")
+            raise SystemExit(int(StoppedError(number).exit_code))
+        self.signal_number = number
+        self.event.set()
+        if not self._are_workers_heard:
+            raise StoppedError(number)
+        with suppress(OSError):  # nobody may be looking
+            os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Interrupts]:
+    """
+    Let the first SIGINT or SIGTERM ask the workers to stop at a batch boundary, the second one end the run at once.
+
+    Before there are workers (while the input is read, say) the first one does. Main thread only.
+    """
+    interrupts = Interrupts()
+    before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
