@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -141,3 +142,33 @@ def test_a_full_disk_is_an_output_error(tmp_path):
     assert done.stdout == "File too large\n", done.stderr
     with RunLock(tmp_path / ".run.lock", run_id="b"):
         pass
+
+
+def test_a_folder_that_was_made_for_a_run_that_never_began_goes_with_it(tmp_path):
+    with RunLock(tmp_path / "new" / ".run.lock", run_id="one"):
+        assert (tmp_path / "new").is_dir()
+    assert not (tmp_path / "new").exists()
+    with RunLock(tmp_path / "new" / ".run.lock", run_id="two"):
+        (tmp_path / "new" / "run.json").write_text("{}")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".run.lock", "run.json"]
+    (tmp_path / "users").mkdir()
+    with RunLock(tmp_path / "users" / ".run.lock", run_id="three"):
+        pass
+    assert (tmp_path / "users").is_dir()
+
+
+def test_a_lock_whose_file_its_last_holder_removes_at_that_moment_is_not_taken(tmp_path, monkeypatch):
+    path = tmp_path / "out" / ".run.lock"
+    take = fcntl.flock
+
+    def after_its_removal(descriptor, how):
+        path.unlink()
+        path.parent.rmdir()
+        take(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_its_removal)
+    with pytest.raises(RunLockedError, match="just ending"), RunLock(path, run_id="late"):
+        pass
+    monkeypatch.undo()
+    with RunLock(path, run_id="later"):
+        assert path.exists()

@@ -213,6 +213,8 @@ def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_co
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
             shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+            with suppress(OSError):  # it holds more than that
+                layout.work_dir.rmdir()
         raise
 
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
@@ -35,8 +36,10 @@ class RunLock:
         self.path = path
         self.run_id = run_id
         self._descriptor: int | None = None
+        self._made_folder = False
 
     def __enter__(self) -> Self:
+        self._made_folder = not self.path.parent.exists()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -51,6 +54,9 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             raise OutputError(self.path, error.strerror or str(error)) from error
+        if not _is_at(descriptor, self.path):
+            os.close(descriptor)
+            raise RunLockedError(self.path.parent, "one that is just ending")
         about = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -76,7 +82,19 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             forget_workers(self.path.parent)
+            with suppress(OSError):
+                if self._made_folder and list(self.path.parent.iterdir()) == [self.path]:
+                    self.path.unlink()  # a run that never began leaves nothing
+                    self.path.parent.rmdir()
             os.ftruncate(self._descriptor, 0)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at *path*, and not one that its last holder has removed in between."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
