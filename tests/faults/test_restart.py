@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+import virnucpro.cli
 from tests.fakes import hash_config
+from tests.faults import command_line
 from tests.faults.forked import run_forked, small_input
 from virnucpro.errors import OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 
 
@@ -61,6 +64,16 @@ def test_a_restart_touches_no_folder_whose_owner_is_not_known(finished):
     with pytest.raises(OutputError, match=r"no run\.json that tells whose"):
         prepare(fasta, out, restart=True)
     assert (out / "embeddings.h5").exists()
+
+
+def test_the_commands_option_starts_afresh_in_a_folder_that_it_refuses_otherwise(finished, monkeypatch):
+    fasta, out = finished
+    monkeypatch.setattr(virnucpro.cli, "configure_model", lambda *_, **__: hash_config(max_residues=3))
+    arguments = ("embed", fasta, "--output", out, "--devices", "cpu", "--workers", 1)
+    refused = command_line.run(*arguments)
+    assert (refused.code, "max_residues was 1022, now 3" in refused.err) == (78, True)
+    assert command_line.run(*arguments, "--restart").code == 0
+    assert verify_run(out).problems == []
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 7])

@@ -50,7 +50,7 @@ def states_after_a_cut(writes, whole: bytes):
                 played(writes[:number], whole, size=max(a + len(d) for a, d in writes[:number])),
             )
         rest = [*writes[:number], *writes[number + 1 :]]
-        yield f"write {number} lost", played([*rest], whole[:at] + bytes(len(data)) + whole[at + len(data) :])
+        yield f"write {number} lost", played(rest, whole[:at] + bytes(len(data)) + whole[at + len(data) :])
         half = (at + len(data) // 2, bytes(len(data) - len(data) // 2))
         yield f"write {number} torn", played([half], whole)
         for sector in range(0, len(data), 4096):  # a page of it that did not get there
@@ -82,13 +82,14 @@ def accepted(path, states, whole):
     return tries, wrong
 
 
-def test_a_part_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, recorded, soak_table):
+@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_part_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, recorded, soak_table, step):
     path = write_part(tmp_path, list(blocks(0, 20)), plan_fingerprint="plan")
     whole = path.read_bytes()
     (writes,) = recorded.values()
     assert played(writes, bytes(len(whole))) == whole  # every byte of a part is written by us
     tries, wrong = accepted(path, states_after_a_cut(writes, whole), whole)
-    prefixes = ((f"{size} bytes", whole[:size]) for size in range(0, len(whole), 41))
+    prefixes = ((f"{size} bytes", whole[:size]) for size in range(0, len(whole), step))
     more_tries, more_wrong = accepted(path, prefixes, whole)
     soak_table(
         "a part cut short, or a write of it lost (power cut)",
@@ -100,7 +101,8 @@ def test_a_part_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, rec
     assert more_tries > 300
 
 
-def test_a_shard_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, recorded, soak_table):
+@pytest.mark.parametrize("step", [512, pytest.param(32, marks=pytest.mark.soak)])
+def test_a_shard_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, recorded, soak_table, step):
     parts = [write_part(tmp_path, list(blocks(n * 5, 5)), plan_fingerprint="plan") for n in range(4)]
     recorded.clear()
     path = tmp_path / "shard_0.h5"
@@ -109,11 +111,9 @@ def test_a_shard_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, re
     writes = recorded["shard_0"]
     assert len(writes) >= 4 + 3  # the empty image, rows of four parts, the table of blocks, the seal
     tries, wrong = accepted(path, states_after_a_cut(writes, whole), whole)
-    pages = (
-        (f"page {at}", whole[:at] + bytes(len(whole[at : at + 512])) + whole[at + 512 :])
-        for at in range(0, len(whole), 512)
-    )
-    more_tries, more_wrong = accepted(path, pages, whole)
+    places = range(0, len(whole), step)
+    holes = ((f"hole at {at}", played([(at, bytes(len(whole[at : at + step])))], whole)) for at in places)
+    more_tries, more_wrong = accepted(path, holes, whole)
     soak_table(
         "a shard of which a write was lost (power cut)", tries=tries + more_tries, differing=len(wrong + more_wrong)
     )

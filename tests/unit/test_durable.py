@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import subprocess
 import sys
@@ -128,6 +129,32 @@ def test_only_temporary_files_are_strays(tmp_path):
     (tmp_path / ".folder.tmp").mkdir()
     assert durable.remove_strays(tmp_path) == 1
     assert names_in(tmp_path) == [".folder.tmp", ".run.lock", "notes.tmp", "part.h5"]
+
+
+def test_the_strays_of_processes_that_live_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_run_id", "this")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alive:
+        kept = {f".a.h5.other.{alive.pid}.0123abcd.tmp", f".b.this.{os.getpid()}.0123abcd.tmp"}
+        dead = {".c.h5.other.4194305.0123abcd.tmp", f".d.other.{os.getpid()}.0123abcd.tmp"}
+        for name in kept | dead:
+            (tmp_path / name).write_text("x")
+        assert durable.remove_strays(tmp_path) == 2
+        assert set(names_in(tmp_path)) == kept
+        alive.communicate(b"\n", timeout=30)
+    assert durable.remove_strays(tmp_path) == 1
+
+
+def test_a_temporary_name_tells_its_run_and_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_run_id", "norun")
+    durable.name_temporaries_after("1234abcd")
+    with durable.replacing(tmp_path / "result") as file:
+        assert file.path.name.startswith(f".result.1234abcd.{os.getpid()}.")
+
+
+def test_a_folder_that_two_make_at_once_is_made(tmp_path):
+    durable.make_folder(tmp_path / "a" / "b")
+    durable.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 FULL_DISK = """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import h5py
 import numpy as np
 import pytest
 
-from virnucpro import read_embeddings
+from virnucpro import durable, read_embeddings
 from virnucpro.errors import ResultError
 from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
@@ -222,3 +224,22 @@ def test_a_refused_file_is_not_left_open(tmp_path):
             Embeddings(path)
         with h5py.File(path, "r+"):  # refused by HDF5's own lock while it is open elsewhere
             pass
+
+
+@pytest.mark.parametrize("longest", [1, 30, 700, 1024])
+@pytest.mark.parametrize("num_sequences", [1, 300, 9_000])
+def test_a_file_of_rows_never_takes_more_than_its_bytes_at_the_most(tmp_path, num_sequences, longest):
+    chooser = random.Random(longest)
+    names = ["x" * chooser.randint(max(1, longest - 20), longest) for _ in range(num_sequences)]
+    most_bytes = schema.bytes_at_most(num_sequences, 8, id_bytes=sum(map(len, names)))
+    with durable.NewFile(tmp_path / "rows.h5") as new:
+        with schema.created(new, most_bytes=most_bytes) as file:
+            ids = file.create_dataset(schema.SEQUENCE_IDS, (num_sequences,), dtype=schema.UTF8, track_times=False)
+            for start in range(0, num_sequences, schema.IDS_PER_WRITE):
+                ids[start : start + schema.IDS_PER_WRITE] = names[start : start + schema.IDS_PER_WRITE]
+            for name in (schema.TRUNCATED_FROM, schema.POSITIONS):
+                file.create_dataset(name, data=np.zeros(num_sequences, np.int64), track_times=False)
+            schema.early_allocated(file, schema.EMBEDDINGS, (num_sequences, 8))
+        size_bytes = new.path.stat().st_size
+    assert size_bytes <= most_bytes
+    assert most_bytes < 1.5 * size_bytes + schema.OVERHEAD_BYTES
