@@ -38,6 +38,7 @@ def finish(run):
     manifest = RunManifest.read(run.layout.manifest)
     manifest.state = "complete"
     manifest.files = {"embeddings.h5": durable.sha256_of(run.layout.embeddings)}
+    manifest.counts |= {"rows": len(RECORDS), "copies": 0, "truncated": 0}
     manifest.write(run.layout.manifest)
 
 
