@@ -30,8 +30,9 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
-from virnucpro.pipeline.run_completion import RunResult, close_run, failure_noted, finished_result, stop_run
+from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
 

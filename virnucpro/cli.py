@@ -45,7 +45,7 @@ from virnucpro.pipeline.verification import verify_run
 from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
 
 if TYPE_CHECKING:
-    from virnucpro.pipeline.run_completion import RunResult
+    from virnucpro.pipeline.run_result import RunResult
 
 app = typer.Typer(
     name="virnucpro",

@@ -31,7 +31,6 @@ from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.devices import count_gpus, devices_for_ranks, select_devices
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.run_completion import (
-    RunResult,
     aggregate_run,
     close_run,
     failure_noted,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler, RankOutcome
     from virnucpro.pipeline.recovery import Recovery
+    from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.worker_process import WorkerFunction
 
 log = structlog.get_logger(__name__)

@@ -1,0 +1,173 @@
+"""What a run came to: the counts, the sentences for a person, and the error that it ends a command with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, WorkersFailedError
+from virnucpro.pipeline.failures import FailureClass, exit_code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from virnucpro.pipeline.rank_runner import RankOutcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to, for whoever reports it."""
+
+    output_dir: Path
+    """The run's folder."""
+    output_path: Path | None
+    """``embeddings.h5``, ``embeddings.partial.h5``, or None where there is no row."""
+    state: str
+    """complete, partial, failed or stopped."""
+    num_records: int
+    """Records of the input."""
+    num_rows: int
+    """Rows of the result."""
+    num_copies: int
+    """Records that are copies of another sequence and were not computed again."""
+    num_truncated: int
+    """Rows whose sequence was cut to the residue limit."""
+    num_resplit_blocks: int
+    """Blocks of the plan that were computed in pieces because they did not fit the device."""
+    num_cached_blocks: int
+    """Blocks of the plan whose rows came from the embedding cache."""
+    ranks: tuple[RankOutcome, ...]
+    """How each rank went; empty when the folder held the finished result already."""
+    stages_s: Mapping[str, float]
+    """Seconds by stage."""
+    noticed: Mapping[str, int]
+    """What was noticed of the input, by the names of ``SequenceIndex.counts``; ``windowed``: the sequences that are the
+    mean of several windows."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Records that break a rule and were left out, as was asked for; listed in ``failed_sequences.tsv``."""
+        return self.noticed.get("skipped", 0)
+
+    @property
+    def num_missing(self) -> int:
+        """Records without a row, though they should have one."""
+        return self.num_records - self.num_rows - self.num_skipped
+
+    @property
+    def promise(self) -> str:
+        """``bytes`` where every block was computed whole, so that another run gives them again; else ``tolerance``."""
+        return "tolerance" if self.num_resplit_blocks or self.num_cached_blocks else "bytes"
+
+    @property
+    def failed_ranks(self) -> list[int]:
+        """Ranks that gave up."""
+        return [outcome.rank for outcome in self.ranks if outcome.state != "complete"]
+
+    def notes(self) -> list[str]:
+        """Return what a person should know about the rows, a sentence each."""
+        notes = notes_on_input(self.noticed)
+        lost = [outcome for outcome in self.ranks if outcome.state == "failed"]
+        if self.state == "complete" and lost:
+            names = "; ".join(f"rank {item.rank} on {item.device} ({item.failure}: {item.reason})" for item in lost)
+            notes.append(f"the others did the work of {names}")
+        if self.num_copies:
+            notes.append(f"{self.num_copies:,} copies of another sequence took its row")
+        if self.num_truncated:
+            notes.append(f"{self.num_truncated:,} cut to the residue limit (dataset truncated_from)")
+        if self.num_resplit_blocks:
+            notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device and were computed in pieces")
+        if self.num_cached_blocks:
+            sequences = sum(rank.sequences_cached for rank in self.ranks)
+            of_these = f" ({sequences:,} sequences in this start)" if sequences else ""
+            notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
+        if self.promise == "tolerance":
+            notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
+        notes.extend(sorted({rank.cache_problem for rank in self.ranks if rank.cache_problem is not None}))
+        return notes
+
+    def raise_unless(self, *, allow_partial: bool) -> None:
+        """
+        Turn what is not a success into its error.
+
+        Args:
+            allow_partial: Missing rows are fine as long as there is one.
+
+        Raises:
+            WorkersFailedError, ConfigurationError, BadInputError, OutputError, StoppedError: By what happened.
+        """
+        if self.state == "complete":
+            return
+        if self.state == "stopped":
+            raise StoppedError
+        failed = [outcome for outcome in self.ranks if outcome.state != "complete"]
+        classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
+        reason = next((outcome.reason or "unknown" for outcome in failed), "a block's rows were found damaged")
+        if classes == {FailureClass.CONFIGURATION} and self.output_path is None:
+            raise ConfigurationError(reason)
+        if FailureClass.CANNOT_WRITE in classes:
+            raise OutputError(self.output_dir, reason)
+        if self.state == "partial" and allow_partial:
+            return
+        code = ExitCode.PARTIAL
+        if self.output_path is None and failed:
+            code = exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL
+        raise WorkersFailedError(
+            {outcome.rank: f"{outcome.failure}: {outcome.reason}" for outcome in failed},
+            world_size=len(self.ranks),
+            missing_sequences=self.num_missing,
+            total_sequences=self.num_records,
+            partial_path=None if self.output_path is None else str(self.output_path),
+            exit_code=code,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for ``--json`` and for task results."""
+        return {
+            "state": self.state,
+            "output_dir": str(self.output_dir),
+            "output_path": None if self.output_path is None else str(self.output_path),
+            "records": self.num_records,
+            "rows": self.num_rows,
+            "missing": self.num_missing,
+            "skipped": self.num_skipped,
+            "copies": self.num_copies,
+            "truncated": self.num_truncated,
+            "resplit_blocks": self.num_resplit_blocks,
+            "cached_blocks": self.num_cached_blocks,
+            "promise": self.promise,
+            "failed_ranks": self.failed_ranks,
+            "ranks": [outcome.to_json() for outcome in self.ranks],
+            "stages_s": dict(self.stages_s),
+            "noticed": dict(self.noticed),
+        }
+
+
+def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
+    """Return what a person should know about how the input was read, a sentence each."""
+    notes = []
+    if number := noticed.get("skipped"):
+        notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
+    changes = [
+        f"{noticed[name]:,} {what}"
+        for name, what in (
+            ("mapped_j", "J read as X"),
+            ("stops_as_x", "stops inside sequences read as X"),
+            ("stripped_stops", "stops at the end taken off"),
+            ("removed_gaps", "gaps removed"),
+            ("removed_blanks", "blanks removed"),
+        )
+        if noticed.get(name)
+    ]
+    if changes:
+        notes.append(f"sequences were read with {', '.join(changes)}")
+    if number := noticed.get("ambiguous"):
+        notes.append(
+            f"{number:,} letters stand for several residues or nucleotides (X, B, Z; of DNA all but A, C, G, T)"
+        )
+    if number := noticed.get("windowed"):
+        notes.append(f"{number:,} sequences longer than --max-residues are the mean of their windows")
+    if number := noticed.get("low_information"):
+        notes.append(f"{number:,} sequences are X or N only: their rows say nothing of them (dataset low_information)")
+    return notes
