@@ -123,9 +123,6 @@ def runs(tmp_path_factory):
         "two": run_embedding([fasta], folder / "two", cached, [CPU] * 2),
         "dying": run_embedding([fasta], folder / "dying", dying, [CPU] * 2),
         "cached": run_embedding([fasta], folder / "cached", cached, [CPU]),
-        "cut": run_embedding(
-            [fasta], folder / "cut", hash_config(max_residues=WIDTH, cache_dir=str(folder / "cache")), [CPU]
-        ),
     }
     return folder, dict(records), results
 
@@ -156,14 +153,6 @@ def test_the_bytes_do_not_depend_on_workers_deaths_or_a_cache(runs, name):
 
 def test_a_worker_did_die(runs):
     assert sum(rank.attempts for rank in runs[2]["dying"].ranks) == 3
-
-
-def test_a_run_that_cuts_is_not_served_the_rows_of_windows(runs):
-    folder, records, results = runs
-    assert results["cut"].num_cached_blocks == 0
-    with read_embeddings(folder / "cut") as rows:
-        for name, sequence in records.items():
-            np.testing.assert_array_equal(rows[name], hash_vector(sequence[:WIDTH]))
 
 
 @pytest.mark.parametrize(
