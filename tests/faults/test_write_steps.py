@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.write_faults import Trial, first_second_middle_last, kill_at_steps
+from tests.faults.write_faults import Trial, kill_at_steps
 
 
 @pytest.fixture
@@ -16,14 +16,6 @@ def test_a_kill_at_the_middle_step_of_each_name_costs_nothing(trial):
     tries, violations = kill_at_steps(trial, lambda count: [(count + 1) // 2])
     assert violations == []
     assert tries == len(set(trial.steps)) > 12
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_kill_at_the_first_second_middle_and_last_step_of_each_name_costs_nothing(trial, soak_table):
-    tries, violations = kill_at_steps(trial, first_second_middle_last)
-    soak_table("killed at a step of writing (first, second, middle, last)", tries=tries, differing=len(violations))
-    assert violations == []
 
 
 @pytest.mark.soak

@@ -120,7 +120,3 @@ def kill_at_steps(trial: Trial, choose) -> tuple[int, list[str]]:
                 violations.append(f"{name} {number}: exit {ended.code}: {ended.errors}")
             violations += [f"{name} {number}: {what}" for what in trial.check_interrupted(out, ended)]
     return tries, violations
-
-
-def first_second_middle_last(count: int) -> list[int]:
-    return sorted({1, min(2, count), (count + 1) // 2, count})
