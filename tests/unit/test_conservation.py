@@ -52,6 +52,12 @@ def work(run, config, rank, world_size):
     return reports
 
 
+def said(reports, kind):
+    """The one message of this kind."""
+    (message,) = [report for report in reports if report.get("kind") == kind]
+    return message
+
+
 def aggregate(run):
     return aggregate_shards(
         run.layout, run.index, run.plan, max_residues=run.config.max_residues, hidden_dim=run.config.hidden_dim
@@ -123,7 +129,7 @@ def test_a_run_continued_on_other_ranks_computes_only_what_is_missing_and_gives_
     done = set()
     for world_size in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)):
         for rank in data.draw(st.sets(st.integers(0, world_size - 1))):
-            resumed, *_ = work(run, run.config, rank, world_size)
+            resumed = said(work(run, run.config, rank, world_size), "resumed")
             mine = set(run.plan.rank_blocks(rank, world_size))
             assert resumed["sequences"] == sum(len(run.plan.block_positions(block)) for block in mine & done)
             assert resumed["tokens_to_do"] == int(run.plan.tokens[sorted(mine - done)].sum())
@@ -139,7 +145,8 @@ def test_a_worker_that_was_cut_off_leaves_parts_that_the_next_one_takes_up(tmp_p
     kept = [0, 1, 4]
     for block in kept:
         run.write_part([block])
-    resumed, *_, report = work(run, run.config, 0, 1)
-    assert resumed["sequences"] == sum(len(run.plan.block_positions(block)) for block in kept)
+    reports = work(run, run.config, 0, 1)
+    report = reports[-1]
+    assert said(reports, "resumed")["sequences"] == sum(len(run.plan.block_positions(block)) for block in kept)
     assert report["status"] == "complete"
     check_all_there(run)

@@ -60,8 +60,8 @@ def test_a_sequence_that_does_not_fit_alone_is_named_and_the_rest_is_kept(tmp_pa
     fasta, sequences = proteins
     result = embed(tmp_path, fasta, device_tokens=31, token_budget=64)  # the longest have 32 tokens
     assert result.state == "partial"
-    with pytest.raises(
-        WorkersFailedError, match=r"application_error: p(29|59): does not fit .* even alone \(32 tokens\)"
-    ):
+    with pytest.raises(WorkersFailedError, match="2 of 60 sequences missing"):
         result.raise_unless(allow_partial=False)
+    listed = (result.output_dir / "failed_sequences.tsv").read_text().splitlines()[1:]
+    assert listed == ["p29\tdevice_out_of_memory\t1", "p59\tdevice_out_of_memory\t1"]
     assert 0 < result.num_rows < len(sequences)
