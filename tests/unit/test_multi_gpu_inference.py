@@ -133,11 +133,11 @@ def test_what_a_failed_run_finished_is_kept_and_a_second_run_completes_it(tmp_pa
 def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, proteins):
     fasta, sequences = proteins
     worker = "tests.fakes:gpu_worker_that_never_starts_on_rank_0"
-    limits = RunLimits(startup_timeout_s=5, attempts=1)
+    limits = RunLimits(startup_timeout_s=10, attempts=1)
     result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU] * 2, limits=limits, worker_fn=worker)
     assert (result.state, result.failed_ranks, result.ranks[0].failure) == ("complete", [0], "hung")
     assert any(
-        "the others did the work of rank 0 on cpu (hung: not ready after 5 s)" in note for note in result.notes()
+        "the others did the work of rank 0 on cpu (hung: not ready after 10 s)" in note for note in result.notes()
     )
     check_rows(result.output_path, sequences)
 

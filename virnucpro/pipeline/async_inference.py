@@ -15,6 +15,7 @@ call; that is why any packed encoder, and the fakes of the tests, run through it
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import structlog
 import torch
 
 from virnucpro.errors import SequenceError, VirNucProError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 
 DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
 """What torch raises when the device is lost to this process; before 2.8 it had no type of its own."""
@@ -238,7 +238,7 @@ class AsyncInferenceRunner:
         except (OSError, VirNucProError, DEVICE_ERROR):
             raise
         except Exception as error:
-            log.warning("batch.failed", sequences=len(batch.positions), tokens=batch.num_tokens, exc_info=True)
+            log.warning("batch.failed: %s sequences, %s tokens", len(batch.positions), batch.num_tokens, exc_info=True)
             return _Problem(FailureClass.APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 
     @torch.inference_mode()
