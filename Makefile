@@ -1,6 +1,6 @@
 # make demo   real proteins become embeddings through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
-# make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins
+# make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins, and rare faults
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
@@ -47,7 +47,7 @@ demo: $(READY)
 
 # Two files of tests at a time, each process with one thread: the tests mostly wait for processes that they started.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile --durations 12
 
 e2e: $(READY)
 	$(PY) -m pytest -s -m 'slow and not long and not soak'

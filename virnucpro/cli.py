@@ -95,7 +95,7 @@ Stop = Annotated[
 OnBadRecord = Annotated[
     BadRecordPolicy,
     typer.Option(
-        help="What happens to a record that breaks a rule: nothing is computed, or it is left out and listed (failed_sequences.tsv)."
+        help="What happens to a record that breaks a rule: nothing is computed, or it is left out and listed (by embed in failed_sequences.tsv)."
     ),
 ]
 

@@ -7,6 +7,8 @@ Anything that is not a ``VirNucProError`` is a defect of ours and ends with ``Ex
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -248,7 +250,9 @@ class OutputError(VirNucProError, OSError):
     def __init__(self, path: str | Path, what: str) -> None:
         self.path = str(path)
         self.what = what
-        super().__init__(f"cannot write {path}: {what}")
+        is_full = what in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}
+        remedy = ": free some space, then start the same command again" if is_full else ""
+        super().__init__(f"cannot write {path}: {what}{remedy}")
 
 
 class DiskSpaceError(OutputError):

@@ -455,6 +455,7 @@ def test_a_process_of_its_own_says_the_same_and_nothing_else(tmp_path):
         assert outcome_of(name, "protein").what.replace("FILE", str(path)) in line
 
 
+@pytest.mark.slow
 def test_the_library_takes_the_same_settings_and_refuses_what_is_none_of_them(tmp_path):
     path = tmp_path / "input.fasta"
     path.write_bytes(b">a\nMK-V*L*\n>b\nM1\n>long\n" + b"MKVL" * 9 + b"\n")

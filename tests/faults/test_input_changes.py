@@ -146,7 +146,14 @@ def test_what_is_read_after_indexing_is_what_was_indexed_or_an_error(files, tmp_
 
 @pytest.mark.parametrize(
     "edit",
-    [same_date, *(pytest.param(edit, marks=pytest.mark.slow) for edit in CONTENT_EDITS if edit is not same_date)],
+    [
+        same_date,
+        *(
+            pytest.param(edit, marks=[pytest.mark.slow, pytest.mark.long])
+            for edit in CONTENT_EDITS
+            if edit is not same_date
+        ),
+    ],
 )
 def test_an_input_that_changes_under_a_run_ends_it_with_65_and_no_garbage(files, tmp_path, edit):
     (tmp_path / "new").write_bytes(CHANGED)

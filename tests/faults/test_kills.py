@@ -164,6 +164,7 @@ def test_a_worker_that_cannot_run_a_line_of_its_own_ends_with_its_parent(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_cut_off_twice_and_continued_by_1_and_3_workers_after_4_has_the_bytes_of_one_run(
     tmp_path, undisturbed, soak_table
 ):

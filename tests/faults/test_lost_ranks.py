@@ -67,6 +67,7 @@ def test_a_worker_function_that_cannot_be_imported_is_not_tried_again(tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_for_lack_of_memory_the_rank_waits_until_another_has_ended(tmp_path, proteins, monkeypatch):
     fasta, sequences = proteins
     events = tmp_path / "memory.events"
@@ -101,6 +102,7 @@ def test_a_device_that_holds_less_than_a_block_splits_it_and_says_so(tmp_path, p
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [1, 3])
 def test_all_ranks_but_some_lost_for_good_deliver_every_row(tmp_path, proteins, lost):
     fasta, sequences = proteins
@@ -113,6 +115,7 @@ def test_all_ranks_but_some_lost_for_good_deliver_every_row(tmp_path, proteins, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_when_every_rank_is_lost_nothing_is_blamed_on_the_sequences(tmp_path, proteins):
     fasta, sequences = proteins
     config = fakes.faulty_config(tmp_path / "faults.json", {"while_loading": "exit7"})

@@ -92,6 +92,7 @@ def test_one_poisoned_sequence_in_ten_thousand(tmp_path, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_next_start_tries_a_poisoned_sequence_again(tmp_path, seed):
     result, sequences, name, _ = run_poisoned(tmp_path, "segfault", count=60, seed=seed, ranks=1)
     check_only_one_is_missing(tmp_path, result, sequences, name, "died")
@@ -105,6 +106,7 @@ def test_the_next_start_tries_a_poisoned_sequence_again(tmp_path, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_hang_is_ended_in_time_and_its_sequence_is_set_aside(tmp_path, seed):
     limits = RunLimits(progress_timeout_s=2.0, heartbeat_timeout_s=120.0)
     result, sequences, name, _ = run_poisoned(tmp_path, "sigstop", count=60, seed=seed, ranks=1, limits=limits)

@@ -83,8 +83,8 @@ def check_it_continues(command, proteins, out):
     [
         (signal.SIGINT, True),
         (signal.SIGTERM, False),
-        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(signal.SIGINT, False, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_one_signal_stops_the_run_at_a_batch_and_the_same_command_continues_it(
@@ -104,8 +104,8 @@ def test_one_signal_stops_the_run_at_a_batch_and_the_same_command_continues_it(
     ("number", "to_the_group"),
     [
         (signal.SIGINT, True),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(signal.SIGTERM, True, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins, number, to_the_group):

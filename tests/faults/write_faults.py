@@ -80,7 +80,11 @@ def fail_each_step(trial: Trial, action: str, *, step: int = 1, lasting: bool = 
                 break
             tries += 1
             where = f"{process}, step {number}, {action}: "
+            step_name = [name for name in trial.steps if name.startswith(f"{process}/")][number - 1]
+            may_end_well = not lasting and (process != "MainProcess" or step_name.endswith("file.unlink"))
             wrong = _wrong_after_error(trial, out, ended, action, lasting=lasting)
+            if ended.code == 0 and not may_end_well:
+                wrong.append(f"the error of {step_name} was swallowed: exit 0")
             violations += [where + what for what in wrong + trial.check_interrupted(out, ended)]
     return tries, violations
 

@@ -91,6 +91,7 @@ def artifact(key):
     return found[0]["data"]
 
 
+@pytest.mark.slow
 def test_dna_runs_through_the_flow_as_well(tmp_path):
     fasta = tmp_path / "dna.fasta"
     fasta.write_text(">long\n" + "ACGTTGCAAC" * 300 + "\n>bad\nACGU\n>short\nA-CG\n")
@@ -129,6 +130,7 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
     assert '"retries": 0' in artifact("embed-ranks")
 
 
+@pytest.mark.slow
 def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
     from virnucpro.api import embed_fasta
 
@@ -168,6 +170,7 @@ def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, 
     assert verify_run(out).problems == []
 
 
+@pytest.mark.slow
 def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(tmp_path, small):
     out = tmp_path / "out"
     WorkerStopper(out).start()
@@ -186,6 +189,7 @@ def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(t
     assert verify_run(out).state == "partial"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     killer = FirstWorkerKiller(kills=1)
     killer.start()

@@ -293,3 +293,23 @@ def test_functions_that_another_process_cannot_import_are_refused(tmp_path):
 def test_no_rank_at_all_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="at least 1"):
         GPUProcessCoordinator(0, tmp_path)
+
+
+def test_an_interrupt_while_ranks_are_being_started_is_what_is_raised_and_leaves_no_process(tmp_path, monkeypatch):
+    starts = []
+    start = threading.Thread.start
+
+    def interrupted_at_the_second(thread):
+        if thread.name.startswith("rank-"):
+            starts.append(thread.name)
+            if len(starts) == 2:
+                raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_at_the_second)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        GPUProcessCoordinator(3, tmp_path, devices=[CPU] * 3, limits=RunLimits(stop_grace_s=1.0)) as coordinator,
+    ):
+        coordinator.spawn_workers(fakes.sleep_long, ())
+    assert not any(process.is_alive() for process in coordinator.workers.values())

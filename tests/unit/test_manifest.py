@@ -72,6 +72,7 @@ def test_a_manifest_that_cannot_be_written_is_an_output_error(tmp_path):
         b'{"format": 2}',
         b'{"format": 1}',
         b'{"format": 1, "unknown": 2}',
+        b"[" * 100_000,
     ],
 )
 def test_what_is_not_a_manifest_is_refused(tmp_path, content):
@@ -93,6 +94,9 @@ def test_what_is_not_a_manifest_is_refused(tmp_path, content):
         {"inputs": [{"path": "in.fa"}]},
         {"inputs": ["in.fa"]},
         {"files": None},
+        {"state": ["complete"]},
+        {"ranks": [1]},
+        {"counts": {"records": 9, "missing": None}},
     ],
 )
 def test_a_manifest_without_what_a_later_start_relies_on_is_refused(tmp_path, changes):

@@ -77,6 +77,7 @@ def test_files_keep_the_order_in_which_they_are_given(tmp_path):
     assert read_embeddings(path).ids == ("z", "a")
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, proteins):
     fasta, _ = proteins
     results = {
@@ -86,6 +87,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, proteins):
     assert len({path.read_bytes() for path in results.values()}) == 1
 
 
+@pytest.mark.slow
 def test_more_workers_than_sequences(tmp_path):
     fasta = tmp_path / "two.fasta"
     fasta.write_text(">one\nMKV\n>two\nMKVA\n")
@@ -94,7 +96,9 @@ def test_more_workers_than_sequences(tmp_path):
     check_rows(path, {"one": "MKV", "two": "MKVA"})
 
 
-@pytest.mark.parametrize("how", ["refuse", "sigkill", "exit7", "sigstop"])
+@pytest.mark.parametrize(
+    "how", ["sigkill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("refuse", "exit7", "sigstop"))]
+)
 def test_what_a_failed_run_finished_is_kept_and_a_second_run_completes_it(tmp_path, proteins, how):
     fasta, sequences = proteins
     out = tmp_path / "out"
@@ -130,6 +134,7 @@ def test_what_a_failed_run_finished_is_kept_and_a_second_run_completes_it(tmp_pa
     assert undisturbed.read_bytes() == (out / "embeddings.h5").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, proteins):
     fasta, sequences = proteins
     worker = "tests.fakes:gpu_worker_that_never_starts_on_rank_0"
@@ -142,6 +147,7 @@ def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, p
     check_rows(result.output_path, sequences)
 
 
+@pytest.mark.slow
 def test_a_retry_resumes_in_a_new_process_within_one_run(tmp_path, proteins):
     fasta, sequences = proteins
     config = fakes.faulty_config(tmp_path / "faults.json", {"rank": 0, "how": "sigkill", "before_batch": 8, "times": 2})
@@ -309,6 +315,7 @@ def test_a_parent_killed_in_the_middle_leaves_no_worker_and_a_folder_that_resume
     check_rows(out, sequences)
 
 
+@pytest.mark.slow
 def test_a_worker_that_somebody_else_stops_is_started_again(tmp_path, proteins):
     fasta, sequences = proteins
     config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.05})
@@ -335,6 +342,33 @@ def test_a_full_disk_is_not_excused_by_allowing_a_partial_result(tmp_path, prote
     assert result.state == "partial"
     with pytest.raises(OutputError, match="No space left on device"):
         result.raise_unless(allow_partial=True)
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_the_list_of_left_out_records_of_a_finished_run_is_mended(tmp_path, how):
+    fasta = tmp_path / "in.fasta"
+    fasta.write_text(">one\nMKV\n>two\nM!V\n")
+    out = tmp_path / "out"
+    config = fakes.hash_config(on_bad_record="skip")
+    run_embedding([fasta], out, config, [CPU])
+    path = out / "failed_sequences.tsv"
+    listed = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(listed + b"junk")
+    assert verify_run(out).problems != []
+    assert run_embedding([fasta], out, config, [CPU]).ranks == ()
+    assert path.read_bytes() == listed
+    assert verify_run(out).problems == []
+
+
+def test_a_manifest_without_the_results_checksum_does_not_vouch_for_it(tmp_path, proteins):
+    out = tmp_path / "out"
+    run_embedding([proteins[0]], out, fakes.hash_config(), [CPU])
+    manifest = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**manifest, "files": {}}))
+    assert "has no sha256 of embeddings.h5" in verify_run(out).problems[0]
 
 
 def test_files_of_somebody_else_are_not_replaced(tmp_path, proteins):

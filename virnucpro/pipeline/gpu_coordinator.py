@@ -200,7 +200,8 @@ class GPUProcessCoordinator:
         if any(thread.is_alive() for thread in self._threads.values()):
             self._stop.set()
         for thread in self._threads.values():
-            thread.join()
+            if thread.ident is not None:  # an interrupt may have come before it was started
+                thread.join()
 
     def kill_all(self) -> None:
         """End every worker at once."""

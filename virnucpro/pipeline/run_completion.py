@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from virnucpro import durable
 from virnucpro.data.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError, StoppedError
@@ -170,6 +172,9 @@ def failure_noted(run: PreparedRun) -> Iterator[None]:
         manifest = RunManifest.read(run.layout.manifest)
         was_stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
         manifest.state = "stopped" if was_stopped else "failed"
+        manifest.ranks = [
+            {**rank, "state": manifest.state} if rank.get("state") == "running" else rank for rank in manifest.ranks
+        ]
         manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
             manifest.write(run.layout.manifest)
@@ -181,6 +186,7 @@ def failure_noted(run: PreparedRun) -> Iterator[None]:
 def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult:
     """Return the result of a run that the folder already holds complete; tidies up if that run was killed there."""
     manifest = read_manifest_or_fail(run.layout)
+    _mend_list_of_skipped(run, manifest)
     _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
@@ -196,6 +202,14 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
         stages_s={},
         noticed={name: manifest.counts.get(name, 0) for name in (*COUNTED, "skipped", "windowed")},
     )
+
+
+def _mend_list_of_skipped(run: PreparedRun, manifest: RunManifest) -> None:
+    """Write the list of the records that were left out again, where it is missing or damaged."""
+    path = run.layout.failed_sequences
+    recorded = manifest.files.get(path.name)
+    if recorded is not None and not (path.is_file() and durable.sha256_of(path) == recorded):
+        write_failed_sequences(run.layout, run.open_index(), np.empty(0, np.int64), lambda _: ("", 0))
 
 
 def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:

@@ -81,7 +81,7 @@ class RunManifest:
             data = json.loads(path.read_bytes())
         except OSError as error:
             raise ResultError(path, error.strerror or str(error)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
@@ -94,16 +94,22 @@ class RunManifest:
 
     def _check(self, path: Path) -> None:
         """Raise ``ResultError`` when something that a later start relies on is missing or of another kind."""
-        for name, kind in (
-            ("inputs", list),
-            ("settings", dict),
-            ("plan", dict),
-            ("ranks", list),
-            ("counts", dict),
-            ("files", dict),
-        ):
+        kinds = {
+            "state": str,
+            "inputs": list,
+            "settings": dict,
+            "plan": dict,
+            "ranks": list,
+            "counts": dict,
+            "files": dict,
+        }
+        for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
+        if not all(type(count) is int for count in self.counts.values()):
+            raise ResultError(path, f"not a run manifest (a count is no whole number): {_REMEDY}")
+        if not all(isinstance(rank, dict) for rank in self.ranks):
+            raise ResultError(path, f"not a run manifest (a rank is no object): {_REMEDY}")
         if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
             raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
         numbers = [
