@@ -9,6 +9,7 @@ left out. ``tests.faults.processes`` has the command itself.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import resource
@@ -88,6 +89,7 @@ def _run(fasta, out, config, workers, failpoint, file_bytes, fill, restart, said
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout = sys.stderr = os.fdopen(2, "w", closefd=False)
+        logging.getLogger().handlers.clear()  # of what other tests imported, Prefect say: no command has them here
         fork = multiprocessing.get_context("fork")
         multiprocessing.get_context = lambda method=None: fork
         worker_process._check_isolation = lambda device: None
