@@ -47,7 +47,8 @@ demo: $(READY)
 
 # Two files of tests at a time, each process with one thread: the tests mostly wait for processes that they started.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile --durations 12
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		--durations 12
 
 e2e: $(READY)
 	$(PY) -m pytest -s -m 'slow and not long and not soak'

@@ -20,6 +20,21 @@ HANG_GRACE_S = 30.0
 STANDARD_ERROR = pytest.StashKey[int]()
 
 
+LONGEST_FILES = (
+    "test_multi_gpu_inference.py",
+    "test_embed_flow.py",
+    "test_cli.py",
+    "test_run_against_fair_esm.py",
+    "test_bad_input.py",
+    "test_cached_blocks.py",
+)
+"""Begun first where files run side by side, so that none of them is left over for the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    items.sort(key=lambda item: item.path.name not in LONGEST_FILES)
+
+
 def pytest_configure(config: pytest.Config):
     config.stash[STANDARD_ERROR] = os.dup(2)  # pytest captures the other one while a test runs
 
