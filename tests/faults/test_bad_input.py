@@ -14,7 +14,6 @@ import lzma
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ import h5py
 import pytest
 
 import virnucpro
+from tests.fakes import another_user
 from tests.faults.command_line import run
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError
@@ -362,20 +362,6 @@ def test_an_empty_input_gives_an_empty_result_only_when_that_is_asked_for(tmp_pa
     assert run("verify", tmp_path / "out").code == 0
     assert embed("protein", *arguments).code == 65
     assert embed("protein", *arguments, "--allow-empty").code == 0
-
-
-NOBODY = 65534
-
-
-@contextmanager
-def another_user():
-    """Root reads everything; give that up for a while."""
-    user = os.geteuid()
-    os.seteuid(user or NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 def make_folder(path):

@@ -8,13 +8,13 @@ import hashlib
 import os
 import string
 import unicodedata
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes import another_user
 from virnucpro.config import InputRules
 from virnucpro.data.fasta_scan import Problems, scan_fasta
 from virnucpro.data.sequence_index import SequenceIndex
@@ -22,10 +22,8 @@ from virnucpro.data.skipped_records import read_skipped
 from virnucpro.errors import BadInputError, ExitCode, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-NOBODY = 65534
 PROTEINS = InputRules()
 
 PLAIN_IDS = "remove it; an id ends at a space or tab only"
@@ -238,22 +236,11 @@ def test_a_missing_file_a_folder_and_a_dangling_link_are_told_with_the_systems_t
     ]
 
 
-@contextmanager
-def not_as_root() -> Iterator[None]:
-    """Give up root's rights for a while, for they include reading everything."""
-    user = os.geteuid()
-    os.seteuid(user or NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-
-
 def test_a_file_without_permission_is_told_with_the_systems_text(tmp_path):
     path = tmp_path / "closed.fasta"
     path.write_bytes(b">a\nM\n")
     path.chmod(0)
-    with not_as_root():
+    with another_user():
         told = problems_of([path], tmp_path)
     assert told == [f"{path}: Permission denied: check the name and the permissions"]
 

@@ -269,10 +269,7 @@ class AsyncInferenceRunner:
         rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         embeddings_SD = batch.one_row_each(rows_WD)
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
-        failed = [
-            FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
-            for item in batch.unreadable
-        ]
+        failed = _unreadable(batch)
         finite_S = np.isfinite(embeddings_SD).all(axis=1)
         for number in np.flatnonzero(~finite_S).tolist():
             position, name = batch.positions[number], batch.sequence_ids[number]
@@ -328,18 +325,21 @@ class AsyncInferenceRunner:
 
 def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult]) -> InferenceResult:
     """Return the result of *batch* from those of its pieces, in its order."""
-    unreadable = tuple(
-        FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
-        for item in batch.unreadable
-    )
     return InferenceResult(
         tuple(name for piece in pieces for name in piece.sequence_ids),
         np.concatenate([piece.embeddings for piece in pieces]),
         tuple(position for piece in pieces for position in piece.positions),
         batch.num_tokens,
         is_resplit=True,
-        failed=(*unreadable, *(item for piece in pieces for item in piece.failed)),
+        failed=(*_unreadable(batch), *(item for piece in pieces for item in piece.failed)),
     )
+
+
+def _unreadable(batch: PackedBatch) -> list[FailedSequence]:
+    return [
+        FailedSequence(item.position, item.sequence_id, FailureClass.APPLICATION_ERROR, item.what)
+        for item in batch.unreadable
+    ]
 
 
 def _mean_of_windows(batch: PackedBatch, halves: Sequence[InferenceResult]) -> InferenceResult:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,27 +116,18 @@ def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
         raise SystemExit(int(exit_code_of(failure))) from error
 
 
+@dataclass
 class _Work:
     """The work of one process."""
 
-    def __init__(
-        self,
-        index: SequenceIndex,
-        plan: BlockPlan,
-        layout: RunLayout,
-        config: ModelConfig,
-        assignment: Assignment,
-        reports: ReportPipe,
-        stop: threading.Event,
-    ) -> None:
-        self.index = index
-        self.plan = plan
-        self.layout = layout
-        self.config = config
-        self.assignment = assignment
-        self.reports = reports
-        self.stop = stop
-        self._last_step_s = 0.0
+    index: SequenceIndex
+    plan: BlockPlan
+    layout: RunLayout
+    config: ModelConfig
+    assignment: Assignment
+    reports: ReportPipe
+    stop: threading.Event
+    _last_step_s: float = 0.0
 
     def do(self, rank: int, device: torch.device) -> int:
         """
