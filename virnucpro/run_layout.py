@@ -16,7 +16,7 @@ LOG_NAME = re.compile(r"worker_\d+\.log")
 
 @dataclass(frozen=True)
 class RunLayout:
-    """The files under one output folder."""
+    """The files of an embedding run, under one output folder."""
 
     output_dir: Path
 
@@ -97,3 +97,117 @@ class RunLayout:
         matches = ((SHARD_NAME.fullmatch(path.name), path) for path in self.output_dir.glob("shard_*.h5"))
         found = [(int(match[1]), path) for match, path in matches if match]
         return [path for _, path in sorted(found)]
+
+
+@dataclass(frozen=True)
+class PredictionLayout:
+    """The files of an identification, under one output folder. The two embedding runs have folders of their own."""
+
+    output_dir: Path
+
+    @property
+    def manifest(self) -> Path:
+        """What the run is and how it went, stage by stage."""
+        return self.output_dir / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that works in this folder."""
+        return self.output_dir / ".run.lock"
+
+    @property
+    def work_dir(self) -> Path:
+        """What the run needs while it runs and to resume."""
+        return self.output_dir / "work"
+
+    @property
+    def contig_index(self) -> Path:
+        """Index of the contigs."""
+        return self.work_dir / "contigs.index"
+
+    @property
+    def unpacked_dir(self) -> Path:
+        """FASTA copies of inputs that are compressed or of another format."""
+        return self.work_dir / "unpacked"
+
+    @property
+    def open_frames(self) -> Path:
+        """Which frames of each chunk were kept: one byte a chunk, in the order of the input."""
+        return self.work_dir / "open_frames.u8"
+
+    @property
+    def frame_scores(self) -> Path:
+        """P(virus) of each kept frame: float32, in the order of the frames; NaN where a frame has no row."""
+        return self.work_dir / "frame_scores.f32"
+
+    @property
+    def dna_dir(self) -> Path:
+        """The embedding run of the frames' nucleotides."""
+        return self.output_dir / "dna"
+
+    @property
+    def protein_dir(self) -> Path:
+        """The embedding run of the frames' proteins."""
+        return self.output_dir / "protein"
+
+    @property
+    def prediction_results(self) -> Path:
+        """One line a kept frame, as the original program wrote them."""
+        return self.output_dir / "prediction_results.txt"
+
+    @property
+    def highest_score(self) -> Path:
+        """One line a chunk with a kept frame, as the original program wrote them."""
+        return self.output_dir / "prediction_results_highestscore.csv"
+
+    @property
+    def contigs(self) -> Path:
+        """One line a contig of the input."""
+        return self.output_dir / "contigs.tsv"
+
+    @property
+    def contigs_json(self) -> Path:
+        """The same as a JSON array of objects."""
+        return self.output_dir / "contigs.json"
+
+    @property
+    def contigs_parquet(self) -> Path:
+        """The same as an Apache Parquet table."""
+        return self.output_dir / "contigs.parquet"
+
+    @property
+    def viral_fasta(self) -> Path:
+        """The contigs that are called viral."""
+        return self.output_dir / "viral.fasta"
+
+    @property
+    def tracks(self) -> Path:
+        """P(virus) along the long contigs, as bedGraph."""
+        return self.output_dir / "tracks.bedgraph"
+
+    @property
+    def viral_regions(self) -> Path:
+        """Runs of viral chunks in the long contigs, as BED."""
+        return self.output_dir / "viral_regions.bed"
+
+    @property
+    def failed_sequences(self) -> Path:
+        """Records that were left out, and frames without a row: id, reason, attempts, tab-separated."""
+        return self.output_dir / "failed_sequences.tsv"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.output_dir / "report.html"
+
+    def nucleotide_frames(self, stem: str) -> Path:
+        """Nucleotides of the kept frames of the input file with this stem."""
+        return self.output_dir / f"{stem}_identified_nucleotide.fa"
+
+    def protein_frames(self, stem: str) -> Path:
+        """Proteins of the kept frames of the input file with this stem."""
+        return self.output_dir / f"{stem}_identified_protein.faa"
+
+    def chunks(self, stem: str, chunk_length: int) -> Path:
+        """Every chunk of the input file with this stem; written only on request."""
+        return self.output_dir / f"{stem}_chunked{chunk_length}.fa"
