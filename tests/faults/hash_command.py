@@ -8,14 +8,15 @@ import sys
 
 import virnucpro.cli
 from tests import fakes
+from virnucpro.commands import embed
 from virnucpro.pipeline import multi_gpu_inference
 
 
 def main() -> None:
     control = sys.argv.pop(1)
     config = fakes.hash_config(weights_path=control, loader="tests.fakes:load_faulty_model")
-    virnucpro.cli.configure_model = lambda *_, **__: config
-    multi_gpu_inference.configure_model = virnucpro.cli.configure_model  # the flow, imported later, takes it from here
+    embed.configure_model = lambda *_, **__: config
+    multi_gpu_inference.configure_model = embed.configure_model  # the flow, imported later, takes it from here
     virnucpro.cli.main()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import virnucpro.cli
+import virnucpro.commands.embed
 from tests.fakes import hash_config
 from tests.faults import command_line
 from tests.faults.forked import run_forked, small_input
@@ -68,7 +68,7 @@ def test_a_restart_touches_no_folder_whose_owner_is_not_known(finished):
 
 def test_the_commands_option_starts_afresh_in_a_folder_that_it_refuses_otherwise(finished, monkeypatch):
     fasta, out = finished
-    monkeypatch.setattr(virnucpro.cli, "configure_model", lambda *_, **__: hash_config(max_residues=3))
+    monkeypatch.setattr(virnucpro.commands.embed, "configure_model", lambda *_, **__: hash_config(max_residues=3))
     arguments = ("embed", fasta, "--output", out, "--devices", "cpu", "--workers", 1)
     refused = command_line.run(*arguments)
     assert (refused.code, "max_residues was 1022, now 3" in refused.err) == (78, True)

@@ -1,0 +1,75 @@
+"""``virnucpro index`` and ``virnucpro verify``: is this input, is this result, as it should be?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from virnucpro.commands.options import AllowEmpty, AsJson, FastaFiles, Gaps, OnBadRecord, RunDir, Stop
+from virnucpro.config import BadRecordPolicy, GapPolicy, InputRules, SequenceKind, StopPolicy
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import BadInputError, ExitCode
+from virnucpro.pipeline.verification import verify_run
+
+
+def index(
+    fasta: FastaFiles,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", readable=False, metavar="FILE", help="The index file.", show_default=False)
+    ],
+    kind: Annotated[
+        SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
+    ] = SequenceKind.PROTEIN,
+    gaps: Gaps = GapPolicy.ERROR,
+    stop: Stop = StopPolicy.ERROR,
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    allow_empty: AllowEmpty = False,
+) -> None:
+    """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
+    rules = InputRules(sequence_kind=kind, gaps=gaps, stops=stop, on_bad_record=on_bad_record, allow_empty=allow_empty)
+    built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"), rules=rules)
+    lengths = built.lengths
+    unit = "residues" if kind is SequenceKind.PROTEIN else "nucleotides"
+    span = f", {lengths[-1]:,} to {lengths[0]:,} {unit}" if len(built) else ""
+    print(f"{output}: {len(built):,} sequences of {len(built.files)} file(s){span}")
+    for bad in islice(built.skipped(), BadInputError.MAX_PROBLEMS):
+        print(f"left out: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
+    if built.num_skipped > BadInputError.MAX_PROBLEMS:
+        print(f"... and more: {built.num_skipped:,} records were left out in all", file=sys.stderr)
+
+
+def verify(
+    output: RunDir,
+    as_json: AsJson = False,
+) -> None:
+    """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
+    found = verify_run(output)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "state": found.state,
+                    "records": found.num_records,
+                    "rows": found.num_rows,
+                    "skipped": found.num_skipped,
+                    "problems": found.problems,
+                }
+            )
+        )
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    unfinished = found.state not in {"complete", "partial"}
+    if found.problems:
+        raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
+    if not as_json:
+        missing = found.num_records - found.num_rows - found.num_skipped
+        verdict = "complete and intact" if not missing else f"intact, but {missing:,} sequences are missing"
+        left_out = f" ({found.num_skipped:,} bad records left out)" * bool(found.num_skipped)
+        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} sequences{left_out}")
+    if found.state == "partial":
+        raise typer.Exit(int(ExitCode.PARTIAL))

@@ -1,0 +1,239 @@
+"""``virnucpro embed``: sequences into one validated file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from virnucpro.commands.options import (
+    LOG_LEVELS,
+    AllowEmpty,
+    AllowPartial,
+    AsJson,
+    CacheDir,
+    CacheSize,
+    Devices,
+    FastaFiles,
+    Flow,
+    Gaps,
+    LogLevel,
+    OnBadRecord,
+    OutputDir,
+    PrecisionName,
+    Restart,
+    Stop,
+    Threads,
+    TokenBudget,
+    WeightsDir,
+    Workers,
+    WorkersPerDevice,
+    check_choice,
+)
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CACHE_GIB,
+    DEFAULT_MAX_RESIDUES,
+    UNLIMITED_LETTERS,
+    BadRecordPolicy,
+    GapPolicy,
+    LongPolicy,
+    StopPolicy,
+)
+from virnucpro.errors import StoppedError
+from virnucpro.interrupts import stop_on_signals
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
+
+if TYPE_CHECKING:
+    from virnucpro.pipeline.run_result import RunResult
+
+
+def embed(
+    fasta: FastaFiles,
+    output: OutputDir,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="A name from `virnucpro models list`, or the path of a fair-esm .pt file or of DNABERT-S weights. Without it, the bundled demonstration encoder.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Devices = "auto",
+    workers: Workers = None,
+    workers_per_device: WorkersPerDevice = 1,
+    precision: PrecisionName = "auto",
+    token_budget: TokenBudget = AUTO_TOKEN_BUDGET,
+    threads: Threads = 1,
+    max_residues: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=UNLIMITED_LETTERS,
+            metavar="RESIDUES",
+            help="Residues (of DNA: nucleotides) of a sequence that are embedded.",
+            show_default=f"{DEFAULT_MAX_RESIDUES}; DNA models: no limit",
+        ),
+    ] = None,
+    long: Annotated[
+        LongPolicy,
+        typer.Option(
+            help="What happens to longer sequences; window: they are the mean of half-overlapping windows of that length."
+        ),
+    ] = LongPolicy.TRUNCATE,
+    gaps: Gaps = GapPolicy.ERROR,
+    stop: Stop = StopPolicy.ERROR,
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    allow_empty: AllowEmpty = False,
+    weights_dir: WeightsDir = None,
+    cache_dir: CacheDir = None,
+    cache_size: CacheSize = DEFAULT_CACHE_GIB,
+    allow_partial: AllowPartial = False,
+    keep_shards: Annotated[
+        bool, typer.Option("--keep-shards", help="Keep each worker's shard beside the result.")
+    ] = False,
+    restart: Restart = False,
+    flow: Flow = False,
+    log_level: LogLevel = "INFO",
+    as_json: AsJson = False,
+) -> None:
+    """
+    Embed every protein, or with a model of DNA every contig, of the FASTA files into OUT/embeddings.h5, in their order.
+
+    Starting the same command again continues what is missing.
+    """
+    check_choice("--log-level", log_level, LOG_LEVELS)
+    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    if model is None:
+        say(
+            f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
+            "(for the published models see `virnucpro models list`)."
+        )
+    if flow:
+        result = importlib.import_module("flows.embed").run_from_command_line(
+            fasta_files=[str(path) for path in fasta],
+            output_dir=str(output),
+            model=model or DEFAULT_PROTEIN_MODEL,
+            devices=devices,
+            workers=workers,
+            workers_per_device=workers_per_device,
+            precision=precision,
+            token_budget=token_budget or None,
+            threads=threads,
+            max_residues=max_residues,
+            long=long.value,
+            gaps=gaps.value,
+            stop=stop.value,
+            on_bad_record=on_bad_record.value,
+            allow_empty=allow_empty,
+            weights_dir=None if weights_dir is None else str(weights_dir),
+            cache_dir=None if cache_dir is None else str(cache_dir.absolute()),
+            cache_gib=cache_size,
+            allow_partial=allow_partial,
+            keep_shards=keep_shards,
+            restart=restart,
+            log_level=log_level,
+        )
+    else:
+        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+        with DownloadProgress(is_quiet=as_json) as download:
+            config = configure_model(
+                model or DEFAULT_PROTEIN_MODEL,
+                device_type=chosen[0].type,
+                precision=precision,
+                weights_dir=weights_dir,
+                token_budget=token_budget,
+                threads_per_worker=threads,
+                workers_per_device=workers_per_device,
+                max_residues=max_residues,
+                long_policy=long,
+                gaps=gaps,
+                stops=stop,
+                on_bad_record=on_bad_record,
+                allow_empty=allow_empty,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
+                log_level=log_level,
+                on_download=download.advance,
+            )
+        chosen = devices_for(chosen, config, fasta, workers=workers)
+        with stop_on_signals() as stopping, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
+            try:
+                result = run_embedding(
+                    fasta,
+                    output,
+                    config,
+                    chosen,
+                    on_message=stopping.hearing(progress.on_message),
+                    stop=stopping.event,
+                    keep_shards=keep_shards,
+                    restart=restart,
+                )
+            except StoppedError:  # before there were workers
+                raise StoppedError(stopping.signal_number) from None
+        if result.state == "stopped":
+            raise StoppedError(stopping.signal_number)
+    _report(result, as_json=as_json, allow_partial=allow_partial)
+
+
+def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        _print_summary(result)
+    result.raise_unless(allow_partial=allow_partial)
+    if result.state == "partial":
+        print(
+            f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}",
+            file=sys.stderr,
+        )
+
+
+def _print_summary(result: RunResult) -> None:
+    if not result.ranks:
+        print(f"{result.output_path}: already complete, {result.num_rows:,} sequences; nothing was computed")
+        _print_notes(result)
+        return
+    table = Table(
+        "rank",
+        "device",
+        "sequences",
+        "resumed",
+        "tokens",
+        "seconds",
+        "tokens/s",
+        "attempts",
+        "state",
+        box=None,
+        pad_edge=False,
+    )
+    for rank in result.ranks:
+        table.add_row(
+            str(rank.rank),
+            rank.device,
+            f"{rank.sequences:,}",
+            f"{rank.sequences_resumed:,}",
+            f"{rank.tokens:,}",
+            f"{rank.seconds:.1f}",
+            f"{rank.tokens_per_second:,.0f}",
+            str(rank.attempts),
+            rank.state,
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    where = result.output_path or "no result"
+    print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
+    _print_notes(result)
+
+
+def _print_notes(result: RunResult) -> None:
+    for note in result.notes():
+        print(f"  {note}")

@@ -1,0 +1,157 @@
+"""Options that several commands take, each told once, and the checks of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    BadRecordPolicy,
+    GapPolicy,
+    StopPolicy,
+)
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+MOST_TOKENS = 10**9
+"""Largest token budget that is taken."""
+
+
+def token_budget(text: str | int) -> int:
+    """Return the tokens that were asked for; 0, the default, is auto."""
+    if text in ("auto", AUTO_TOKEN_BUDGET):
+        return AUTO_TOKEN_BUDGET
+    if not (str(text).isdecimal() and 1 <= int(text) <= MOST_TOKENS):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number of tokens from 1 to {MOST_TOKENS}")
+    return int(text)
+
+
+def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """
+    Refuse a value of *option* that is none of *allowed*.
+
+    Raises:
+        typer.BadParameter: It is not.
+    """
+    if value not in allowed:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}.", param_hint=option)
+
+
+FastaFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        readable=False,
+        metavar="FASTA",
+        help="FASTA files of proteins, or of DNA with a model of DNA; plain or gzip.",
+        show_default=False,
+    ),
+]
+
+WeightsDir = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="DIR",
+        help="Folder that is looked into for weights first.",
+        envvar="VIRNUCPRO_WEIGHTS",
+        show_default=False,
+    ),
+]
+
+Gaps = Annotated[GapPolicy, typer.Option(help="What happens to - and . in a sequence.")]
+
+Stop = Annotated[
+    StopPolicy,
+    typer.Option(help="What happens to * inside a protein; x reads it as X. One at the end is always taken off."),
+]
+
+OnBadRecord = Annotated[
+    BadRecordPolicy,
+    typer.Option(
+        help="What happens to a record that breaks a rule: nothing is computed, or it is left out and listed (by embed in failed_sequences.tsv)."
+    ),
+]
+
+AllowEmpty = Annotated[
+    bool, typer.Option("--allow-empty", help="An input without records gives an empty result instead of an error.")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
+
+OutputDir = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        readable=False,
+        metavar="OUT",
+        help="Folder of the run: result, manifest, logs.",
+        show_default=False,
+    ),
+]
+
+RunDir = Annotated[
+    Path, typer.Argument(readable=False, metavar="OUT", help="Output folder of a run.", show_default=False)
+]
+
+Devices = Annotated[
+    str, typer.Option(metavar="LIST", help="auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.")
+]
+
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="CPU workers.", show_default="one a core, as memory and input allow")
+]
+
+WorkersPerDevice = Annotated[
+    int, typer.Option(min=1, max=64, help="Workers that share each GPU: more can pay for small models.")
+]
+
+PrecisionName = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="auto|fp32|bf16|fp16",
+        help="auto is fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S.",
+    ),
+]
+
+TokenBudget = Annotated[
+    int,
+    typer.Option(
+        parser=token_budget,
+        metavar="auto|TOKENS",
+        help="Tokens in one block at the most, never less than the longest sequence; auto tries GPUs out first.",
+        show_default="auto",
+    ),
+]
+
+Threads = Annotated[
+    int, typer.Option(min=1, max=1024, help="Threads of each CPU worker. Other numbers give other last bits.")
+]
+
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="DIR",
+        help="Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones. A run served from it gives the same numbers within the tolerance, not the same bytes.",
+        show_default=False,
+    ),
+]
+
+CacheSize = Annotated[float, typer.Option(min=0.001, metavar="GIB", help="GiB that the cache takes at the most.")]
+
+AllowPartial = Annotated[
+    bool, typer.Option("--allow-partial", help="End with 0 when some rows are missing, as long as there are any.")
+]
+
+Restart = Annotated[
+    bool,
+    typer.Option("--restart", help="Remove what OUT holds of earlier runs, and nothing else in it, and start afresh."),
+]
+
+Flow = Annotated[bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")]
+
+LogLevel = Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")]
