@@ -78,3 +78,32 @@ def flip_bit(path: Path, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << (bit % 8)
     path.write_bytes(data)
+
+
+def random_contigs(count: int, *, seed: int, longest: int = 60_000) -> list[tuple[str, str]]:
+    """
+    Contigs of 1 to *longest* nucleotides, most of them short; some with N, IUPAC's letters and lower case.
+
+    The shortest and the longest length are always among them where *count* is at least 4.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.uniform(0, np.log(3_000), count)).astype(int)
+    rare = rng.random(count) < 0.002
+    lengths[rare] = rng.integers(3_000, longest + 1, int(rare.sum()))
+    lengths[:4] = [1, longest, 2, 3][:count]
+    return [(f"contig{number}.{seed}", _random_contig(rng, int(n))) for number, n in enumerate(lengths)]
+
+
+def _random_contig(rng: np.random.Generator, length: int) -> str:
+    letters = rng.choice(list("ACGT"), size=length, p=rng.dirichlet([4, 4, 4, 4]))
+    sort = rng.integers(6)
+    if sort == 0:  # no T, so that many frames are open
+        letters[letters == "T"] = "C"
+    if sort == 1:
+        spots = rng.random(length) < rng.choice([0.002, 0.3])
+        letters[spots] = rng.choice(list("RYSWKMBDHVN"), size=int(spots.sum()))
+    if sort == 2:
+        start = rng.integers(length)
+        letters[start : start + rng.integers(1, 2_000)] = "N"
+    lower = rng.random(length) < (0.5 if sort in (1, 3) else 0.0)
+    return "".join(np.where(lower, np.char.lower(letters), letters).tolist())

@@ -20,7 +20,7 @@ import numpy as np
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
 from virnucpro.data.duplicate_ids import lines_at
 from virnucpro.data.fasta import read_record
-from virnucpro.data.fasta_block import sequence_hash
+from virnucpro.data.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.index_build import IndexedFile, build_index
 from virnucpro.data.index_file import content_is_intact, map_index
 from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
@@ -50,6 +50,26 @@ class SequenceRecord:
     """The header up to its first space or tab."""
     sequence: str
     """Normalised residues."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Where one record is, and what must be there."""
+
+    position: int
+    """Place in the sorted index."""
+    file_number: int
+    """Among the input files, from 0."""
+    offset: int
+    """Bytes before its ``>`` in the file that records are read from."""
+    num_bytes: int
+    """Bytes from its ``>`` to just before the next record."""
+    name: bytes
+    """Its id."""
+    num_letters: int
+    """Residues or nucleotides."""
+    sequence_hash: bytes
+    """First 16 bytes of the sha256 of the normalised sequence."""
 
 
 class Plan(Protocol):
@@ -236,13 +256,12 @@ class SequenceIndex:
             InputChangedError: The file no longer holds that record there.
         """
         self._saw(1)
-        file_number = int(self._file_numbers[position])
         name = self._id_bytes(position)
         try:
-            descriptor = self._descriptor(file_number)
+            descriptor = self.descriptor(int(self._file_numbers[position]))
             data = _read_at(descriptor, int(self._offsets[position]), int(self._record_bytes[position]))
         except OSError as error:
-            raise self._changed(file_number, name) from error
+            raise self.changed(position) from error
         record, _ = read_record(data, 1, self._letters)
         same = (
             data[:1] == b">"
@@ -251,8 +270,32 @@ class SequenceIndex:
             and sequence_hash(record.sequence) == self.sequence_hashes[position].tobytes()
         )
         if not same:
-            raise self._changed(file_number, name)
+            raise self.changed(position)
         return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
+
+    def in_input_order(self) -> IntArray:
+        """Return the positions of all records in the order of the input, file by file: int64 (n,)."""
+        positions = np.empty(len(self), dtype=np.int64)
+        positions[self.input_rows] = np.arange(len(self))
+        return positions
+
+    def places(self, positions: IntArray) -> Iterator[RecordPlace]:
+        """Yield where the records at *positions* are, in their order."""
+        columns = (
+            positions,
+            self._file_numbers[positions],
+            self._offsets[positions],
+            self._record_bytes[positions],
+            self.lengths[positions],
+        )
+        names = self.sequence_ids(positions)
+        hashes = self.sequence_hashes[positions].tobytes()
+        for at, (name, values) in enumerate(zip(names, zip(*(c.tolist() for c in columns), strict=True), strict=True)):
+            position, file_number, offset, num_bytes, num_letters = values
+            sequence_hash = hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            yield RecordPlace(
+                position, file_number, offset, num_bytes, name.encode("utf-8"), num_letters, sequence_hash
+            )
 
     def line_of(self, position: int) -> int:
         """Return the 1-based line of a record's header, counted in the file; for messages."""
@@ -269,10 +312,17 @@ class SequenceIndex:
         start = int(self._id_ends[row - 1]) if row else 0
         return bytes(self._ids[start : int(self._id_ends[row])])
 
-    def _changed(self, file_number: int, name: bytes) -> InputChangedError:
-        return InputChangedError(self.files[file_number].path, name.decode("utf-8"))
+    def changed(self, position: int) -> InputChangedError:
+        """Return the error that the record at *position* is no longer where and what it was."""
+        return InputChangedError(self.path_of(position), self.sequence_id(position))
 
-    def _descriptor(self, file_number: int) -> int:
+    def descriptor(self, file_number: int) -> int:
+        """
+        Return an open descriptor of the file that records of this input file are read from.
+
+        Raises:
+            OSError: The system refused.
+        """
         descriptor = self._descriptors.get(file_number)
         if descriptor is None:
             if len(self._descriptors) == _MAX_OPEN_FILES:

@@ -1,0 +1,223 @@
+"""
+Writing what contigs are cut into: chunks, open frames, and which frames of each chunk are open.
+
+The files of frames and chunks have the original program's form and order, one set for each input file. Beside them one
+byte for each chunk, in the order of the input, tells which of its frames were kept: with the lengths and ids of the
+contigs it gives every frame's id and place again, without any text being read. Memory is that of a batch of chunks, a
+group of contigs and eight bytes a contig, however long a contig is and however many there are.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.data.fragments import FRAMES, OpenFrames, bounds_of_chunks, chunks_per_contig, open_frames
+from virnucpro.data.letter_stream import stream_letters
+from virnucpro.errors import StoppedError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.data.sequence_index import SequenceIndex
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+_CONTIGS_AT_ONCE = 1 << 16
+_CHUNKS_AT_ONCE = 1 << 11
+_LINE_NT = 60
+"""Nucleotides of a line of the file of chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentCounts:
+    """What an input was cut into."""
+
+    contigs: int
+    """Contigs of the input, without records that were left out."""
+    short_contigs: int
+    """Those of them that are shorter than the shortest that is cut."""
+    chunks: int
+    """Chunks of all others."""
+    open_chunks: int
+    """Chunks with at least one open frame."""
+    frames: int
+    """Open frames."""
+
+
+class _Outputs(NamedTuple):
+    """The files of one input file, and the one of all."""
+
+    nucleotide: durable.NewFile
+    protein: durable.NewFile
+    chunked: durable.NewFile | None
+    open_frames: durable.NewFile
+
+
+class _Chunks(NamedTuple):
+    """Some chunks that follow each other."""
+
+    ids: list[str]
+    """Ids of the contigs that they are of."""
+    contigs: IntArray
+    """int64 (chunks,): contig of each, as its place in ``ids``."""
+    numbers: IntArray
+    """int64 (chunks,): number of each in its contig, from 0."""
+    starts: IntArray
+    """int64 (chunks,): first letter of each, counted from the first letter of the first one."""
+    ends: IntArray
+    """int64 (chunks,): letter behind each."""
+
+    def names(self, chunks: IntArray) -> list[str]:
+        """Return the ids of some of them."""
+        pairs = zip(self.contigs[chunks].tolist(), (self.numbers[chunks] + 1).tolist(), strict=True)
+        return [f"{self.ids[contig]}_chunk_{number}" for contig, number in pairs]
+
+
+def write_fragments(
+    index: SequenceIndex,
+    *,
+    chunk_nt: int,
+    min_nt: int,
+    nucleotide: Sequence[Path],
+    protein: Sequence[Path],
+    chunked: Sequence[Path] | None,
+    open_frames: Path,
+    stop: threading.Event | None = None,
+) -> FragmentCounts:
+    """
+    Cut all contigs of an index into chunks, and write the chunks' open frames.
+
+    Every file is whole or as it was before, each by itself.
+
+    Args:
+        index: The contigs, DNA.
+        chunk_nt: Nucleotides of a chunk.
+        min_nt: Nucleotides below which a contig is not cut; 0 cuts them all.
+        nucleotide: Where the nucleotides of open frames go, one path for each file of the index.
+        protein: Where their proteins go, likewise.
+        chunked: Where the chunks go, likewise; None writes none.
+        open_frames: Where one byte for each chunk goes, in the order of the input: bit f is set where frame f is open.
+        stop: Set when the work is to stop.
+
+    Returns:
+        How much there was.
+
+    Raises:
+        InputChangedError: An input file no longer holds what was indexed.
+        OutputError: A file cannot be written.
+        StoppedError: *stop* was set.
+    """
+    positions = index.in_input_order()
+    contigs = chunks = open_chunks = frames = 0
+    first = 0
+    with durable.replacing(open_frames) as bits_file:
+        for number, file in enumerate(index.files):
+            of_file = positions[first : first + file.num_records]
+            first += file.num_records
+            of_file = of_file[index.lengths[of_file] >= min_nt]
+            contigs += len(of_file)
+            with ExitStack() as stack:
+                outputs = _Outputs(
+                    stack.enter_context(durable.replacing(nucleotide[number])),
+                    stack.enter_context(durable.replacing(protein[number])),
+                    None if chunked is None else stack.enter_context(durable.replacing(chunked[number])),
+                    bits_file,
+                )
+                for found in _write_file(index, of_file, chunk_nt, outputs):
+                    chunks += len(found.bits)
+                    open_chunks += int(np.count_nonzero(found.bits))
+                    frames += len(found.frames)
+                    if stop is not None and stop.is_set():
+                        raise StoppedError
+    return FragmentCounts(
+        contigs=len(index), short_contigs=len(index) - contigs, chunks=chunks, open_chunks=open_chunks, frames=frames
+    )
+
+
+def _write_file(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
+    """Write the fragments of the contigs at *positions*, all of one file; yield what was found, batch by batch."""
+    window = _Window(stream_letters(index, positions))
+    letters_before = 0
+    for at in range(0, len(positions), _CONTIGS_AT_ONCE):
+        group = positions[at : at + _CONTIGS_AT_ONCE]
+        lengths = index.lengths[group]
+        for chunks, first_letter in _batches(index, group, lengths, chunk_nt):
+            letters = window.letters(letters_before + first_letter, int(chunks.ends[-1]))
+            found = open_frames(letters.upper(), chunks.starts, chunks.ends)
+            outputs.open_frames.write(found.bits.tobytes())
+            _write_frames(chunks, found, outputs)
+            if outputs.chunked is not None:
+                outputs.chunked.write(_chunk_text(chunks, letters))
+            yield found
+        letters_before += int(lengths.sum())
+        index.release_pages()
+    window.finish()
+
+
+def _batches(
+    index: SequenceIndex, positions: IntArray, lengths: IntArray, chunk_nt: int
+) -> Iterator[tuple[_Chunks, int]]:
+    """Yield the chunks of contigs, some at a time, with the first letter of the first one, counted over all contigs."""
+    counts = chunks_per_contig(lengths, chunk_nt)
+    chunk_ends, letter_ends = np.cumsum(counts), np.cumsum(lengths)
+    for at in range(0, int(chunk_ends[-1]), _CHUNKS_AT_ONCE):
+        chunks = np.arange(at, min(at + _CHUNKS_AT_ONCE, int(chunk_ends[-1])))
+        contigs = np.searchsorted(chunk_ends, chunks, side="right")
+        numbers = chunks - (chunk_ends - counts)[contigs]
+        starts, ends = bounds_of_chunks(lengths[contigs], numbers, chunk_nt)
+        shifts = (letter_ends - lengths)[contigs]
+        first_letter = int(shifts[0] + starts[0])
+        shifts -= first_letter
+        ids = index.sequence_ids(positions[contigs[0] : contigs[-1] + 1])
+        yield _Chunks(ids, contigs - contigs[0], numbers, starts + shifts, ends + shifts), first_letter
+
+
+def _write_frames(chunks: _Chunks, found: OpenFrames, outputs: _Outputs) -> None:
+    headers = [
+        f">{name}{FRAMES[frame]}\n".encode()
+        for name, frame in zip(chunks.names(found.chunks), found.frames.tolist(), strict=True)
+    ]
+    for file, sequences in ((outputs.nucleotide, found.nucleotides), (outputs.protein, found.proteins)):
+        file.write(b"".join([header + sequence + b"\n" for header, sequence in zip(headers, sequences, strict=True)]))
+
+
+def _chunk_text(chunks: _Chunks, letters: bytes) -> bytes:
+    names = chunks.names(np.arange(len(chunks.starts)))
+    lines = []
+    for name, start, end in zip(names, chunks.starts.tolist(), chunks.ends.tolist(), strict=True):
+        lines.append(f">{name}".encode())
+        lines += [letters[at : min(at + _LINE_NT, end)] for at in range(start, end, _LINE_NT)]
+    lines.append(b"")
+    return b"\n".join(lines)
+
+
+class _Window:
+    """Some letters of a stream that goes by."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held: list[bytes] = []
+        self._start = 0
+        self._end = 0
+
+    def letters(self, start: int, count: int) -> bytes:
+        """Return *count* letters from letter *start* of the stream on; those before it cannot be had any more."""
+        while self._end < start + count:
+            piece = next(self._pieces)
+            self._held.append(piece)
+            self._end += len(piece)
+        held = b"".join(self._held)[start - self._start :]
+        self._held, self._start = [held], start
+        return held[:count]
+
+    def finish(self) -> None:
+        """Let the stream end, so that its last record is compared too."""
+        for _ in self._pieces:
+            pass

@@ -1,0 +1,185 @@
+"""
+Chunks of contigs, and the six frames of a chunk: which ones are open, their proteins and their nucleotides.
+
+A contig of L nucleotides is cut into the fewest chunks of at most C nucleotides that cover it; neighbours overlap a
+little, so that all but perhaps the last one have exactly C. Each chunk is read in six frames, F1 to F3 on its own
+strand and R1 to R3 on the reverse complement, by the standard genetic code. A frame is open, and kept, when its protein
+holds no stop and is not empty. Only A, C, G and T are complemented, and a codon with any other letter gives no residue,
+so a protein may have fewer residues than its frame has codons.
+
+Everything here is a pure function of letters and numbers, many chunks at a time. Ids and files are
+``virnucpro.data.fragment_files``'s.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+"""Names of the frames, in the order of their bits and in that of the files."""
+
+_BASES = b"TCAG"
+_OTHER = len(_BASES)
+_STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
+"""Residues of the codons TTT, TTC, TTA ... GGG (NCBI's translation table 1)."""
+_STOP = b"*"
+_NO_RESIDUE = b"-"
+_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+
+
+def _base_tables() -> list[bytes]:
+    """For the first, second and third base of a codon: what each letter adds to the codon's number."""
+    digits = bytearray([_OTHER]) * 256
+    for digit, base in enumerate(_BASES):
+        digits[base] = digit
+    return [bytes(digit * weight for digit in digits) for weight in (25, 5, 1)]
+
+
+def _residue_table() -> bytes:
+    """Residue, stop or no residue of each codon's number."""
+    residues = bytearray(_NO_RESIDUE) * 256
+    for residue, (first, second, third) in zip(_STANDARD_CODE, product(range(len(_BASES)), repeat=3), strict=True):
+        residues[25 * first + 5 * second + third] = residue
+    return bytes(residues)
+
+
+_FIRST, _SECOND, _THIRD = _base_tables()
+_RESIDUES = _residue_table()
+
+
+def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> IntArray:
+    """
+    Count the chunks of contigs.
+
+    Args:
+        lengths_nt: int64 (contigs,): nucleotides of each.
+        chunk_nt: Nucleotides of a chunk.
+        min_nt: Nucleotides below which a contig has no chunk.
+
+    Returns:
+        int64 (contigs,).
+    """
+    lengths = np.asarray(lengths_nt, dtype=np.int64)
+    return np.where(lengths >= min_nt, -(-lengths // chunk_nt), 0)
+
+
+def chunk_bounds(lengths_nt: int | IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
+    """
+    Cut contigs into chunks.
+
+    Args:
+        lengths_nt: Nucleotides of one contig, or int64 (contigs,).
+        chunk_nt: Nucleotides of a chunk.
+
+    Returns:
+        Starts and ends of all chunks, contig by contig, int64 (chunks,): 0-based in their contig, half open.
+    """
+    lengths = np.atleast_1d(np.asarray(lengths_nt, dtype=np.int64))
+    counts = chunks_per_contig(lengths, chunk_nt)
+    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return bounds_of_chunks(np.repeat(lengths, counts), numbers, chunk_nt)
+
+
+def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
+    """
+    Say where single chunks are.
+
+    With n chunks, R = n·C - L nucleotides too many and q, r = divmod(R, n), the first q + r chunks after the first one
+    begin q + 1 nucleotides before the end of the one before, the others q.
+
+    Args:
+        lengths_nt: int64 (chunks,): nucleotides of the contig of each chunk, at least 1.
+        numbers: int64 (chunks,): number of each chunk in its contig, from 0.
+        chunk_nt: Nucleotides of a chunk.
+
+    Returns:
+        Starts and ends, int64 (chunks,): 0-based in their contig, half open.
+    """
+    counts = chunks_per_contig(lengths_nt, chunk_nt)
+    quotients, remainders = np.divmod(counts * chunk_nt - lengths_nt, counts)
+    starts = numbers * (chunk_nt - quotients) - np.minimum(numbers, quotients + remainders)
+    return starts, np.minimum(starts + chunk_nt, lengths_nt)
+
+
+class OpenFrames(NamedTuple):
+    """The frames of some chunks that are kept, chunk by chunk, in the order of ``FRAMES``."""
+
+    bits: ByteArray
+    """uint8 (chunks,): bit f is set where frame f was kept."""
+    chunks: IntArray
+    """int64 (kept,): chunk of each frame, from 0."""
+    frames: IntArray
+    """int64 (kept,): frame, as its place in ``FRAMES``."""
+    proteins: list[bytes]
+    """Residues of each frame."""
+    nucleotides: list[bytes]
+    """Nucleotides of each frame: its codons as far as there are residues, and the base behind them if there is one."""
+
+
+def open_frames(letters: bytes, starts: IntArray, ends: IntArray) -> OpenFrames:
+    """
+    Translate chunks in six frames and keep the open ones.
+
+    Args:
+        letters: Nucleotides in upper case that the chunks are cut from, of several contigs end to end.
+        starts: int64 (chunks,): first letter of each chunk, from 0.
+        ends: int64 (chunks,): letter behind each chunk.
+
+    Returns:
+        The frames that are kept.
+    """
+    # both strands end to end: a chunk's reverse complement is a piece of the second half
+    strands = letters + letters.translate(_COMPLEMENT)[::-1]
+    offsets = np.arange(3)
+    firsts_C6 = np.hstack([starts[:, None] + offsets, len(strands) - ends[:, None] + offsets])
+    ends_C6 = np.repeat(np.stack([ends, len(strands) - starts], axis=1), 3, axis=1)
+    codons_C6 = np.maximum((ends_C6 - firsts_C6) // 3, 0)
+
+    by_frame, frame_codons = _translate(strands)
+    at_C6 = firsts_C6 % 3 * frame_codons + firsts_C6 // 3
+    residues = np.frombuffer(by_frame, dtype=np.uint8)
+    stops = np.append(np.flatnonzero(residues == ord(_STOP)), len(residues))
+    kept_C6 = (stops[np.searchsorted(stops, at_C6)] >= at_C6 + codons_C6) & (codons_C6 > 0)
+    missing = np.flatnonzero(residues == ord(_NO_RESIDUE))
+    counts_C6 = codons_C6
+    if len(missing):
+        counts_C6 = codons_C6 - np.searchsorted(missing, at_C6 + codons_C6) + np.searchsorted(missing, at_C6)
+        kept_C6 &= counts_C6 > 0
+
+    chunks, frames = np.nonzero(kept_C6)
+    kept = chunks, frames
+    proteins = [by_frame[at : at + codons] for at, codons in _pairs(at_C6[kept], codons_C6[kept])]
+    for number in np.flatnonzero(counts_C6[kept] < codons_C6[kept]).tolist():
+        proteins[number] = proteins[number].replace(_NO_RESIDUE, b"")
+    nucleotide_ends = np.minimum(firsts_C6[kept] + 3 * counts_C6[kept] + 1, ends_C6[kept])
+    nucleotides = [strands[first:end] for first, end in _pairs(firsts_C6[kept], nucleotide_ends)]
+    bits = np.packbits(kept_C6, axis=1, bitorder="little")[:, 0]
+    return OpenFrames(bits, chunks, frames, proteins, nucleotides)
+
+
+def _translate(strand: bytes) -> tuple[bytes, int]:
+    """
+    Translate the codon that begins at every letter of *strand*.
+
+    Returns:
+        A byte a codon (a residue, a stop, or none): first those that begin at letters 0, 3, 6 ..., then those at 1, 4,
+        7 ... and at 2, 5, 8 ...; and how many there are of each sort. The last ones, which would end behind the strand,
+        mean nothing.
+    """
+    frame_codons = -(-len(strand) // 3)
+    padded = strand + b"N" * (3 * frame_codons + 2 - len(strand))
+    codons = np.frombuffer(padded.translate(_FIRST), dtype=np.uint8)[:-2].copy()
+    codons += np.frombuffer(padded.translate(_SECOND), dtype=np.uint8)[1:-1]
+    codons += np.frombuffer(padded.translate(_THIRD), dtype=np.uint8)[2:]
+    return codons.reshape(frame_codons, 3).T.tobytes().translate(_RESIDUES), frame_codons
+
+
+def _pairs(left: IntArray, right: IntArray) -> zip[tuple[int, int]]:
+    return zip(left.tolist(), right.tolist(), strict=True)
