@@ -86,9 +86,13 @@ def one_thread(threads_as_before):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
-    """With VIRNUCPRO_NO_SKIPS set, a test that skips for a missing tool or missing data fails; GPU tests may skip."""
+    """With VIRNUCPRO_NO_SKIPS set, a skip for a missing tool or missing data fails; ``gpu`` and ``may_skip`` may."""
     report = yield
-    if report.skipped and os.environ.get("VIRNUCPRO_NO_SKIPS") and not item.get_closest_marker("gpu"):
+    if (
+        report.skipped
+        and os.environ.get("VIRNUCPRO_NO_SKIPS")
+        and not any(item.get_closest_marker(name) for name in ("gpu", "may_skip"))
+    ):
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
     return report

@@ -235,6 +235,56 @@ def faulty_config(control: Path, plan: dict, **changes) -> ModelConfig:
     return hash_config(weights_path=str(control), loader="tests.fakes:load_faulty_model", **changes)
 
 
+# --- classifiers ---
+
+
+def random_mlp(input_dim=20, hidden_dim=6, seed=7):
+    """A classifier's module with random weights and statistics, the same every time; in training mode."""
+    import torch
+
+    from virnucpro.models.classifier import MLPClassifier
+
+    generator = torch.Generator().manual_seed(seed)
+    module = MLPClassifier(input_dim, hidden_dim)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+            if name == "bn1.running_var":
+                tensor.abs_().add_(0.1)
+    return module
+
+
+def classifier_card(module, **changes):
+    """The card of a classifier on two models of 12 and 8 columns, or of other widths."""
+    from safetensors.torch import save
+
+    from virnucpro.models.classifier_card import ClassifierCard, Encoder
+
+    width = module.hidden_layer.in_features
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if "num_batches" not in name}
+    settings = {
+        "name": "mine",
+        "chunk_nt": 500,
+        "dna_model": Encoder(name="dna-model", sha256="d" * 64, hidden_dim=width - 8),
+        "protein_model": Encoder(name="protein-model", sha256=None, hidden_dim=8),
+        "hidden_dim": module.hidden_layer.out_features,
+        "weights_sha256": hashlib.sha256(save(tensors)).hexdigest(),
+    }
+    return ClassifierCard(**{**settings, **changes})
+
+
+def write_classifier(folder, module, **changes):
+    """Write a classifier's folder; return its card."""
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    card = classifier_card(module, **changes)
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if "num_batches" not in name}
+    (folder / "model.safetensors").write_bytes(save(tensors))
+    (folder / "card.json").write_text(card.to_json())
+    return card
+
+
 # --- worker functions ---
 
 

@@ -188,6 +188,60 @@ class WeightsError(ConfigurationError):
         super().__init__(f"weights of {name}: {what}")
 
 
+class UnknownClassifierError(ConfigurationError):
+    """
+    No classifier of that name, and no folder of one.
+
+    Attributes:
+        name: What was asked for.
+        known: The bundled classifiers.
+    """
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(
+            f"unknown classifier {name!r}: choose {' or '.join(known)}, or the folder that "
+            "`virnucpro models convert-classifier 500_model.pth -o DIR` made of a published one"
+        )
+
+
+class ClassifierMismatchError(ConfigurationError):
+    """
+    A classifier would be used with what it was not trained with.
+
+    Attributes:
+        name: The classifier.
+        differences: What -> (trained with, asked for), in words.
+    """
+
+    def __init__(self, name: str, differences: dict[str, tuple[str, str]]) -> None:
+        self.name = name
+        self.differences = differences
+        listed = "; ".join(f"{what} {trained}, not {asked}" for what, (trained, asked) in differences.items())
+        super().__init__(
+            f"the classifier {name} was trained with {listed}: its scores would mean nothing. "
+            "Use what it was trained with, or a classifier that was trained with what you use"
+        )
+
+
+class ClassifierFileError(VirNucProError, ValueError):
+    """
+    A file that should hold a published classifier is refused; nothing in it was run.
+
+    Attributes:
+        path: The file.
+        what: What is wrong with it.
+    """
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.path = str(path)
+        self.what = what
+        super().__init__(f"{path}: {what}")
+
+
 class DeviceError(ConfigurationError):
     """A device selection that names no device, names one twice, or mixes forms."""
 

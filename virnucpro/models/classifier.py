@@ -1,0 +1,166 @@
+"""
+The classifier: rows of joined embeddings in, P(other) and P(virus) out.
+
+Linear, batch norm, ReLU, dropout, linear, softmax, as the published classifiers are; only ever used in evaluation
+mode, in float32, on the CPU. Legend: B rows, D columns of features (DNA, then protein), H hidden width.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from virnucpro.errors import WeightsError
+from virnucpro.models.checkpoint import check_shapes
+from virnucpro.models.classifier_card import (
+    NUM_CLASSES,
+    WEIGHTS_NAME,
+    ClassifierCard,
+    locate_classifier,
+    read_card,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+OTHERS, VIRUS = "others", "virus"
+"""The labels, as the original program writes them."""
+
+BLOCK_ROWS = 2048
+"""Rows that are computed at once: the hidden layer of a block stays in a core's cache."""
+
+
+class MLPClassifier(nn.Module):
+    """
+    The module, with the published names of its parts.
+
+    Args:
+        input_dim: D.
+        hidden_dim: H.
+        batch_norm_eps: Added to the variance.
+        dropout: Share of the hidden layer that training leaves out.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int, *, batch_norm_eps: float = 1e-5, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.hidden_layer = nn.Linear(input_dim, hidden_dim)
+        self.bn1 = nn.BatchNorm1d(hidden_dim, eps=batch_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+        self.output_layer = nn.Linear(hidden_dim, NUM_CLASSES)
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        """Return the logits, (B, 2)."""
+        x_BH = torch.relu_(self.bn1(self.hidden_layer(x_BD)))
+        logits: torch.Tensor = self.output_layer(self.dropout(x_BH))
+        return logits
+
+
+class Classifier:
+    """
+    A trained classifier and its card.
+
+    Args:
+        card: What it was trained with.
+        model: The module; it is put into evaluation mode.
+    """
+
+    def __init__(self, card: ClassifierCard, model: MLPClassifier) -> None:
+        self.card = card
+        self._model = model.eval().requires_grad_(requires_grad=False)
+
+    def probabilities(self, features_BD: FloatArray, *, threads: int = 1) -> FloatArray:
+        """
+        Return P(other) and P(virus) of each row.
+
+        Rows are computed in blocks of ``BLOCK_ROWS`` from the first one on; a row's last bits may depend on how many
+        rows its block has, and on *threads*.
+
+        Args:
+            features_BD: float32 (B, D), DNA embedding then protein embedding.
+            threads: CPU threads.
+
+        Returns:
+            float32 (B, 2); each row sums to 1.
+        """
+        if features_BD.dtype != np.float32 or features_BD.shape[1:] != (self.card.input_dim,):
+            message = f"features are {features_BD.dtype} {features_BD.shape}, not float32 (rows, {self.card.input_dim})"
+            raise ValueError(message)
+        result_B2 = np.empty((len(features_BD), NUM_CLASSES), dtype=np.float32)
+        with _threads(threads), torch.inference_mode():
+            for start in range(0, len(features_BD), BLOCK_ROWS):
+                block = slice(start, start + BLOCK_ROWS)
+                rows_BD = np.require(features_BD[block], requirements=("C", "W"))  # torch wants both
+                torch.softmax(self._model(torch.from_numpy(rows_BD)), dim=1, out=torch.from_numpy(result_B2[block]))
+        return result_B2
+
+
+def is_virus(probabilities_B2: FloatArray) -> BoolArray:
+    """Tell by its label which rows are viral: the likelier class; a tie is ``others``."""
+    viral: BoolArray = probabilities_B2[:, 1] > probabilities_B2[:, 0]
+    return viral
+
+
+def load_classifier(name_or_path: str | Path) -> Classifier:
+    """
+    Load a classifier.
+
+    Args:
+        name_or_path: A bundled classifier's name, or the folder of a converted or trained one.
+
+    Returns:
+        The classifier.
+
+    Raises:
+        UnknownClassifierError: Neither.
+        ClassifierFileError: A published file that is to be converted first.
+        WeightsError: The folder does not hold what its card says.
+    """
+    folder = locate_classifier(name_or_path)
+    card = read_card(folder)
+    tensors = _read_weights(folder / WEIGHTS_NAME, card)
+    model = MLPClassifier(card.input_dim, card.hidden_dim, batch_norm_eps=card.batch_norm_eps)
+    model.load_state_dict({**tensors, "bn1.num_batches_tracked": torch.tensor(0)})
+    return Classifier(card, model)
+
+
+def _read_weights(path: Path, card: ClassifierCard) -> dict[str, torch.Tensor]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
+    found = sha256(data).hexdigest()
+    if found != card.weights_sha256:
+        what = (
+            f"{path} has sha256 {found}, its card says {card.weights_sha256}: convert or install the classifier again"
+        )
+        raise WeightsError(card.name, what)
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise WeightsError(card.name, f"{path} is not a safetensors file ({error})") from error
+    check_shapes(path, "classifier", card.name, tensors, card.tensor_shapes())
+    odd = [name for name, x in tensors.items() if x.dtype != torch.float32 or not torch.isfinite(x).all()]
+    if odd:
+        raise WeightsError(card.name, f"{path}: {odd[0]} is not of finite float32 numbers")
+    return tensors
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

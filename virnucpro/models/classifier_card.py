@@ -1,0 +1,195 @@
+"""
+What a classifier was trained with, and the refusal to use it with anything else.
+
+A classifier on disk is a folder of ``model.safetensors`` and ``card.json``; the bundled ones have a ``MODEL_CARD.md``
+beside them. Of the JSON, this module knows what programs need; what it tells readers besides (data, training,
+measurements) it leaves alone. Imports no torch, so that a run is refused before anything heavy begins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
+
+if TYPE_CHECKING:
+    from virnucpro.config import ModelConfig
+
+DEFAULT_CLASSIFIER = "virnucpro-tiny"
+"""The classifier of a run that names none: a demonstration, on the bundled encoders."""
+BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
+
+WEIGHTS_NAME, CARD_NAME = "model.safetensors", "card.json"
+CARD_FORMAT = 1
+NUM_CLASSES = 2
+"""Others and virus, in this order."""
+DEFAULT_THRESHOLD = 0.5
+"""P(virus) from which a contig is called viral, for a classifier whose card settles nothing better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A model whose embeddings a classifier takes."""
+
+    name: str
+    """As the registry, or the stem of the checkpoint's file, has it."""
+    sha256: str | None
+    """Hex sha256 of its weights, or None where that is not known."""
+    hidden_dim: int
+    """Width of its embeddings."""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str) and bool(self.name), "an encoder has no name")
+        _require(self.sha256 is None or isinstance(self.sha256, str), f"the sha256 of {self.name} is no text")
+        _require(_is_count(self.hidden_dim), f"the width of {self.name} is no positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierCard:
+    """What programs need to know of a classifier."""
+
+    name: str
+    """What outputs call it."""
+    chunk_nt: int
+    """Nucleotides of the chunks that it was trained on."""
+    dna_model: Encoder
+    """Makes the first columns of its features."""
+    protein_model: Encoder
+    """Makes the others."""
+    hidden_dim: int
+    """Width of its hidden layer."""
+    batch_norm_eps: float = 1e-5
+    """Added to the variance in its batch norm."""
+    threshold: float = DEFAULT_THRESHOLD
+    """P(virus) of a contig from which it is called viral, unless the user says otherwise."""
+    weights_sha256: str
+    """Hex sha256 of ``model.safetensors``."""
+    source_sha256: str | None = None
+    """Hex sha256 of the file that it was converted from, or None where it was trained here."""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str) and bool(self.name), "no name")
+        _require(_is_count(self.chunk_nt), "chunk_nt is no positive number of nucleotides")
+        _require(_is_count(self.hidden_dim), "hidden_dim is no positive number")
+        _require(_is_share(self.threshold), f"threshold is {self.threshold!r}, not between 0 and 1")
+        _require(_is_share(self.batch_norm_eps), f"batch_norm_eps is {self.batch_norm_eps!r}")
+        _require(isinstance(self.weights_sha256, str), "weights_sha256 is no text")
+        _require(self.source_sha256 is None or isinstance(self.source_sha256, str), "source_sha256 is no text")
+
+    @property
+    def input_dim(self) -> int:
+        """Width of a row of features: DNA, then protein."""
+        return self.dna_model.hidden_dim + self.protein_model.hidden_dim
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of ``model.safetensors``."""
+        of_hidden = (self.hidden_dim,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "hidden_layer.weight": (self.hidden_dim, self.input_dim),
+            "output_layer.weight": (NUM_CLASSES, self.hidden_dim),
+            "output_layer.bias": (NUM_CLASSES,),
+        }
+        names = ("hidden_layer.bias", "bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var")
+        return shapes | dict.fromkeys(names, of_hidden)
+
+    def check(
+        self,
+        *,
+        chunk_nt: int | None = None,
+        dna: ResolvedModel | ModelConfig | None = None,
+        protein: ResolvedModel | ModelConfig | None = None,
+    ) -> None:
+        """
+        Make sure that what is in use is what the classifier was trained with; None is not looked at.
+
+        Encoders are compared by the sha256 of their weights where the card knows it, else by name; and by width where
+        that is known already.
+
+        Raises:
+            ClassifierMismatchError: Something differs; tells all of it.
+        """
+        differences: dict[str, tuple[str, str]] = {}
+        if chunk_nt not in (None, self.chunk_nt):
+            differences["chunks of"] = (f"{self.chunk_nt} nt", f"{chunk_nt} nt")
+        for what, trained, given in (("DNA", self.dna_model, dna), ("protein", self.protein_model, protein)):
+            if given is not None:
+                name = given.name if isinstance(given, ResolvedModel) else given.model_name
+                is_same = given.weights_sha256 == trained.sha256 if trained.sha256 else name == trained.name
+                other_weights = " (other weights of that name)" * (name == trained.name)
+                if not is_same:
+                    differences[f"embeddings of {what} by"] = (trained.name, name + other_weights)
+                elif given.hidden_dim not in (0, trained.hidden_dim):
+                    differences[f"embeddings of {what} of width"] = (str(trained.hidden_dim), str(given.hidden_dim))
+        if differences:
+            raise ClassifierMismatchError(self.name, differences)
+
+    def to_json(self, **for_readers: object) -> str:
+        """Return the text of ``card.json``; *for_readers* is added to what programs need."""
+        return json.dumps({"format": CARD_FORMAT, "kind": "classifier", **asdict(self), **for_readers}, indent=2) + "\n"
+
+
+def read_card(folder: Path) -> ClassifierCard:
+    """
+    Read the card of the classifier in *folder*.
+
+    Raises:
+        WeightsError: There is none, or it is not one of a classifier.
+    """
+    path = folder / CARD_NAME
+    try:
+        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        _require(values.get("kind") == "classifier", "it is of something else than a classifier")
+        _require(values.get("format") == CARD_FORMAT, f"its format is {values.get('format')!r}, not {CARD_FORMAT}")
+        known = {name: values[name] for name in ClassifierCard.__dataclass_fields__ if name in values}
+        for name in ("dna_model", "protein_model"):
+            known[name] = Encoder(**known[name])
+        return ClassifierCard(**known)
+    except OSError as error:
+        raise WeightsError(folder.name, f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WeightsError(folder.name, f"{path} is not a classifier's card ({error})") from error
+
+
+def locate_classifier(name_or_path: str | Path) -> Path:
+    """
+    Return the folder of a classifier.
+
+    Args:
+        name_or_path: A bundled classifier's name, or the folder of a converted or trained one.
+
+    Raises:
+        UnknownClassifierError: Neither.
+        ClassifierFileError: A published file that is to be converted first.
+    """
+    if str(name_or_path) in BUNDLED_CLASSIFIERS:
+        return BUNDLED_WEIGHTS_DIR / str(name_or_path)
+    path = Path(name_or_path)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        what = "a classifier is a folder; make one with `virnucpro models convert-classifier"
+        raise ClassifierFileError(path, f"{what} {path.name} -o DIR` and give that")
+    raise UnknownClassifierError(str(name_or_path), BUNDLED_CLASSIFIERS)
+
+
+def classifiers_table() -> list[ClassifierCard]:
+    """Return the cards of the bundled classifiers, for ``virnucpro models list``."""
+    return [read_card(BUNDLED_WEIGHTS_DIR / name) for name in BUNDLED_CLASSIFIERS]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)

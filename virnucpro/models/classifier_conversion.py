@@ -1,0 +1,116 @@
+"""
+From the published ``500_model.pth`` to safetensors and a card.
+
+The published file is a whole module, saved by ``torch.save(model)``: a zip archive of a pickle and of the numbers that
+it refers to. ``torch.load`` would run whatever such a pickle asks for; here it is read as data
+(``classifier_pickle``), and torch has no part in it. A file of ``torch.save(model.state_dict())`` is taken as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.numpy import save
+
+from virnucpro import durable
+from virnucpro.config import SequenceKind
+from virnucpro.errors import ClassifierFileError, ConfigurationError, UnknownModelError
+from virnucpro.models.classifier_archive import read_published
+from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
+from virnucpro.models.classifier_pickle import RefusedPickleError
+from virnucpro.models.registry import MODELS
+
+if TYPE_CHECKING:
+    from virnucpro.models.classifier_archive import FloatArray
+
+PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
+"""What the published classifiers were trained on."""
+
+_CHUNK_IN_NAME = re.compile(r"(300|500)_")
+
+
+def convert_classifier(
+    pth_path: str | Path,
+    output_dir: str | Path,
+    *,
+    chunk_nt: int | None = None,
+    dna_model: str = PUBLISHED_DNA_MODEL,
+    protein_model: str = PUBLISHED_PROTEIN_MODEL,
+) -> ClassifierCard:
+    """
+    Turn a published classifier into a folder that ``load_classifier`` takes; the same file gives the same bytes.
+
+    Args:
+        pth_path: The published file.
+        output_dir: Folder for ``model.safetensors`` and ``card.json``.
+        chunk_nt: Nucleotides of the chunks that it was trained on; by default what the file's name begins with.
+        dna_model: Registered name of the DNA model that it was trained on.
+        protein_model: Registered name of the protein model.
+
+    Returns:
+        The card that was written.
+
+    Raises:
+        ClassifierFileError: The file is refused; nothing in it was run and nothing was written.
+        UnknownModelError: A model is not registered.
+        ConfigurationError: The chunk length is not known, or a model is of the wrong kind.
+        OutputError: The folder cannot be written.
+    """
+    path, folder = Path(pth_path), Path(output_dir)
+    dna, protein = _encoder(dna_model, SequenceKind.DNA), _encoder(protein_model, SequenceKind.PROTEIN)
+    chunk_nt = _chunk_nt(path) if chunk_nt is None else chunk_nt
+    if chunk_nt < 1:
+        raise ConfigurationError(f"a chunk of {chunk_nt} nucleotides: it must have at least 1")
+    try:
+        with path.open("rb") as file:
+            source_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            tensors, batch_norm_eps = read_published(file)
+        _check_width(tensors, dna, protein)
+    except OSError as error:
+        raise ClassifierFileError(path, f"cannot be read ({error.strerror or error})") from error
+    except RefusedPickleError as error:
+        raise ClassifierFileError(path, str(error)) from error
+    weights = save(tensors)
+    card = ClassifierCard(
+        name=path.stem,
+        chunk_nt=chunk_nt,
+        hidden_dim=len(tensors["hidden_layer.bias"]),
+        batch_norm_eps=batch_norm_eps,
+        weights_sha256=hashlib.sha256(weights).hexdigest(),
+        source_sha256=source_sha256,
+        dna_model=dna,
+        protein_model=protein,
+    )
+    durable.write_bytes(folder / WEIGHTS_NAME, weights)
+    durable.write_bytes(folder / CARD_NAME, card.to_json(source_file=path.name).encode())
+    return card
+
+
+def _encoder(name: str, kind: SequenceKind) -> Encoder:
+    if name not in MODELS:
+        raise UnknownModelError(name, [spec.name for spec in MODELS.values() if spec.family.sequence_kind is kind])
+    spec = MODELS[name]
+    if spec.family.sequence_kind is not kind:
+        raise ConfigurationError(f"{name} embeds {spec.family.sequence_kind}: name a model of {kind}")
+    return Encoder(name=name, sha256=spec.sha256, hidden_dim=spec.hidden_dim)
+
+
+def _chunk_nt(path: Path) -> int:
+    found = _CHUNK_IN_NAME.match(path.name)
+    if found is None:
+        what = "its name does not begin with 300_ or 500_: give the length of its chunks with --chunk"
+        raise ConfigurationError(f"{path}: {what}")
+    return int(found[1])
+
+
+def _check_width(tensors: dict[str, FloatArray], dna: Encoder, protein: Encoder) -> None:
+    takes, given = tensors["hidden_layer.weight"].shape[1], dna.hidden_dim + protein.hidden_dim
+    if takes != given:
+        message = (
+            f"it takes {takes:,} features, {dna.name} ({dna.hidden_dim:,}) and {protein.name} ({protein.hidden_dim:,}) "
+            f"give {given:,}: name the models that it was trained with"
+        )
+        raise RefusedPickleError(message)
