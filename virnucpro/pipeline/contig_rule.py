@@ -66,4 +66,6 @@ def mean_by_group(values: DoubleArray, sizes: IntArray) -> DoubleArray:
     there = ~np.isnan(values)
     sums = np.bincount(groups[there], weights=values[there], minlength=len(sizes))
     counts = np.bincount(groups[there], minlength=len(sizes))
-    return np.divide(sums, counts, out=np.full(len(sizes), np.nan), where=counts > 0)
+    means = np.full(len(sizes), np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means
