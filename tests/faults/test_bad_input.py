@@ -152,7 +152,12 @@ CATALOGUE: dict[str, tuple[bytes, Outcome, Outcome | None]] = {
     ),
     "id of 1025 bytes": (b">" + b"i" * 1025 + b"\nSEQ\n", Refused(1, "id of more than 1024 bytes", "shorten it"), None),
     "one line of 3 MB": (b">ID1\n" + b"ACGT" * 750_000 + b"\n", gives("ACGT" * 750_000), None),
-    "FASTQ": (b"@r\nACGT\n+\nIIII\n", Refused(1, "FASTQ, not FASTA", "seqtk seq -A"), None),
+    "FASTQ": (b"@ID1\nSEQ\n+\nIIII\n", Refused(1, "FASTQ, not FASTA", "seqtk seq -A"), WHOLE),
+    "FASTQ cut short": (
+        b"@ID1\nSEQ\n+\nIIII\n@ID2\nSE",
+        Refused(1, "FASTQ, not FASTA", "seqtk seq -A"),
+        Refused(6, "damaged or truncated FASTQ", "copy or download"),
+    ),
     "gzip": (gzip.compress(b">ID1\nSEQ\n"), WHOLE, None),
     "gzip cut short": (
         gzip.compress(b">ID1\nSEQ\n" * 99)[:-9],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.fasta_block import Rows
     from virnucpro.data.fasta_scan import Problems, ScannedFile
+    from virnucpro.data.input_files import ReadableFile
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -28,36 +29,37 @@ _NAMES_AT_ONCE = 1 << 14
 _COUNTED_BYTES = 1 << 20
 
 
-def drop_duplicates(scanned: Sequence[tuple[str, str, ScannedFile]], problems: Problems) -> None:
+def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problems: Problems) -> None:
     """
     Tell of every record whose id an earlier one has, naming both lines, and take it out of what was found.
 
     Args:
-        scanned: Path as the user named it, path that is read, and records of each file; these are changed.
+        scanned: The input files and their records; these are changed.
         problems: Takes the records.
 
     Raises:
         BadInputError: There are more problems than are told.
     """
-    found = [one for _, _, one in scanned]
+    found = [one for _, one in scanned]
     blocks = [rows for one in found for rows in one.rows]
     pairs_P2 = _duplicate_rows(blocks)
     if not len(pairs_P2):
         return
     numbers, offsets = file_numbers(found), joined(blocks, "offsets")
     lines_P2 = np.empty_like(pairs_P2)
-    for number, (_, read_path, _) in enumerate(scanned):
+    for number, (file, _) in enumerate(scanned):
         here_P2 = numbers[pairs_P2] == number
-        lines_P2[here_P2] = lines_at(read_path, offsets[pairs_P2[here_P2]])
+        lines_P2[here_P2] = lines_at(file.read_path, offsets[pairs_P2[here_P2]])
     for at in range(0, len(pairs_P2), _NAMES_AT_ONCE):
         some = slice(at, at + _NAMES_AT_ONCE)
         names = _names_of(blocks, pairs_P2[some, 1])
         pairs, lines = pairs_P2[some].tolist(), lines_P2[some].tolist()
         for name, (first, again), (first_line, line) in zip(names, pairs, lines, strict=True):
-            what = f"duplicate id, first at {scanned[numbers[first]][0]}:{first_line}"
-            number = int(numbers[again])
-            fault = Fault(line, what, "give every record an id of its own")
-            problems.add_record(fault, name, scanned[number][0], number)
+            first_file, number = scanned[numbers[first]][0], int(numbers[again])
+            file = scanned[number][0]
+            what = f"duplicate id, first at {first_file.path}:{first_file.place(first_line)}"
+            fault = Fault(file.place(line), what, "give every record an id of its own")
+            problems.add_record(fault, name, file.path, number)
     keep = np.ones(len(numbers), dtype=np.bool_)
     keep[pairs_P2[:, 1]] = False
     start = 0

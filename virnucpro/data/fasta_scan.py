@@ -34,6 +34,8 @@ from virnucpro.data.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from virnucpro.config import InputRules
 
 _BLOCK_BYTES = 1 << 19
@@ -118,6 +120,7 @@ def scan_fasta(
     *,
     rules: InputRules = DEFAULT_RULES,
     file_number: int = 0,
+    place: Callable[[int], int] = int,
     hashing: bool = True,
     block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
@@ -130,6 +133,7 @@ def scan_fasta(
         problems: Takes every broken rule.
         rules: How sequences are read.
         file_number: Among the input files, from 0.
+        place: What messages give for a line of *descriptor*; by default that line.
         hashing: False leaves out all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
@@ -139,7 +143,7 @@ def scan_fasta(
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
     """
-    scanner = _Scanner(path, file_number, problems, rules, hashing=hashing, block_bytes=block_bytes)
+    scanner = _Scanner(path, file_number, problems, rules, place, hashing=hashing, block_bytes=block_bytes)
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
@@ -160,13 +164,22 @@ class _Scanner:
     """The state between two blocks. ``feed`` returns the bytes that it needs to see again, before the next block."""
 
     def __init__(
-        self, path: str, file_number: int, problems: Problems, rules: InputRules, *, hashing: bool, block_bytes: int
+        self,
+        path: str,
+        file_number: int,
+        problems: Problems,
+        rules: InputRules,
+        place: Callable[[int], int],
+        *,
+        hashing: bool,
+        block_bytes: int,
     ) -> None:
         self.found = ScannedFile()
         self.gave_up = False
         self._path = path
         self._file_number = file_number
         self._problems = problems
+        self._place = place
         self._letters = letters_of(rules)
         self._allow_empty = rules.allow_empty
         self._hashing = hashing
@@ -307,6 +320,7 @@ class _Scanner:
         counts["low_information"] += reader.is_low_information
 
     def _fault(self, fault: Fault, name: bytes) -> None:
+        fault = fault._replace(line=self._place(fault.line))
         self._problems.add_record(fault, name, self._path, self._file_number)
 
 

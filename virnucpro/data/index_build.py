@@ -47,7 +47,7 @@ class IndexedFile:
     sha256: str
     """Hex sha256 of the file."""
     read_path: str
-    """What records are read from: ``real_path``, or the unpacked copy of a gzip file."""
+    """What records are read from: ``real_path``, or the FASTA copy of a file that is packed or of another format."""
     read_size_bytes: int
     """Bytes of ``read_path``."""
     read_sha256: str
@@ -69,9 +69,10 @@ def build_index(
     Read and check the whole input, and write its index.
 
     Args:
-        fasta_files: Plain or gzip FASTA files; their order is the order of the input.
+        fasta_files: FASTA files, of DNA also FASTQ, each plain or gzip, and unaligned BAM; their order is that of the
+            input.
         index_path: Where the index goes.
-        unpack_dir: Where unpacked copies of gzip files go.
+        unpack_dir: Where FASTA copies of what is not plain FASTA go.
         max_unpacked_bytes: Bytes that one gzip file may unpack to.
         rules: How records are read, and whether bad ones are left out.
         hashing: False leaves out every hash: the benchmark's, of no use for a run.
@@ -86,17 +87,23 @@ def build_index(
         if os.path.realpath(path) == os.path.realpath(index_path):
             raise OutputError(index_path, "it is one of the inputs")
         try:
-            file = make_readable(path, unpack_dir, max_unpacked_bytes=max_unpacked_bytes)
+            file = make_readable(path, unpack_dir, kind=rules.sequence_kind, max_unpacked_bytes=max_unpacked_bytes)
             with open_regular(file.read_path) as descriptor:
                 found = scan_fasta(
-                    descriptor, file.path, problems, rules=rules, file_number=file_number, hashing=hashing
+                    descriptor,
+                    file.path,
+                    problems,
+                    rules=rules,
+                    file_number=file_number,
+                    place=file.place,
+                    hashing=hashing,
                 )
             scanned.append((file, found))
         except BadInputError as error:
             problems.extend(error)
     if not fasta_files:
         raise BadInputError([InputProblem("input", None, "no files", "name at least one FASTA file")])
-    drop_duplicates([(file.path, file.read_path, found) for file, found in scanned], problems)
+    drop_duplicates(scanned, problems)
     problems.raise_if_any()
     if problems.skipped.count and not rules.allow_empty and not any(_num_records(found) for _, found in scanned):
         raise _nothing_left(problems, [file.path for file, _ in scanned])
@@ -204,8 +211,8 @@ def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
     return IndexedFile(
         path=file.path,
         real_path=file.real_path,
-        size_bytes=file.packed_bytes if file.packed_bytes is not None else found.size_bytes,
-        sha256=file.packed_sha256 if file.packed_sha256 is not None else found.sha256,
+        size_bytes=found.size_bytes if file.given_bytes is None else file.given_bytes,
+        sha256=found.sha256 if file.given_sha256 is None else file.given_sha256,
         read_path=file.read_path,
         read_size_bytes=found.size_bytes,
         read_sha256=found.sha256,

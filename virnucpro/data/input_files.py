@@ -1,9 +1,9 @@
 """
-Opening input files: regular files only, gzip told by its first bytes, everything else refused with the fix.
+Opening input files: regular files only, their format told by their first bytes, what is not ours refused with the fix.
 
-Records are read by byte offset, which a compressed file does not offer: a gzip file is unpacked once into a folder of
-the run, under the sha256 of what it holds compressed. Whether an unpacked copy is still good is decided by its own
-sha256, never by a date. This module knows nothing of records.
+Records are read by byte offset from FASTA, which a compressed file, FASTQ and BAM do not offer: a FASTA copy of those
+is made once in a folder of the run, under the sha256 of the file as it was given. Whether a copy is still good is
+decided by its own sha256, never by a date. This module knows nothing of records.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ import stat
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
+from virnucpro.config import SequenceKind
+from virnucpro.data.read_formats import (
+    BAM_COPY_LINES,
+    BAM_END,
+    BAM_MAGIC,
+    CONVERT_ALIGNED,
+    bam_as_fasta,
+    fastq_as_fasta,
+)
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
@@ -38,12 +48,23 @@ _FORMATS = (
     (b"\x28\xb5\x2f\xfd", "Zstandard", "unpack it with: unzstd FILE"),
     (b"\xfd7zXZ\x00", "xz", "unpack it with: unxz FILE"),
     (b"PK\x03\x04", "zip", "unpack it with: unzip FILE"),
+    (b"CRAM", "CRAM", CONVERT_ALIGNED),
+    (b"@HD\tVN:", "SAM", CONVERT_ALIGNED),
+    (b"@SQ\tSN:", "SAM", CONVERT_ALIGNED),
     (b"\xff\xfe", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
     (b"\xfe\xff", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
     (b">\x00", "UTF-16 text", "convert it with: iconv -f utf-16le -t utf-8 FILE > NEW_FILE"),
     (b"\x00>", "UTF-16 text", "convert it with: iconv -f utf-16be -t utf-8 FILE > NEW_FILE"),
     (_GZIP_MAGIC, "gzip inside gzip", "unpack it with: gunzip FILE"),
 )
+
+
+class InputFormat(StrEnum):
+    """What an input file holds, unpacked."""
+
+    FASTA = "FASTA"
+    FASTQ = "FASTQ"
+    BAM = "BAM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +76,28 @@ class ReadableFile:
     real_path: str
     """Absolute, links resolved."""
     read_path: str
-    """What records are read from: ``real_path``, or the unpacked copy of a gzip file."""
-    packed_bytes: int | None
-    """Bytes of the compressed file, or None where the input is plain."""
-    packed_sha256: str | None
-    """Hex sha256 of the compressed file, or None where the input is plain."""
+    """What records are read from: ``real_path``, or the FASTA copy of a file that is packed or of another format."""
+    given_bytes: int | None
+    """Bytes of the file as it was given, or None where ``read_path`` is that file."""
+    given_sha256: str | None
+    """Its hex sha256, likewise."""
+    lines_per_record: int | None
+    """None where a line of ``read_path`` is the same line of the file, unpacked; else how many there are of a record,
+    since the file has no lines: messages give the record's number instead."""
+
+    def place(self, line: int) -> int:
+        """Return what messages give for a line of ``read_path``: a line of the file, or a record's number, 1-based."""
+        return line if self.lines_per_record is None else (line - 1) // self.lines_per_record + 1
 
 
-def make_readable(path: str | Path, unpack_dir: Path, *, max_unpacked_bytes: int) -> ReadableFile:
+def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
     """
-    Check that an input is a text file that can be read by offset; unpack it where it is gzip.
+    Check that an input is FASTA text that can be read by offset, or make it so.
 
     Args:
         path: As the user named it.
         unpack_dir: Where the unpacked copy goes; made only if it is needed.
+        kind: What its sequences are; reads are DNA.
         max_unpacked_bytes: Bytes that a gzip file may unpack to.
 
     Raises:
@@ -78,22 +107,32 @@ def make_readable(path: str | Path, unpack_dir: Path, *, max_unpacked_bytes: int
     name = os.fspath(path)
     real_path = os.path.realpath(name)
     with open_regular(name) as descriptor:
-        if os.pread(descriptor, len(_GZIP_MAGIC), 0) != _GZIP_MAGIC:
-            _refuse_other_formats(os.pread(descriptor, _SNIFFED_BYTES, 0), name)
+        packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
+        file_format = _format_of(_head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed)), name, kind)
+        if file_format is InputFormat.FASTA and not packed:
             return ReadableFile(
-                path=name, real_path=real_path, read_path=real_path, packed_bytes=None, packed_sha256=None
+                path=name,
+                real_path=real_path,
+                read_path=real_path,
+                given_bytes=None,
+                given_sha256=None,
+                lines_per_record=None,
             )
-        packed_bytes, packed_sha256 = hash_content(descriptor)
-        unpacked = unpack_dir.absolute() / f"{packed_sha256}.fasta"
-        _unpack(descriptor, name, unpacked, max_unpacked_bytes)
-    with open_regular(os.fspath(unpacked)) as descriptor:
-        _refuse_other_formats(os.pread(descriptor, _SNIFFED_BYTES, 0), name)
+        if file_format is InputFormat.BAM and packed and not _ends_with(descriptor, BAM_END):
+            raise _unusable(name, "truncated BAM: it has no end-of-file block", "copy or download the file again")
+        given_bytes, given_sha256 = hash_content(descriptor)
+        unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
+        blocks = _blocks(descriptor, name, max_unpacked_bytes, packed=packed)
+        with durable.replacing(unpacked) as copy:
+            for block in _as_fasta(blocks, file_format, name):
+                copy.write(block)
     return ReadableFile(
         path=name,
         real_path=real_path,
         read_path=os.fspath(unpacked),
-        packed_bytes=packed_bytes,
-        packed_sha256=packed_sha256,
+        given_bytes=given_bytes,
+        given_sha256=given_sha256,
+        lines_per_record=BAM_COPY_LINES if file_format is InputFormat.BAM else None,
     )
 
 
@@ -132,11 +171,34 @@ def hash_content(descriptor: int) -> tuple[int, str]:
     return num_bytes, digest.hexdigest()
 
 
-def _unpack(descriptor: int, name: str, unpacked: Path, max_unpacked_bytes: int) -> None:
-    """Write what the gzip file *descriptor* holds to *unpacked*, whole or not at all."""
-    with durable.replacing(unpacked) as copy:
-        for block in _unpacked_blocks(descriptor, name, max_unpacked_bytes):
-            copy.write(block)
+def _as_fasta(blocks: Iterator[bytes], file_format: InputFormat, name: str) -> Iterator[bytes]:
+    if file_format is InputFormat.FASTQ:
+        return fastq_as_fasta(blocks, name)
+    return bam_as_fasta(blocks, name) if file_format is InputFormat.BAM else blocks
+
+
+def _head(blocks: Iterator[bytes]) -> bytes:
+    """Return the first bytes of a file, enough to tell its format."""
+    head = b""
+    while len(head) < _SNIFFED_BYTES and (block := next(blocks, b"")):
+        head += block
+    return head[:_SNIFFED_BYTES]
+
+
+def _ends_with(descriptor: int, end: bytes) -> bool:
+    size_bytes = os.fstat(descriptor).st_size
+    return os.pread(descriptor, len(end), max(0, size_bytes - len(end))) == end
+
+
+def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, *, packed: bool) -> Iterator[bytes]:
+    """Yield the bytes of a file, those that it unpacks to where it is *packed*."""
+    if packed:
+        yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes)
+        return
+    offset = 0
+    while block := os.pread(descriptor, _COPY_BYTES, offset):
+        offset += len(block)
+        yield block
 
 
 def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Iterator[bytes]:
@@ -159,20 +221,27 @@ def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Ite
             yield block
 
 
-def _refuse_other_formats(head: bytes, name: str) -> None:
-    """Refuse what is recognisably something else than FASTA, by its first bytes."""
-    for magic, kind, remedy in _FORMATS:
+def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
+    """Tell a file's format by its first bytes; refuse what is recognisably none that can be read."""
+    for magic, what, remedy in _FORMATS:
         if head.startswith(magic):
-            raise _unusable(name, f"{kind}, not FASTA", remedy)
+            raise _unusable(name, f"{what}, not FASTA", remedy)
+    if head.startswith(BAM_MAGIC):
+        if kind is SequenceKind.PROTEIN:
+            raise _unusable(name, "BAM, not FASTA", "convert it with: samtools fasta FILE > NEW_FILE")
+        return InputFormat.BAM
     text = head.removeprefix(UTF8_BOM)
     if b"\r" in text and b"\n" not in text:
         raise _unusable(name, "CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE", line=1)
     text = text.lstrip()
     if text.startswith(b"@"):
-        line = 1 + head[: -len(text)].count(b"\n")
-        raise _unusable(name, "FASTQ, not FASTA", "convert it with: seqtk seq -A FILE > NEW_FILE", line=line)
+        if kind is SequenceKind.PROTEIN:
+            line = 1 + head[: -len(text)].count(b"\n")
+            raise _unusable(name, "FASTQ, not FASTA", "convert it with: seqtk seq -A FILE > NEW_FILE", line=line)
+        return InputFormat.FASTQ
     if not text.startswith(b">") and b"\0" in text:
         raise _unusable(name, "binary data, not FASTA", "name a FASTA file")
+    return InputFormat.FASTA
 
 
 def _unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:

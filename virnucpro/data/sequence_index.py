@@ -138,9 +138,10 @@ class SequenceIndex:
         Read and check the whole input, and write its index.
 
         Args:
-            fasta_files: Plain or gzip FASTA files; their order is the order of the input.
+            fasta_files: FASTA files, of DNA also FASTQ, each plain or gzip, and unaligned BAM; their order is that of
+                the input.
             index_path: Where the index goes.
-            unpack_dir: Where unpacked copies of gzip files go; they are needed as long as the index is.
+            unpack_dir: Where FASTA copies of what is not plain FASTA go; they are needed as long as the index is.
             rules: How records are read, and whether bad ones are left out.
             max_unpacked_bytes: Bytes that one gzip file may unpack to.
 
