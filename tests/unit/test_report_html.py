@@ -1,0 +1,113 @@
+"""What is escaped, where it stands, and how numbers are written."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virnucpro.report.html import (
+    Html,
+    counted,
+    duration,
+    element,
+    hover_text,
+    joined,
+    nucleotides,
+    percent,
+    probability,
+    script_json,
+)
+
+
+class Seen(HTMLParser):
+    """What a parser makes of markup."""
+
+    def __init__(self, markup: str):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], {}, ""
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes |= dict(attrs)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\0"), max_size=40)
+
+
+@given(texts, texts)
+def test_text_stays_text_in_content_and_in_attributes(content, value):
+    seen = Seen(element("td", content, data_v=value))
+    assert (seen.tags, seen.text, seen.attributes) == (["td"], content, {"data-v": value})
+
+
+@given(st.sampled_from(["<script>alert(1)</script>", "</td><img src=x onerror=alert(1)>", '" onclick="x', "&lt;", "'"]))
+def test_markup_of_others_is_text_and_markup_of_ours_is_not_escaped_twice(text):
+    inner = element("b", text)
+    seen = Seen(joined(text, element("p", inner, text, title=text)))
+    assert seen.tags == ["p", "b"]
+    assert seen.text == text * 3
+    assert seen.attributes == {"title": text}
+
+
+def test_an_attribute_without_a_value_is_left_out_and_an_element_without_content_is_not_closed():
+    assert element("td", class_=None, hidden="") == '<td hidden=""></td>'
+    assert element("input", type="search") == '<input type="search">'
+    assert isinstance(element("td"), Html)
+
+
+@given(st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_json_in_a_script_comes_back_and_cannot_end_the_script(value):
+    text = script_json({**value, "x": "</script><!--<script>\u2028&"})
+    assert json.loads(text) == {**value, "x": "</script><!--<script>\u2028&"}
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+
+
+def test_what_plotly_would_read_as_markup_is_escaped_and_what_is_long_is_cut():
+    assert hover_text("<b>a</b>&amp;") == "&lt;b&gt;a&lt;/b&gt;&amp;amp;"
+    assert hover_text("x" * 81) == "x" * 79 + "\u2026"
+    assert hover_text("x" * 80) == "x" * 80
+    assert hover_text("<" * 80) == "&lt;" * 80
+
+
+@pytest.mark.parametrize(
+    ("part", "total", "text"),
+    [
+        (0, 0, "0%"),
+        (0, 9, "0%"),
+        (9, 9, "100%"),
+        (1, 3, "33%"),
+        (42, 1000, "4.2%"),
+        (1, 1_000_000, "<0.01%"),
+        (999_999, 1_000_000, "99.99%"),
+        (996, 1000, "99.6%"),
+    ],
+)
+def test_a_share_is_never_rounded_to_nothing_or_to_all(part, total, text):
+    assert percent(part, total) == text
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [(0, "0.000"), (0.0004, "<0.001"), (0.5, "0.500"), (0.9985, "0.999"), (0.9999, ">0.999"), (1, "1.000")],
+)
+def test_a_probability_is_never_rounded_to_0_or_1(p, text):
+    assert probability(p) == text
+
+
+def test_numbers_have_units_that_fit():
+    lengths = [0, 999, 1000, 48_502, 248_310, 4_641_652, 3_100_000_000]
+    written = [nucleotides(number).replace("\u00a0", " ") for number in lengths]
+    assert written == ["0 nt", "999 nt", "1.00 kb", "48.5 kb", "248 kb", "4.64 Mb", "3.10 Gb"]
+    seconds = [0.04, 9.94, 10, 59.6, 200, 7500]
+    assert [duration(s) for s in seconds] == ["0.0 s", "9.9 s", "10 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]
+    assert [counted(number, "contig") for number in (0, 1, 1234)] == ["0 contigs", "1 contig", "1,234 contigs"]

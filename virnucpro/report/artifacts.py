@@ -1,0 +1,80 @@
+"""The report's answer as Prefect shows it: a summary in Markdown and the contigs with the highest scores."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import printable
+from virnucpro.report import wording
+from virnucpro.report.contig_lines import CALLS
+from virnucpro.report.html import percent, whole
+from virnucpro.report.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from virnucpro.run_layout import PredictionLayout
+
+ARTIFACT_CONTIGS = 100
+"""Contigs in the table for Prefect."""
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&$])")
+
+
+def report_markdown(layout: PredictionLayout) -> str:
+    """
+    Return the summary of a finished identification in Markdown, with where its report is.
+
+    Raises:
+        ResultError: A file that it is made from is missing or cannot be read.
+    """
+    summary = summarise(layout)
+    lines = [f"# {wording.lead(summary)}", "", *_paragraphs(summary), *_calls(summary)]
+    why = [f"| {_plain(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
+    if why:
+        lines += ["| Why there is no call | Contigs |", "| --- | ---: |", *why, ""]
+    lines += [f"- {_plain(str(note))}" for note in summary.manifest.get("notes", [])]
+    lines += ["", f"Report: {_plain(str(layout.report.resolve()))}", ""]
+    return "\n".join(lines)
+
+
+def report_table(layout: PredictionLayout) -> list[dict[str, Any]]:
+    """
+    Return the ``ARTIFACT_CONTIGS`` contigs with the highest scores: the columns of ``contigs.tsv`` that say most.
+
+    Raises:
+        ResultError: A file that it is made from is missing or cannot be read.
+    """
+    return [
+        {
+            "contig": contig.contig,
+            "length": contig.length_nt,
+            "score": contig.score,
+            "call": contig.call,
+            "viral_chunks": contig.viral_chunks,
+            "open_chunks": contig.open_chunks,
+            "frame_support": contig.frame_support,
+            "viral_regions": len(contig.regions),
+            "reason": contig.reason,
+        }
+        for contig in summarise(layout).table[:ARTIFACT_CONTIGS]
+    ]
+
+
+def _paragraphs(summary: Summary) -> list[str]:
+    paragraphs = [" ".join(wording.details(summary)), wording.missing(summary) or ""]
+    if summary.long_contigs:
+        paragraphs.append(wording.regions(summary))
+    return [line for text in paragraphs if text for line in (text, "")]
+
+
+def _calls(summary: Summary) -> list[str]:
+    if not summary.contigs:
+        return []
+    groups = [(call, summary.groups[call].contigs) for call in CALLS]
+    rows = [f"| {call} | {whole(n)} | {percent(n, summary.contigs)} |" for call, n in groups if n]
+    return ["| Call | Contigs | Share |", "| --- | ---: | ---: |", *rows, ""]
+
+
+def _plain(text: str) -> str:
+    """Return text of the input or the machine so that Markdown shows it and reads no markup in it."""
+    return _MARKUP.sub(r"\\\1", printable(text))

@@ -1,0 +1,119 @@
+"""The table of contigs, whole and in order before any script runs; the page's script sorts and filters it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro.report.contig_lines import CALLS
+from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
+from virnucpro.report.plots import CALL_COLOURS
+from virnucpro.report.sections import swatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virnucpro.report.contig_lines import ContigLine
+    from virnucpro.report.summary import Summary
+
+ROWS_AT_FIRST = 50
+"""Rows that are shown before the reader asks for all."""
+
+_EXPLAINED = {
+    "P(virus)": "the contig\u2019s score, to rank by",
+    "Highest": "the highest P(virus) of any of its reading frames",
+    "Viral chunks": "chunks that are viral, of those with an open reading frame",
+    "Frame support": "share of its open reading frames with P(virus) above 0.5",
+    "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
+}
+
+
+def contig_table(summary: Summary) -> Html:
+    """Return the section with the contigs of the highest scores."""
+    if not summary.table:
+        return Html()
+    contigs = summary.table
+    title = element("h2", "Contigs")
+    if len(contigs) < summary.contigs:
+        text = (
+            f"The {whole(len(contigs))} contigs with the highest P(virus), of {whole(summary.contigs)}. "
+            "All of them are in contigs.tsv."
+        )
+        title = joined(title, element("p", text, class_="note"))
+    terms = [joined(element("dt", name), element("dd", text)) for name, text in _EXPLAINED.items()]
+    return element(
+        "section",
+        title,
+        _controls(contigs),
+        element("p", f"{whole(len(contigs))} contigs", id="count", class_="count", aria_live="polite"),
+        element("div", _table(contigs), class_="wide", tabindex="0", role="region", aria_label="Table of contigs"),
+        element("p", element("button", "Show all", type="button", id="more"), class_="more needs-script"),
+        element("details", element("summary", "What the columns are"), element("dl", *terms)),
+    )
+
+
+def _controls(contigs: list[ContigLine]) -> Html:
+    groups = [(call, sum(contig.group == call for contig in contigs)) for call in CALLS]
+    options = [element("option", f"{call} ({whole(n)})", value=call) for call, n in groups if n]
+    search = element("input", id="filter-text", type="search", placeholder="name or reason", autocomplete="off")
+    choice = element(
+        "select", element("option", "every call", value=""), *options, id="filter-call", autocomplete="off"
+    )
+    return element(
+        "div",
+        element("label", "Find", search),
+        element("label", "Call", choice),
+        class_="controls",
+        role="search",
+    )
+
+
+def _table(contigs: list[ContigLine]) -> Html:
+    columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
+        ("Contig", False, lambda c: element("td", element("bdi", c.contig), class_="name")),
+        ("P(virus)", True, _score),
+        ("Call", False, lambda c: element("td", swatch(c.call), c.call or "\u2013", class_="call")),
+        ("Length", True, lambda c: _number(c.length_nt, nucleotides(c.length_nt or 0))),
+        ("Highest", True, lambda c: _number(c.max_score, probability(c.max_score or 0))),
+        ("Viral chunks", True, lambda c: _number(c.viral_chunks, f"{c.viral_chunks} of {c.open_chunks}")),
+        ("Frame support", True, lambda c: _number(c.frame_support, f"{c.frame_support or 0:.0%}")),
+    ]
+    if any(contig.regions for contig in contigs):
+        columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
+    if any(contig.reason for contig in contigs):
+        columns.append(("Why no call", False, lambda c: element("td", c.reason, class_="reason")))
+    header = [
+        element(
+            "th",
+            element("button", name, type="button"),
+            scope="col",
+            class_="number" if is_number else None,
+            aria_sort="descending" if name == "P(virus)" else None,
+        )
+        for name, is_number, _ in columns
+    ]
+    rows = [
+        element(
+            "tr",
+            *(cell(contig) for _, _, cell in columns),
+            data_call=contig.group,
+            class_=CALL_COLOURS[contig.group],
+            hidden="" if number >= ROWS_AT_FIRST else None,
+        )
+        for number, contig in enumerate(contigs)
+    ]
+    head, body = element("thead", element("tr", *header)), element("tbody", *rows)
+    return element("table", head, body, class_="contigs", data_rows_at_first=ROWS_AT_FIRST)
+
+
+def _number(value: float | None, shown: str) -> Html:
+    """Return a cell that is sorted by *value*; empty where there is none."""
+    if value is None:
+        return element("td", class_="number")
+    return element("td", shown, class_="number", data_v=value)
+
+
+def _score(contig: ContigLine) -> Html:
+    if contig.score is None:
+        return element("td", class_="number")
+    shown = probability(contig.score)
+    return element("td", shown, class_="number p", data_v=contig.score, style=f"--p:{contig.score:.3f}")

@@ -1,0 +1,112 @@
+"""
+HTML that is escaped by construction, and the few ways in which numbers are written on the page.
+
+Whatever is not ``Html`` is text: ``element`` escapes it, in content and in attributes. Nothing else makes ``Html`` of
+what came from input.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+_VOID = frozenset({"br", "col", "input", "meta"})
+
+
+class Html(str):
+    """Markup, to be put on the page as it is."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *children: str, **attributes: str | float | None) -> Html:
+    """
+    Return an element.
+
+    Args:
+        tag: Its name.
+        children: Content; what is not ``Html`` is text.
+        attributes: Values by name; a trailing underscore is dropped and others stand for hyphens (``class_``,
+            ``data_v``). None leaves the attribute out.
+    """
+    given = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return Html(f"<{tag}{given}>" if tag in _VOID else f"<{tag}{given}>{joined(*children)}</{tag}>")
+
+
+def joined(*children: str) -> Html:
+    """Return *children* one after the other; what is not ``Html`` is text."""
+    return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
+
+
+def script_json(value: Any) -> Html:
+    """Return JSON that can stand inside a script element: it holds nothing that ends one, in any reading."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Html(text)
+
+
+def hover_text(text: str, most: int = 80) -> str:
+    """Return *text*, cut to *most* characters, for plotly, which reads some HTML in what it shows."""
+    return html.escape(cut(text, most), quote=False)
+
+
+def cut(text: str, most: int = 120) -> str:
+    """Return *text*, cut to *most* characters, the last one being an ellipsis."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
+
+
+def whole(number: int) -> str:
+    """Return 1,234."""
+    return f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 contig`` or ``1,234 contigs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(part: int, total: int) -> str:
+    """Return 32%, 4.2%, 0.31% or <0.01% (two digits that count)."""
+    share = 100 * part / total if total else 0.0
+    if 0 < share < 0.01:
+        return "<0.01%"
+    if 99.5 <= share < 100:
+        return f"{int(share * 100) / 100:g}%"
+    return f"{share:.0f}%" if share >= 10 or share == 0 else f"{share:.2g}%"
+
+
+def nucleotides(number: int) -> str:
+    """Return 812 nt, 48.5 kb, 1.20 Mb or 3.45 Gb."""
+    for unit, size in (("Gb", 10**9), ("Mb", 10**6), ("kb", 10**3)):
+        if number >= size:
+            value = number / size
+            digits = 2 if value < 10 else 1 if value < 100 else 0
+            return f"{value:.{digits}f}\u00a0{unit}"
+    return f"{number}\u00a0nt"
+
+
+def probability(p: float) -> str:
+    """Return three decimals, and <0.001 or >0.999 where they would say 0 or 1 of what is neither."""
+    if 0 < p < 0.001:
+        return "<0.001"
+    if 0.999 < p < 1:
+        return ">0.999"
+    return f"{p:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Return 0.4 s, 42 s, 3 min 20 s or 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole_s = round(seconds)
+    minutes, left_s = divmod(whole_s, 60)
+    if minutes == 0:
+        return f"{left_s} s"
+    hours, left_min = divmod(minutes, 60)
+    return f"{hours} h {left_min} min" if hours else f"{minutes} min {left_s} s"

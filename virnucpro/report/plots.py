@@ -1,0 +1,210 @@
+"""
+The plots of a report, as plotly figures in the colours of the light page.
+
+Every colour is one of ``COLOURS``; the page's script swaps them for the dark ones, so a figure is made once. Contigs
+are told apart by symbol as well as by colour. What came from input reaches plotly as escaped hover text only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from virnucpro.report.contig_lines import NO_CALL, NOT_VIRUS, UNDECIDED, VIRUS
+from virnucpro.report.html import hover_text, nucleotides, probability
+from virnucpro.report.summary import SCORE_BINS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.report.contig_lines import ContigLine, Region
+    from virnucpro.report.summary import Summary
+    from virnucpro.report.tracks import Track
+
+
+class Colour(NamedTuple):
+    """One role on the page."""
+
+    light: str
+    dark: str
+
+
+COLOURS = {
+    "virus": Colour("#c84e00", "#ff9a4d"),
+    "not-virus": Colour("#1f6fa8", "#62b0e8"),
+    "undecided": Colour("#6b7280", "#b4bcc8"),
+    "no-call": Colour("#b9c0ca", "#5a6472"),
+    "ink": Colour("#1b2330", "#e8ebf0"),
+    "muted": Colour("#596473", "#a2adbb"),
+    "line": Colour("#dfe4ea", "#303843"),
+    "surface": Colour("#ffffff", "#181d24"),
+    "page": Colour("#f5f6f8", "#0f1318"),
+    "region": Colour("#fbe3d2", "#4a2c17"),
+}
+"""Vermilion and blue are told apart with any kind of colour vision; greys have no verdict."""
+CALL_COLOURS = {VIRUS: "virus", NOT_VIRUS: "not-virus", UNDECIDED: "undecided", NO_CALL: "no-call"}
+
+SHADED_REGIONS = 300
+"""Regions that are shaded in one track: the longest."""
+
+_SYMBOLS = {VIRUS: "circle", UNDECIDED: "diamond", NOT_VIRUS: "circle-open"}
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_DRAWN = (NOT_VIRUS, UNDECIDED, VIRUS)
+"""What matters most is drawn last."""
+_LOG_FROM = 20
+"""Times that the highest bar is higher than the highest viral one, from which on counts start on a log scale."""
+
+
+def colour(role: str) -> str:
+    """Return a role's colour on the light page."""
+    return COLOURS[role].light
+
+
+def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
+    """Return the distribution of P(virus) over all contigs that have it."""
+    step = 1 / SCORE_BINS
+    edges = [number * step for number in range(SCORE_BINS)]
+    figure = go.Figure()
+    for call in _DRAWN:
+        bins = summary.groups[call].bins
+        if any(bins):
+            figure.add_bar(
+                x=[edge + step / 2 for edge in edges],
+                y=bins,
+                width=step * 0.92,
+                name=call,
+                legendrank=len(_DRAWN) - _DRAWN.index(call),
+                marker={"color": colour(CALL_COLOURS[call]), "line": {"width": 0}},
+                customdata=[f"{edge:.3g}\u2013{edge + step:.3g}" for edge in edges],
+                hovertemplate=f"P(virus) %{{customdata}}<br>%{{y:,}} contigs, {call}<extra></extra>",
+            )
+    for threshold in thresholds:
+        figure.add_vline(threshold, line=_threshold_line())
+    _lay_out(figure, 340)
+    figure.update_layout(barmode="stack", bargap=0)
+    figure.update_xaxes(title_text="P(virus) of the contig", range=[0, 1], dtick=0.2)
+    figure.update_yaxes(title_text="contigs", rangemode="tozero", tickformat="~s", type=_count_scale(summary))
+    return figure
+
+
+def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
+    """Return the contigs of the sample by length and P(virus)."""
+    figure = go.Figure()
+    for call in _DRAWN:
+        contigs = [contig for contig in summary.sample if contig.call == call]
+        if contigs:
+            figure.add_scatter(
+                x=[contig.length_nt for contig in contigs],
+                y=[contig.score for contig in contigs],
+                mode="markers",
+                name=call,
+                legendrank=len(_DRAWN) - _DRAWN.index(call),
+                marker={
+                    "color": colour(CALL_COLOURS[call]),
+                    "symbol": _SYMBOLS[call],
+                    "size": 7 if len(summary.sample) <= 1000 else 5,
+                    "opacity": 0.75,
+                },
+                text=[_hover(contig.contig, contig.length_nt or 0, contig.score or 0.0) for contig in contigs],
+                hovertemplate=f"%{{text}}, {call}<extra></extra>",
+            )
+    for threshold in thresholds:
+        figure.add_hline(threshold, line=_threshold_line())
+    _lay_out(figure, 340)
+    lengths = [contig.length_nt or 1 for contig in summary.sample] or [100, 10_000]
+    limits = [math.log10(min(lengths)) - 0.1, math.log10(max(lengths)) + 0.1]
+    figure.update_xaxes(title_text="contig length (nt, log scale)", type="log", dtick=1, tickformat="~s", range=limits)
+    figure.update_yaxes(title_text="P(virus) of the contig", range=[-0.03, 1.03], dtick=0.2)
+    return figure
+
+
+def track_plot(track: Track) -> go.Figure:
+    """Return P(virus) along one contig, its viral regions shaded; a gap where no frame is open."""
+    length_nt = track.contig.length_nt or 1
+    unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
+    x: list[float | None] = []
+    y: list[float | None] = []
+    end = 0
+    for step in track.steps:
+        if step.start > end:
+            x.append(None)
+            y.append(None)
+        x += [step.start / unit_nt, step.end / unit_nt]
+        y += [round(step.p_virus, 4)] * 2
+        end = step.end
+    figure = go.Figure()
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": colour("ink"), "width": 1.3},
+        connectgaps=False,
+        hovertemplate=f"%{{x:,.1f}} {unit}: P(virus) %{{y:.3f}}<extra></extra>",
+    )
+    shaded = {"type": "rect", "layer": "below", "y0": 0, "y1": 1, "fillcolor": colour("region"), "line": {"width": 0}}
+    regions = longest_regions(track.contig, SHADED_REGIONS)
+    figure.update_layout(
+        shapes=[{**shaded, "x0": region.start / unit_nt, "x1": region.end / unit_nt} for region in regions]
+    )
+    figure.add_hline(0.5, line=_threshold_line())
+    _lay_out(figure, 170)
+    figure.update_layout(showlegend=False)
+    figure.update_xaxes(title_text=f"position in the contig ({unit})", range=[0, length_nt / unit_nt], showgrid=False)
+    figure.update_yaxes(title_text="P(virus)", range=[0, 1.02], tickvals=[0, 0.5, 1])
+    return figure
+
+
+def longest_regions(contig: ContigLine, most: int) -> list[Region]:
+    """Return at most *most* viral regions, the longest, in the order of the sequence."""
+    return sorted(sorted(contig.regions, key=lambda region: region.start - region.end)[:most])
+
+
+def _count_scale(summary: Summary) -> str:
+    """A few viral contigs among very many others would be too low to be seen."""
+    viral = max(summary.groups[VIRUS].bins)
+    highest = max(max(summary.groups[call].bins) for call in _DRAWN)
+    return "log" if viral and highest > _LOG_FROM * viral else "linear"
+
+
+def _hover(contig: str, length_nt: int, score: float) -> str:
+    escaped_score = probability(score).replace("<", "&lt;").replace(">", "&gt;")
+    return f"{hover_text(contig)}<br>{nucleotides(length_nt)}, P(virus) {escaped_score}"
+
+
+def _threshold_line() -> dict[str, Any]:
+    return {"color": colour("muted"), "width": 1, "dash": "dot"}
+
+
+def _lay_out(figure: go.Figure, height_px: int) -> None:
+    figure.update_layout(
+        template="none",
+        height=height_px,
+        margin={"l": 56, "r": 14, "t": 34 if height_px > 200 else 8, "b": 46},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": _FONT, "size": 12, "color": colour("muted")},
+        legend={
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "font": {"color": colour("ink")},
+        },
+        hoverlabel={"bgcolor": colour("surface"), "bordercolor": colour("muted"), "font": {"color": colour("ink")}},
+        hovermode="closest",
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": colour("muted"), "activecolor": colour("ink")},
+    )
+    axis = {
+        "gridcolor": colour("line"),
+        "linecolor": colour("muted"),
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": colour("muted"),
+        "title_standoff": 8,
+    }
+    figure.update_xaxes(showline=True, **axis)
+    figure.update_yaxes(showline=False, **axis)

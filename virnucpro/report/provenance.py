@@ -1,0 +1,163 @@
+"""The sections of the page about what was left out and why, how the answer was made, and where the files are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import printable
+from virnucpro.report.contig_lines import NO_CALL
+from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, whole
+from virnucpro.report.sections import rows_of
+
+if TYPE_CHECKING:
+    from virnucpro.report.summary import Summary
+    from virnucpro.run_layout import PredictionLayout
+
+_SHOWN_CHARACTERS = 300
+_SHOWN_INPUTS = 20
+_STAGES = {
+    "fragments": "chunks and reading frames",
+    "dna": "embedding of DNA",
+    "protein": "embedding of proteins",
+    "classify": "classification of frames",
+    "contigs": "calls of contigs",
+    "report": "report",
+}
+_MODELS = {"classifier": "classifier", "dna": "DNA model", "protein": "protein model"}
+_SHA_DIGITS = 16
+
+
+def left_out(summary: Summary) -> Html:
+    """Return what has no call and why, and the frames and records without a score."""
+    counts = summary.manifest.get("counts", {})
+    without = summary.groups[NO_CALL].contigs
+    parts = [element("h2", "What has no call, and why")]
+    if without:
+        parts.append(element("p", f"{counted(without, 'contig')} of {whole(summary.contigs)}:", class_="note"))
+        rows = [(_short(why), whole(n), percent(n, summary.contigs)) for why, n in summary.reasons.most_common()]
+        parts.append(rows_of(("Why", "Contigs", "Share"), rows, numbers=(1, 2)))
+    elif summary.contigs:
+        parts.append(element("p", "Every contig has a call."))
+    else:
+        parts.append(element("p", "There was no contig to call."))
+    if chunks := counts.get("chunks"):
+        opened, frames, missing = (counts.get(name, 0) for name in ("open_chunks", "frames", "missing_frames"))
+        scored = (
+            "none of them could be scored"
+            if frames and missing == frames
+            else (f"{whole(missing)} of them could not be scored" if missing else "all of them were scored")
+        )
+        text = f"{whole(opened)} of {counted(chunks, 'chunk')} ({percent(opened, chunks)}) have an open reading frame"
+        ending = f"; there are {counted(frames, 'open frame')}, and {scored}." if frames else "."
+        parts.append(element("p", f"{text}{ending}", class_="note"))
+    if summary.failed:
+        parts.append(_failed(summary))
+    return element("section", *parts)
+
+
+def _failed(summary: Summary) -> Html:
+    shown = len(summary.failed)
+    which = f"The first {whole(shown)} of {whole(summary.num_failed)}" if shown < summary.num_failed else "All"
+    title = f"{which} lines of failed_sequences.tsv: records left out, and frames without a score"
+    rows = [[_short(column) for column in (line + [""] * 3)[:3]] for line in summary.failed]
+    return element(
+        "details", element("summary", title), rows_of(("Record or frame", "Why", "Attempts"), rows, numbers=(2,))
+    )
+
+
+def how_it_was_made(summary: Summary) -> Html:
+    """Return models and classifier, versions, settings, input, and how long each stage took."""
+    manifest = summary.manifest
+    models = manifest.get("models", {})
+    named = [
+        (
+            title,
+            _short(str(models[key].get("name", ""))),
+            element("code", str(models[key].get("sha256") or "unknown")[:_SHA_DIGITS]),
+        )
+        for key, title in _MODELS.items()
+        if isinstance(models.get(key), dict)
+    ]
+    left = joined(
+        rows_of(("Model", "Name", "sha256 begins"), named) if named else Html(),
+        element("dl", *_facts(manifest), style="margin-top:14px"),
+    )
+    stages = manifest.get("stages", {})
+    taken = [(_STAGES.get(name, name), float(stage.get("seconds") or 0)) for name, stage in stages.items()]
+    total = sum(seconds for _, seconds in taken)
+    times = [(name, duration(seconds), _share(seconds, total)) for name, seconds in taken]
+    right = rows_of(("Stage", "Time", "Share"), [*times, ("together", duration(total), "")], numbers=(1, 2))
+    return element(
+        "section",
+        element("h2", "How this was made"),
+        element("div", element("div", left), element("div", right if taken else Html()), class_="facts"),
+    )
+
+
+def _facts(manifest: dict[str, Any]) -> list[Html]:
+    facts: list[tuple[str, str]] = [("result fingerprint", str(manifest.get("fingerprint", "")))]
+    for name in ("settings", "output_settings"):
+        facts += [(_title(key), _plain(value)) for key, value in manifest.get(name, {}).items() if _is_plain(value)]
+    facts += [(key, _plain(value)) for key, value in manifest.get("versions", {}).items()]
+    devices = [str(device) for device in manifest.get("devices", [])]
+    shown = ", ".join(devices[:_SHOWN_INPUTS]) + (" \u2026" if len(devices) > _SHOWN_INPUTS else "")
+    facts += [
+        ("devices", shown),
+        ("started", str(manifest.get("started", ""))),
+        ("run", str(manifest.get("run_id", ""))),
+    ]
+    inputs = manifest.get("inputs", [])
+    for item in inputs[:_SHOWN_INPUTS]:
+        digest = str(item.get("sha256", ""))[:_SHA_DIGITS]
+        facts.append(("input", f"{item.get('path', '')} (sha256 {digest}\u2026)"))
+    if len(inputs) > _SHOWN_INPUTS:
+        facts.append(("input", f"and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}, in run.json"))
+    return [joined(element("dt", name), element("dd", _short(value))) for name, value in facts if value]
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, str | int | float)
+        or (isinstance(value, list) and len(value) <= _SHOWN_INPUTS)
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _title(key: str) -> str:
+    """Return a setting's name in words, its unit in brackets."""
+    words = key.split("_")
+    return f"{' '.join(words[:-1])} ({words[-1]})" if words[-1] in {"nt", "bytes", "s"} else " ".join(words)
+
+
+def _share(seconds: float, total_s: float) -> str:
+    share = 100 * seconds / total_s if total_s else 0.0
+    return f"{share:.0f}%" if share >= 1 or not share else "<1%"
+
+
+def _short(text: str) -> str:
+    return cut(printable(text), _SHOWN_CHARACTERS)
+
+
+def footer(layout: PredictionLayout) -> Html:
+    """Return which files lie beside the page, those that exist."""
+    files = [
+        (layout.contigs, "every contig"),
+        (layout.viral_fasta, "the contigs called viral"),
+        (layout.tracks, "P(virus) along long contigs"),
+        (layout.viral_regions, "viral regions"),
+        (layout.prediction_results, "every reading frame"),
+        (layout.highest_score, "every chunk"),
+        (layout.failed_sequences, "what has no score"),
+        (layout.manifest, "the run"),
+    ]
+    links = [joined(element("a", path.name, href=path.name), f" ({what})") for path, what in files if path.exists()]
+    listed = joined(*(joined(Html(", " if number else ""), link) for number, link in enumerate(links)))
+    return element("p", "Beside this page: ", listed, ".")

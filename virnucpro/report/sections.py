@@ -1,0 +1,241 @@
+"""The sections of the page about what was found: the answer, the plots, and tracks of long contigs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import printable
+from virnucpro.report import wording
+from virnucpro.report.contig_lines import CALLS, NO_CALL, VIRUS
+from virnucpro.report.html import Html, counted, cut, element, joined, nucleotides, percent, probability, whole
+from virnucpro.report.plots import CALL_COLOURS, SHADED_REGIONS, longest_regions
+from virnucpro.report.summary import SURE_FROM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from virnucpro.report.contig_lines import Region
+    from virnucpro.report.summary import Summary
+    from virnucpro.report.tracks import Track
+
+HISTOGRAM = "score-histogram"
+SCATTER = "length-against-score"
+_SHOWN_INPUTS = 3
+_SHOWN_NOTES = 20
+_NAMED_REGIONS = 4
+
+
+def heading(summary: Summary) -> Html:
+    """Return the answer in one sentence, and what it is about."""
+    manifest = summary.manifest
+    inputs = [str(item.get("path", "")).rpartition("/")[2] for item in manifest.get("inputs", [])]
+    named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
+    more = f" and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}" if len(inputs) > _SHOWN_INPUTS else ""
+    classifier = manifest.get("models", {}).get("classifier", {}).get("name", "")
+    about = [f"{named}{more}", f"classifier {printable(str(classifier))}", str(manifest.get("started", ""))[:10]]
+    return joined(
+        element("h1", wording.lead(summary).removesuffix(".")),
+        element("p", " \u00b7 ".join(filter(None, about)), class_="about"),
+    )
+
+
+def overview(summary: Summary) -> Html:
+    """Return how sure it is, the shares of the calls, and what to know before relying on them."""
+    warning = wording.missing(summary)
+    notes = [printable(str(note)) for note in summary.manifest.get("notes", [])]
+    shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
+    if len(notes) > _SHOWN_NOTES:
+        shown.append(element("li", f"{whole(len(notes) - _SHOWN_NOTES)} more notes are in run.json."))
+    content = joined(
+        element("p", " ".join(wording.details(summary))) if summary.scored else Html(),
+        element("p", warning, class_="warning") if warning else Html(),
+        _shares(summary) if summary.contigs else Html(),
+        _key_figures(summary) if summary.scored else Html(),
+        element("ul", *shown, class_="notes") if shown else Html(),
+    )
+    return element("section", content, aria_label="Overview") if content else Html()
+
+
+def _shares(summary: Summary) -> Html:
+    present = [(call, group) for call in CALLS if (group := summary.groups[call]).contigs]
+    bar = [
+        element(
+            "span", class_=CALL_COLOURS[call], style=f"flex-grow:{group.contigs}", title=f"{call}: {group.contigs:,}"
+        )
+        for call, group in present
+    ]
+    legend = [
+        element(
+            "li",
+            swatch(call),
+            f"{call}\u00a0",
+            element("b", whole(group.contigs)),
+            f" ({percent(group.contigs, summary.contigs)})",
+        )
+        for call, group in present
+    ]
+    return joined(element("div", *bar, class_="shares", aria_hidden="true"), element("ul", *legend, class_="legend"))
+
+
+def _key_figures(summary: Summary) -> Html:
+    """Return the figures about what is viral; none when nothing is."""
+    viral = summary.groups[VIRUS]
+    if not viral.contigs and not summary.regions:
+        return Html()
+    figures = [
+        (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
+    ]
+    figures += [
+        (nucleotides(viral.nt), "in viral contigs"),
+        (whole(summary.regions), "viral regions in long contigs"),
+    ]
+    return element(
+        "ul", *(element("li", element("b", n), element("span", what)) for n, what in figures), class_="figures"
+    )
+
+
+def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
+    """Return the places of the two plots over all contigs."""
+    if not summary.scored:
+        return Html()
+    lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
+    dotted = f"dotted: the {'threshold' if len(thresholds) == 1 else 'thresholds'} {lines}"
+    count = (
+        f"All {counted(summary.scored, 'contig')} with a score" if summary.scored > 1 else "The one contig with a score"
+    )
+    shown = len(summary.sample)
+    sample = (
+        "Each point is a contig."
+        if shown == summary.scored
+        else f"Each point is a contig: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
+    )
+    return element(
+        "section",
+        element("h2", "Scores"),
+        element(
+            "p",
+            "P(virus) is the classifier\u2019s score of a contig, from 0 to 1. Rank contigs by it; it is not a "
+            "measured rate of error. Scores far from the threshold and contigs of several chunks are the surest.",
+            class_="note",
+        ),
+        element(
+            "div",
+            _plot(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
+            _plot(SCATTER, "Length and P(virus) of contigs", f"{sample} {dotted.capitalize()}."),
+            class_="pair",
+        ),
+    )
+
+
+def _sampled(summary: Summary) -> str:
+    viral, shown = summary.groups[VIRUS].contigs, sum(contig.call == VIRUS for contig in summary.sample)
+    if not viral:
+        return "drawn evenly"
+    which = "all that are called viral" if viral == shown else f"{whole(shown)} of the {whole(viral)} called viral"
+    return f"{which}, and {whole(len(summary.sample) - shown)} of the others, drawn evenly"
+
+
+def _scale_button() -> Html:
+    return element(
+        "button",
+        "log counts",
+        type="button",
+        class_="scale needs-script",
+        data_plot=HISTOGRAM,
+        aria_pressed="false",
+    )
+
+
+def _plot(name: str, label: str, caption: str, *extra: Html) -> Html:
+    return element(
+        "figure",
+        element("h3", label),
+        element("div", id=name, class_="plot", role="img", aria_label=label),
+        element("figcaption", caption),
+        *extra,
+    )
+
+
+def tracks(summary: Summary) -> Html:
+    """Return the places of the tracks, each with its contig in words."""
+    if not summary.contigs:
+        return Html()
+    parts = [element("h2", "Along the long contigs"), element("p", wording.regions(summary), class_="note")]
+    if summary.regions:
+        rule = (
+            "Shaded: runs of at least three viral chunks (P(virus) of 0.5 or more, the dotted line), bridging two "
+            "others at most. No line: no open reading frame. Every region is in viral_regions.bed, every track in "
+            "tracks.bedgraph; both open in genome browsers."
+        )
+        parts.append(element("p", rule, class_="note"))
+    groups = [
+        (summary.viral_tracks, "called viral, the highest scores"),
+        (summary.other_tracks, "not called viral, the longest viral regions: look for proviruses"),
+    ]
+    for shown, what in groups:
+        if shown:
+            parts.append(element("h3", f"{counted(len(shown), 'contig')} {what}", class_="of-tracks"))
+            parts += [_track(track, track_name(track)) for track in shown]
+    return element("section", *parts, class_="tracks")
+
+
+def track_name(track: Track) -> str:
+    """Return what the track's plot is called on the page: a name of ours."""
+    return f"track-{track.contig.number}"
+
+
+def _track(track: Track, name: str) -> Html:
+    contig = track.contig
+    facts = [nucleotides(contig.length_nt or 0), contig.call]
+    if contig.score is not None:
+        facts.append(f"P(virus) {probability(contig.score)}")
+    if contig.regions:
+        named = longest_regions(contig, _NAMED_REGIONS)
+        which = (
+            "viral" if len(named) == len(contig.regions) else f"longest of {whole(len(contig.regions))} viral regions"
+        )
+        facts.append(f"{which} {_places(named)}")
+    if len(contig.regions) > SHADED_REGIONS:
+        facts.append(f"the {SHADED_REGIONS} longest regions are shaded")
+    if track.window_nt:
+        facts.append(f"means over {nucleotides(track.window_nt)}")
+    return element(
+        "figure",
+        element("h4", swatch(contig.call), element("bdi", cut(contig.contig))),
+        element("figcaption", " \u00b7 ".join(facts)),
+        element("div", id=name, class_="plot", role="img", aria_label=f"P(virus) along {cut(contig.contig)}"),
+        class_="track",
+    )
+
+
+def _places(regions: Iterable[Region]) -> str:
+    """Return 1-based, inclusive places, as biologists write them."""
+    return ", ".join(f"{region.start + 1:,}\u2013{region.end:,}" for region in regions)
+
+
+def swatch(call: str) -> Html:
+    """Return the patch of colour that stands for a call."""
+    return element("span", class_=f"swatch {CALL_COLOURS.get(call, CALL_COLOURS[NO_CALL])}", aria_hidden="true")
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
+    """Return a plain table; the columns *numbers* are set to the right."""
+    kinds = ["number" if column in numbers else None for column in range(len(header))]
+    return element(
+        "div",
+        element(
+            "table",
+            element(
+                "thead",
+                element("tr", *(element("th", h, scope="col", class_=k) for h, k in zip(header, kinds, strict=True))),
+            ),
+            element(
+                "tbody",
+                *(
+                    element("tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True)))
+                    for row in rows
+                ),
+            ),
+        ),
+        class_="wide",
+    )

@@ -1,0 +1,98 @@
+"""
+P(virus) along a few contigs, from ``tracks.bedgraph``.
+
+Of each contig asked for no more than ``TRACK_STEPS`` are kept: a longer track is averaged over windows of equal
+length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from virnucpro.errors import ResultError
+from virnucpro.report.contig_lines import read_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.report.contig_lines import ContigLine
+
+TRACK_STEPS = 1000
+"""Steps in one track."""
+
+
+class Step(NamedTuple):
+    """P(virus) of a stretch."""
+
+    start: int
+    """0-based nt."""
+    end: int
+    """0-based nt, exclusive."""
+    p_virus: float
+
+
+@dataclass(frozen=True)
+class Track:
+    """P(virus) along one contig."""
+
+    contig: ContigLine
+    steps: Sequence[Step]
+    """In the order of the sequence; where no frame is open there is none."""
+    window_nt: int | None
+    """Nucleotides that each step is the mean over; None where every chunk has its own step."""
+
+
+def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
+    """
+    Read the tracks of *contigs*, in that order.
+
+    Raises:
+        ResultError: The file cannot be read, or one of *contigs* is not in it though it has open chunks.
+    """
+    wanted = {contig.contig: contig for contig in contigs}
+    found: dict[str, Track] = {}
+    if wanted:
+        for name, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
+            if name in wanted:
+                found[name] = _make_track(path, wanted[name], [columns for _, columns in lines])
+                if len(found) == len(wanted):
+                    break
+    missing = next((name for name in wanted if name not in found), None)
+    if missing is not None:
+        raise ResultError(path, f"has no track of {missing!r}, which has open chunks")
+    return [found[contig.contig] for contig in contigs]
+
+
+def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) -> Track:
+    try:
+        steps = [Step(int(start), int(end), float(p)) for _, start, end, p in lines]
+    except ValueError as error:
+        raise ResultError(path, f"a line of {contig.contig!r} cannot be read ({error})") from error
+    if len(steps) <= TRACK_STEPS:
+        return Track(contig, steps, None)
+    window_nt = _round_up(math.ceil(steps[-1].end / TRACK_STEPS))
+    return Track(contig, list(_averaged(steps, window_nt)), window_nt)
+
+
+def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
+    """Yield the mean of each window over the nucleotides of it that have a score."""
+    sums: dict[int, tuple[int, float]] = {}
+    last_nt = 0
+    for step in steps:
+        for window in range(step.start // window_nt, (step.end - 1) // window_nt + 1):
+            covered = min(step.end, (window + 1) * window_nt) - max(step.start, window * window_nt)
+            nt, total = sums.get(window, (0, 0.0))
+            sums[window] = (nt + covered, total + covered * step.p_virus)
+        last_nt = step.end
+    for window, (nt, total) in sums.items():
+        yield Step(window * window_nt, min((window + 1) * window_nt, last_nt), total / nt)
+
+
+def _round_up(number: int) -> int:
+    """Return the next number of the kind 1, 2 or 5 times a power of ten."""
+    power = int("1" + "0" * (len(str(number)) - 1))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)

@@ -1,0 +1,88 @@
+"""The sentences of a report, for the page and for Prefect alike: what was found, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro.report.contig_lines import NO_CALL, NOT_VIRUS, UNDECIDED, VIRUS
+from virnucpro.report.html import counted, nucleotides, percent, whole
+from virnucpro.report.summary import SURE_FROM
+
+if TYPE_CHECKING:
+    from virnucpro.report.summary import Summary
+
+
+def lead(summary: Summary) -> str:
+    """Return the one sentence that answers the question."""
+    total, viral = summary.contigs, summary.groups[VIRUS].contigs
+    if not total:
+        return "The input holds no contigs."
+    if not summary.scored:
+        counts = summary.manifest.get("counts", {})
+        is_closed = counts.get("chunks") and not counts.get("frames")
+        subject = "The only contig could not" if total == 1 else f"None of the {whole(total)} contigs could"
+        return f"{subject} be called{': no reading frame was open' if is_closed else ''}."
+    if total == 1:
+        return "The only contig is called viral." if viral else "The only contig is not called viral."
+    if not viral:
+        return f"None of the {whole(total)} contigs is called viral."
+    if viral == total:
+        return f"All {whole(total)} contigs are called viral."
+    return f"{whole(viral)} of {whole(total)} contigs ({percent(viral, total)}) {_are(viral)} called viral."
+
+
+def details(summary: Summary) -> list[str]:
+    """Return the sentences that follow: how sure, how much sequence, and what the other contigs are."""
+    sentences = []
+    viral = summary.groups[VIRUS]
+    if viral.contigs:
+        surest, sure = (summary.sure[least] for least in SURE_FROM)
+        sentences.append(
+            f"{_of_them(sure, viral.contigs)} P(virus) of {SURE_FROM[1]} or more, "
+            f"{_of_them(surest, viral.contigs).lower()} {SURE_FROM[0]} or more."
+            if sure
+            else f"None of them reaches P(virus) {SURE_FROM[1]}: look at the scores before you rely on the calls."
+        )
+        nt = sum(group.nt for group in summary.groups.values())
+        share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
+        sentences.append(f"Together they hold {share}.")
+    if summary.scored:
+        others = [(NOT_VIRUS, "not viral"), (UNDECIDED, "undecided"), (NO_CALL, "without a call")]
+        named = [(summary.groups[call].contigs, name) for call, name in others if summary.groups[call].contigs]
+        if named:
+            text = ", ".join(f"{whole(number)} {_are(number)} {name}" for number, name in named)
+            sentences.append(f"Of the {'others' if viral.contigs else 'contigs'}, {text}.")
+    return sentences
+
+
+def regions(summary: Summary) -> str:
+    """Return what is known of stretches in long contigs."""
+    if not summary.long_contigs:
+        return "No contig is 10 kb or longer, so there is none to look along."
+    long_contigs = f"{counted(summary.long_contigs, 'contig')} {_are(summary.long_contigs)} 10 kb or longer"
+    if not summary.regions:
+        return f"{long_contigs}; none holds a viral region."
+    found = f"{counted(summary.regions, 'viral region')} ({nucleotides(summary.region_nt)})"
+    return f"{long_contigs}; {found} {_are(summary.regions)} in {whole(summary.contigs_with_regions)} of them."
+
+
+def missing(summary: Summary) -> str | None:
+    """Return what to know when frames have no score; None when all have one."""
+    counts = summary.manifest.get("counts", {})
+    number, frames = counts.get("missing_frames", 0), counts.get("frames", 0)
+    if not number:
+        return None
+    return (
+        f"This result is partial: {whole(number)} of {counted(frames, 'reading frame')} could not be scored and "
+        f"{_are(number)} listed in failed_sequences.tsv. The calls rest on the others."
+    )
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _of_them(number: int, total: int) -> str:
+    if number == total:
+        return "All of them have" if total > 1 else "It has"
+    return f"{whole(number) if number else 'None'} of them {'has' if number in {0, 1} else 'have'}"
