@@ -6,9 +6,6 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,15 +14,14 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
-from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.allowed_roots import check_allowed
-from flows.embedded_server import prefect_api
+from flows.command_line import run_here
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, RunLimits
-from virnucpro.errors import ExitCode, VirNucProError
+from virnucpro.errors import VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
@@ -38,9 +34,6 @@ from virnucpro.store.run_lock import RunLock
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
-
-LOG_DRAIN_S = 10.0
-"""Seconds that the last log lines have to reach the API."""
 
 
 @flow(
@@ -167,29 +160,9 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
-    with _terminable(), prefect_api():
-        state: State[Any] = cast("Any", embed)(**parameters, return_state=True)
-        # the last log lines leave while there is a server: at exit Prefect would try for a minute
-        APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
-    outcome = state.result(raise_on_failure=False)
-    if isinstance(outcome, BaseException):
-        raise outcome
-    assert isinstance(outcome, RunResult)
-    return outcome
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(int(ExitCode.TERMINATED))
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    result = run_here(embed, parameters)
+    assert isinstance(result, RunResult)
+    return result
 
 
 def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries: int, keep_shards: bool) -> RunResult:

@@ -6,8 +6,9 @@ runs again finds there what the one before has finished.
 """
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -15,16 +16,24 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.states import Failed
+from virnucpro.report.page import write_report
 
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.devices import Device
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
+from virnucpro.pipeline.prediction import classify, close_prediction, cut_fragments, decide
+from virnucpro.pipeline.prediction_preparation import PredictionRun, prepare_prediction
+from virnucpro.pipeline.prediction_result import PredictionResult
+from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
+from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
+
+Result = TypeVar("Result")
 
 
 class RankFailedError(VirNucProError):
@@ -69,13 +78,14 @@ def build_index(
     restart: bool,
 ) -> PreparedRun | State[Any]:
     """Check and index the input and settle the plan; see ``prepare_run``."""
-    try:
+
+    def prepare() -> PreparedRun:
         run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id, restart=restart)
-    except VirNucProError as error:  # returned, for of one that is raised Prefect prints the traceback
-        return Failed(message=str(error), data=error)
-    index = run.open_index()
-    get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
-    return run
+        index = run.open_index()
+        get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
+        return run
+
+    return _without_traceback(prepare)
 
 
 @task(
@@ -128,3 +138,50 @@ def aggregate_shards(run: PreparedRun, book: RankBook) -> Aggregation:
 def validate_embeddings(run: PreparedRun, aggregation: Aggregation) -> None:
     """Prove that the result is whole and that the counts add up."""
     validate_run(run, aggregation)
+
+
+@task(name="index_contigs", cache_policy=NO_CACHE, persist_result=False)
+def index_contigs(
+    input_files: list[str],
+    output_dir: str,
+    config: PredictionConfig,
+    devices: list[Device],
+    run_id: str,
+    restart: bool,
+) -> PredictionRun | State[Any]:
+    """Check and index the contigs; see ``prepare_prediction``."""
+    return _without_traceback(
+        lambda: prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
+    )
+
+
+@task(name="cut_fragments", cache_policy=NO_CACHE, persist_result=False)
+def fragments_of(run: PredictionRun) -> State[Any] | None:
+    """Cut the contigs into chunks and keep their open frames."""
+    return _without_traceback(lambda: cut_fragments(run))
+
+
+@task(name="classify_frames", cache_policy=NO_CACHE, persist_result=False)
+def classify_frames(run: PredictionRun) -> State[Any] | None:
+    """Join the embeddings of each frame by its id, and score it."""
+    return _without_traceback(lambda: classify(run))
+
+
+@task(name="call_contigs", cache_policy=NO_CACHE, persist_result=False)
+def call_contigs(run: PredictionRun) -> State[Any] | None:
+    """Say of every contig whether it is viral."""
+    return _without_traceback(lambda: decide(run))
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(run: PredictionRun, embeddings: Sequence[RunResult]) -> PredictionResult | State[Any]:
+    """Prove that the counts add up, close the run, and write the report."""
+    return _without_traceback(lambda: close_prediction(run, embeddings, write_report))
+
+
+def _without_traceback(stage: Callable[[], Result]) -> Result | State[Any]:
+    """Return what *stage* returns, or its error as a state: of one that is raised Prefect prints the traceback."""
+    try:
+        return stage()
+    except VirNucProError as error:
+        return Failed(message=str(error), data=error)

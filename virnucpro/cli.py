@@ -16,7 +16,7 @@ import structlog
 import typer
 
 import virnucpro
-from virnucpro.commands import checks, embed, models
+from virnucpro.commands import checks, embed, models, predict
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, printable
 
 app = typer.Typer(
@@ -28,13 +28,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 models_app = typer.Typer(
-    help="The models that sequences can be embedded with.", no_args_is_help=True, rich_markup_mode=None
+    help="The models that sequences are embedded and classified with.", no_args_is_help=True, rich_markup_mode=None
 )
+app.command(short_help="Say which contigs or reads are viral.")(predict.predict)
 app.command(short_help="Embed proteins or DNA into one validated file.")(embed.embed)
 app.command(short_help="Check FASTA files and write a sequence index.")(checks.index)
 app.command(short_help="Check a finished run again.")(checks.verify)
 app.add_typer(models_app, name="models")
 models_app.command("list")(models.list_models)
+models_app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")(models.convert)
 
 
 def main() -> None:

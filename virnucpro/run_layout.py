@@ -137,7 +137,7 @@ class PredictionLayout:
 
     @property
     def frame_scores(self) -> Path:
-        """P(virus) of each kept frame: float32, in the order of the frames; NaN where a frame has no row."""
+        """P(other) and P(virus) of each kept frame: float32, in the frames' order; NaN where one has no row."""
         return self.work_dir / "frame_scores.f32"
 
     @property
@@ -199,6 +199,21 @@ class PredictionLayout:
     def report(self) -> Path:
         """The page to look at."""
         return self.output_dir / "report.html"
+
+    def results(self) -> list[Path]:
+        """Return the names of the results that do not depend on the input's."""
+        return [
+            self.prediction_results,
+            self.highest_score,
+            self.contigs,
+            self.contigs_json,
+            self.contigs_parquet,
+            self.viral_fasta,
+            self.tracks,
+            self.viral_regions,
+            self.failed_sequences,
+            self.report,
+        ]
 
     def nucleotide_frames(self, stem: str) -> Path:
         """Nucleotides of the kept frames of the input file with this stem."""

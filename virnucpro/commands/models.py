@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from virnucpro.commands.options import WeightsDir
+from virnucpro.models.classifier_conversion import (
+    PUBLISHED_DNA_MODEL,
+    PUBLISHED_PROTEIN_MODEL,
+    convert_classifier,
+)
 from virnucpro.models.registry import models_table
 
 
@@ -29,3 +37,45 @@ def list_models(
             row.where,
         )
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            readable=False, metavar="FILE", help="The published file, such as 500_model.pth.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", readable=False, metavar="DIR", help="Folder of the classifier.", show_default=False
+        ),
+    ],
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="NT",
+            help="Nucleotides of the chunks that it was trained on.",
+            show_default="what the name of the file begins with",
+        ),
+    ] = None,
+    dna_model: Annotated[
+        str, typer.Option(metavar="NAME", help="DNA model that it was trained with.")
+    ] = PUBLISHED_DNA_MODEL,
+    protein_model: Annotated[
+        str, typer.Option(metavar="NAME", help="Protein model that it was trained with.")
+    ] = PUBLISHED_PROTEIN_MODEL,
+) -> None:
+    """
+    Turn a published classifier into safetensors and a card, for `virnucpro predict --classifier DIR`.
+
+    Nothing in the file is run: what it asks for besides the layers of such a classifier is refused by name.
+    """
+    card = convert_classifier(source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model)
+    print(
+        f"{output}: {card.name}, {card.input_dim:,} numbers a frame ({card.dna_model.name} {card.dna_model.hidden_dim:,}, "
+        f"{card.protein_model.name} {card.protein_model.hidden_dim:,}), chunks of {card.chunk_nt} nt"
+    )
+    print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {output}")

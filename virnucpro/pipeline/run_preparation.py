@@ -10,7 +10,6 @@ opened again from it wherever they are needed; both take milliseconds.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
@@ -29,12 +28,12 @@ from virnucpro.config import (
     ModelConfig,
     computing_versions,
 )
-from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
+from virnucpro.errors import BadInputError, OutputError, ResultError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
+from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.disk_space import release, take_space
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.recovery import Recovery
@@ -139,10 +138,10 @@ def prepare_run(
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
-        is_same_input = _check_same_input(
-            layout, earlier, fasta_files, _expected_settings(model_config, earlier, devices)
+        same = is_same_input(
+            layout.output_dir, earlier, fasta_files, _expected_settings(model_config, earlier, devices)
         )
-        if is_same_input and _finished_as_asked(layout, earlier, model_config, devices):
+        if same and _finished_as_asked(layout, earlier, model_config, devices):
             if not layout.index.exists():  # verify needs it
                 _ensure_index(layout, fasta_files, model_config)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
@@ -175,7 +174,7 @@ def prepare_run(
     settled = replace(model_config, token_budget=budget)
     settings = _settings(settled, devices)
     if earlier is not None:
-        _refuse_other_settings(layout, earlier, settings)
+        refuse_other_settings(layout.output_dir, earlier, settings)
     plan = make_plan(index, settled, device_type=devices[0].type)
     run = PreparedRun(
         run_id=run_id,
@@ -237,32 +236,6 @@ def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig
     return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
-def _check_same_input(
-    layout: RunLayout, earlier: RunManifest, fasta_files: Sequence[str | Path], settings: dict[str, Any]
-) -> bool:
-    """
-    Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong.
-
-    What else differs, by *settings*, is named with it.
-    """
-    before = [(item["path"], item["sha256"]) for item in earlier.inputs]
-    now = []
-    for path in fasta_files:
-        try:
-            with open_regular(os.fspath(path)) as descriptor:
-                now.append((os.path.realpath(path), hash_content(descriptor)[1]))
-        except BadInputError:
-            return False
-    others = _differences(earlier.settings, settings)
-    if [path for path, _ in before] != [path for path, _ in now]:
-        paths = ([path for path, _ in before], [path for path, _ in now])
-        raise SettingsChangedError(layout.output_dir, {"input": paths, **others})
-    if before != now:
-        digests = ([sha for _, sha in before], [sha for _, sha in now])
-        raise SettingsChangedError(layout.output_dir, {"sha256 of the input": digests, **others})
-    return True
-
-
 def _finished_as_asked(
     layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, devices: Sequence[Device]
 ) -> bool:
@@ -274,19 +247,8 @@ def _finished_as_asked(
         return False  # indexing names the sequences that are too long
     if earlier.counts.get("records") == 0 and not model_config.allow_empty:
         return False  # indexing says that there is nothing
-    _refuse_other_settings(layout, earlier, _expected_settings(model_config, earlier, devices))
+    refuse_other_settings(layout.output_dir, earlier, _expected_settings(model_config, earlier, devices))
     return durable.sha256_of(layout.embeddings) == recorded
-
-
-def _refuse_other_settings(layout: RunLayout, earlier: RunManifest, settings: dict[str, Any]) -> None:
-    differences = _differences(earlier.settings, settings)
-    if differences:
-        raise SettingsChangedError(layout.output_dir, differences)
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
-    keys = sorted(set(before) | set(now))
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
 def _expected_settings(model_config: ModelConfig, earlier: RunManifest, devices: Sequence[Device]) -> dict[str, Any]:
@@ -325,14 +287,18 @@ def _open_manifest(
             ),
             "probes": probes,
         },
-        versions={"python": platform.python_version(), **{name: _version(name) for name in COMPUTING_PACKAGES}},
+        versions={
+            "python": platform.python_version(),
+            **{name: installed_version(name) for name in COMPUTING_PACKAGES},
+        },
         devices=[device.label for device in run.devices],
         ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
         counts={"records": index.num_records, **index.counts},
     )
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Return the version of an installed package, or ``unknown``."""
     try:
         return version(package)
     except PackageNotFoundError:

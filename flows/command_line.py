@@ -1,0 +1,53 @@
+"""A flow in the process of the command line, with the errors and the signals of the plain command."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from prefect import Flow
+from prefect.logging.handlers import APILogWorker
+
+from flows.embedded_server import prefect_api
+from virnucpro.errors import ExitCode
+
+LOG_DRAIN_S = 10.0
+"""Seconds that the last log lines have to reach the API."""
+
+
+def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
+    """
+    Run a flow in this process, against the API that the environment names or an embedded server.
+
+    Args:
+        flow: What to run.
+        parameters: Its parameters.
+
+    Returns:
+        The data of its final state.
+
+    Raises:
+        VirNucProError: As the plain command would raise, with the same exit code.
+    """
+    with _terminable(), prefect_api():
+        state = cast("Any", flow)(**parameters, return_state=True)
+        # the last log lines leave while there is a server: at exit Prefect would try for a minute
+        APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
+    outcome = state.result(raise_on_failure=False)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(int(ExitCode.TERMINATED))
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

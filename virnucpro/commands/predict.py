@@ -1,0 +1,269 @@
+"""``virnucpro predict``: contigs or reads in, calls and a report out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from virnucpro.commands.options import (
+    LOG_LEVELS,
+    AllowEmpty,
+    AllowPartial,
+    AsJson,
+    CacheDir,
+    CacheSize,
+    Devices,
+    Flow,
+    Gaps,
+    LogLevel,
+    OnBadRecord,
+    OutputDir,
+    PrecisionName,
+    Restart,
+    Threads,
+    TokenBudget,
+    WeightsDir,
+    Workers,
+    WorkersPerDevice,
+    check_choice,
+)
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
+from virnucpro.errors import StoppedError
+from virnucpro.interrupts import stop_on_signals
+from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
+from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.prediction import run_prediction
+from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
+from virnucpro.report.page import write_report
+from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from virnucpro.interrupts import Interrupts
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.prediction import Watch
+    from virnucpro.pipeline.prediction_result import PredictionResult
+    from virnucpro.pipeline.rank_runner import MessageHandler
+
+_STAGE_TITLES = {"dna": "embedding the frames' DNA", "protein": "embedding the frames' proteins"}
+_MOST_NT = 10**9
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|PATH", help="By default, and best, what the classifier was trained with.", show_default=False
+    ),
+]
+
+
+def predict(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            readable=False,
+            metavar="INPUT",
+            help="Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.",
+            show_default=False,
+        ),
+    ],
+    output: OutputDir,
+    classifier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="A bundled classifier, or the folder of one that `virnucpro models convert-classifier` made. Without it, the bundled demonstration classifier.",
+            show_default=False,
+        ),
+    ] = None,
+    dna_model: ModelOption = None,
+    protein_model: ModelOption = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NT", help="Nucleotides of a chunk.", show_default="what the classifier was trained with"
+        ),
+    ] = None,
+    min_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=_MOST_NT, metavar="NT", help="Contigs below are listed but not looked at.", show_default="none"
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="P",
+            help="P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.",
+            show_default="the classifier's",
+        ),
+    ] = None,
+    table_format: Annotated[
+        list[TableFormat] | None,
+        typer.Option(
+            "--format", help="Write the table of contigs in this format, too; may be given twice.", show_default="tsv"
+        ),
+    ] = None,
+    keep_chunks: Annotated[bool, typer.Option("--keep-chunks", help="Write the chunks as FASTA, too.")] = False,
+    devices: Devices = "auto",
+    workers: Workers = None,
+    workers_per_device: WorkersPerDevice = 1,
+    precision: PrecisionName = "auto",
+    token_budget: TokenBudget = AUTO_TOKEN_BUDGET,
+    threads: Threads = 1,
+    gaps: Gaps = GapPolicy.ERROR,
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    allow_empty: AllowEmpty = False,
+    weights_dir: WeightsDir = None,
+    cache_dir: CacheDir = None,
+    cache_size: CacheSize = DEFAULT_CACHE_GIB,
+    allow_partial: AllowPartial = False,
+    restart: Restart = False,
+    flow: Flow = False,
+    log_level: LogLevel = "INFO",
+    as_json: AsJson = False,
+) -> None:
+    """
+    Say of every contig whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, and OUT/report.html to look at.
+
+    Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
+    report again.
+    """
+    check_choice("--log-level", log_level, LOG_LEVELS)
+    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    if classifier is None:
+        say(
+            f"No --classifier given: using the bundled demonstration classifier {DEFAULT_CLASSIFIER} "
+            "(for the published ones see `virnucpro models convert-classifier --help`)."
+        )
+    formats = table_format or [TableFormat.TSV]
+    if flow:
+        result = importlib.import_module("flows.predict").run_from_command_line(
+            input_files=[str(path) for path in inputs],
+            output_dir=str(output),
+            classifier=classifier or DEFAULT_CLASSIFIER,
+            dna_model=dna_model,
+            protein_model=protein_model,
+            chunk=chunk,
+            min_length=min_length,
+            threshold=threshold,
+            formats=[str(one) for one in formats],
+            keep_chunks=keep_chunks,
+            devices=devices,
+            workers=workers,
+            workers_per_device=workers_per_device,
+            precision=precision,
+            token_budget=token_budget or None,
+            threads=threads,
+            gaps=gaps.value,
+            on_bad_record=on_bad_record.value,
+            allow_empty=allow_empty,
+            weights_dir=None if weights_dir is None else str(weights_dir),
+            cache_dir=None if cache_dir is None else str(cache_dir.absolute()),
+            cache_gib=cache_size,
+            allow_partial=allow_partial,
+            restart=restart,
+            log_level=log_level,
+        )
+    else:
+        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+        with DownloadProgress(is_quiet=as_json) as download:
+            config = configure_prediction(
+                classifier=classifier or DEFAULT_CLASSIFIER,
+                dna_model=dna_model,
+                protein_model=protein_model,
+                chunk_nt=chunk,
+                min_nt=min_length or 0,
+                threshold=threshold,
+                formats=formats,
+                keep_chunks=keep_chunks,
+                device_type=chosen[0].type,
+                precision=precision,
+                weights_dir=weights_dir,
+                token_budget=token_budget,
+                threads_per_worker=threads,
+                workers_per_device=workers_per_device,
+                gaps=gaps,
+                on_bad_record=on_bad_record,
+                allow_empty=allow_empty,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
+                log_level=log_level,
+                on_download=download.advance,
+            )
+        with stop_on_signals() as stopping:
+            try:
+                result = run_prediction(
+                    inputs,
+                    output,
+                    config,
+                    chosen,
+                    write_report=write_report,
+                    workers=workers,
+                    watch=_watching(stopping, is_quiet=as_json),
+                    stop=stopping.event,
+                    restart=restart,
+                )
+            except StoppedError:
+                raise StoppedError(stopping.signal_number) from None
+    _report(result, as_json=as_json, allow_partial=allow_partial)
+
+
+def _watching(stopping: Interrupts, *, is_quiet: bool) -> Watch:
+    """Return what shows the progress of an embedding run, under its title."""
+
+    @contextmanager
+    def watch(stage: str, devices: Sequence[Device]) -> Iterator[MessageHandler | None]:
+        if not is_quiet:
+            say(_STAGE_TITLES[stage])
+        with RunProgress([device.label for device in devices], is_quiet=is_quiet) as progress:
+            yield stopping.hearing(progress.on_message)
+
+    return watch
+
+
+def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        _print_summary(result)
+    result.raise_unless(allow_partial=allow_partial)
+    if result.state == "partial":
+        print(
+            f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}", file=sys.stderr
+        )
+
+
+def _print_summary(result: PredictionResult) -> None:
+    counts = result.counts
+    if result.was_complete:
+        print(f"{result.output_dir}: already complete; nothing was computed")
+    calls = [
+        f"{counts[name]:,} {what}"
+        for name, what in (
+            ("virus", "virus"),
+            ("not_virus", "not virus"),
+            ("undecided", "undecided"),
+            ("no_open_frame", "without an open frame"),
+        )
+        if counts[name] or name in {"virus", "not_virus"}
+    ]
+    print(f"{counts['contigs']:,} contigs: {', '.join(calls)}")
+    print(
+        f"  {counts['chunks']:,} chunks, {counts['open_chunks']:,} with an open frame; "
+        f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
+    )
+    for note in result.notes:
+        print(f"  {note}")
+    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.stages_s.items())
+    print(f"  {stages}")
+    print(f"calls:  {result.contigs_path}")
+    print(f"report: {result.report_path}")

@@ -1,0 +1,127 @@
+"""
+Embeddings in, scores of frames out: strict join, classifier, and the two tables that the original program wrote.
+
+Imports torch: only the process that classifies imports this module.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.errors import StoppedError
+from virnucpro.models.classifier import OTHERS, VIRUS, is_virus
+from virnucpro.pipeline.chunk_scores import ChunkScores
+from virnucpro.pipeline.feature_join import RowStream, join
+from virnucpro.pipeline.sorted_lines import SortedLines
+
+if TYPE_CHECKING:
+    import threading
+    from pathlib import Path
+
+    from virnucpro.models.classifier import Classifier
+    from virnucpro.pipeline.feature_join import FloatArray
+    from virnucpro.pipeline.frame_order import ContigBatch, FrameOrder
+    from virnucpro.run_layout import PredictionLayout
+
+RESULTS_HEADER = "Sequence_ID\tPrediction\tscore1\tscore2\n"
+HIGHEST_HEADER = "Modified_ID\tIs_Virus\n"
+"""Headers as the original program's users know them; it calls a chunk by its frames' ids less the frame."""
+
+FRAMES_AT_ONCE = 1 << 13
+"""Frames whose features are in memory at once: of the published models 109 MB."""
+
+_LABELS = np.array([OTHERS, VIRUS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameCounts:
+    """What became of the kept frames."""
+
+    frames: int
+    """Kept frames."""
+    scored: int
+    """Those that have a line in ``prediction_results.txt``: the others have no embedding."""
+
+
+def classify_frames(
+    order: FrameOrder,
+    classifier: Classifier,
+    layout: PredictionLayout,
+    *,
+    dna: Path,
+    protein: Path,
+    threads: int,
+    stop: threading.Event | None = None,
+) -> FrameCounts:
+    """
+    Score every kept frame that has both embeddings.
+
+    Args:
+        order: The frames.
+        classifier: Takes DNA and protein features side by side.
+        layout: Where the scores and the two tables go.
+        dna: Embeddings of the frames' nucleotides.
+        protein: Embeddings of their proteins.
+        threads: CPU threads.
+        stop: Set when the work is to stop.
+
+    Returns:
+        How many were scored.
+
+    Raises:
+        ResultError: A file of embeddings is not one, or holds rows of other frames.
+        OutputError: A table cannot be written.
+        StoppedError: *stop* was set.
+    """
+    frames = scored = 0
+    with ExitStack() as stack:
+        dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
+        lines = stack.enter_context(SortedLines(layout.work_dir))
+        scores_file = stack.enter_context(durable.replacing(layout.frame_scores))
+        results = stack.enter_context(durable.replacing(layout.prediction_results))
+        results.write(RESULTS_HEADER.encode())
+        for batch in order.batches():
+            names = batch.frame_ids()
+            scores = np.full((len(names), 2), np.nan, dtype=np.float32)
+            for start in range(0, len(names), FRAMES_AT_ONCE):
+                if stop is not None and stop.is_set():
+                    raise StoppedError
+                some = slice(start, start + FRAMES_AT_ONCE)
+                has_row, features = join(dna_rows, protein_rows, names[some])
+                probabilities = classifier.probabilities(features, threads=threads)
+                scores[some][has_row] = probabilities
+                scored += len(probabilities)
+                with_row = names[some] if has_row.all() else [names[start + i] for i in np.flatnonzero(has_row)]
+                results.write(_lines(with_row, probabilities).encode())
+            frames += len(names)
+            scores_file.write(scores.tobytes())
+            lines.add(_chunk_lines(batch, scores))
+        dna_rows.finish()
+        protein_rows.finish()
+        with durable.replacing(layout.highest_score) as table:
+            table.write(HIGHEST_HEADER.encode())
+            for piece in lines.pieces():
+                table.write(piece)
+    return FrameCounts(frames=frames, scored=scored)
+
+
+def _lines(names: list[str], probabilities: FloatArray) -> str:
+    """Return the lines of ``prediction_results.txt``: numbers as numpy prints float32, the shortest that read back."""
+    labels = _LABELS[is_virus(probabilities).astype(np.int8)].tolist()
+    columns = zip(names, labels, map(str, probabilities[:, 0]), map(str, probabilities[:, 1]), strict=True)
+    return "".join([f"{name}\t{label}\t{other}\t{virus}\n" for name, label, other, virus in columns])
+
+
+def _chunk_lines(batch: ContigBatch, scores: FloatArray) -> list[bytes]:
+    """Return the lines of ``prediction_results_highestscore.csv``, one a chunk that has a score."""
+    chunks = ChunkScores.of(scores, batch.frames_per_chunk)
+    is_open = batch.kept_frames != 0
+    verdicts = zip(
+        batch.open_chunk_ids(), chunks.is_scored[is_open].tolist(), chunks.is_viral[is_open].tolist(), strict=True
+    )
+    return [f"{name}\t{is_viral}\n".encode() for name, is_scored, is_viral in verdicts if is_scored]

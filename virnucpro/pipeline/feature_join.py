@@ -1,0 +1,124 @@
+"""
+The two embeddings of a frame brought together by its id, block by block, in the order of the frames.
+
+Rows come in the order of the frames, and a run that lost some has fewer. Each id that a file holds is compared with
+the id that belongs there; a row under any other id is never used, and a file with rows to spare is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from virnucpro.errors import ResultError
+from virnucpro.store import schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class RowStream:
+    """
+    The rows of one embeddings file, from its first one on. Use it as a context manager.
+
+    Args:
+        path: The HDF5 file.
+
+    Raises:
+        ResultError: Not an embeddings file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = schema.open_checked(path)
+        except FileNotFoundError as error:
+            raise ResultError(path, "is missing") from error
+        try:
+            self._rows = schema.embeddings_of(self._file, path)
+        except ResultError:
+            self._file.close()
+            raise
+        self._ids = schema.iter_sequence_ids(self._file, path)
+        self._ahead: list[str] = []
+        self._next_row = 0
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of a row."""
+        return int(self._rows.shape[1])
+
+    def take(self, wanted: list[str]) -> tuple[BoolArray, FloatArray]:
+        """
+        Return the next rows, as far as they are those of *wanted*.
+
+        Args:
+            wanted: Ids of the next frames, in their order.
+
+        Returns:
+            bool (wanted,): which have a row; float32 (rows, hidden_dim): these rows.
+        """
+        while len(self._ahead) < len(wanted) and (more := next(self._ids, None)) is not None:
+            self._ahead.extend(more)
+        ahead = self._ahead[: len(wanted)]
+        if ahead == wanted:
+            has_row = np.ones(len(wanted), dtype=np.bool_)
+        else:
+            coming = iter(ahead)
+            upcoming = next(coming, None)
+            has_row = np.zeros(len(wanted), dtype=np.bool_)
+            for number, name in enumerate(wanted):
+                if name == upcoming:
+                    has_row[number] = True
+                    upcoming = next(coming, None)
+        taken = int(np.count_nonzero(has_row))
+        del self._ahead[:taken]
+        rows: FloatArray = self._rows[self._next_row : self._next_row + taken]
+        self._next_row += taken
+        return has_row, rows
+
+    def finish(self) -> None:
+        """
+        Make sure that every row was taken.
+
+        Raises:
+            ResultError: There is a row under an id that no frame has, or out of its place.
+        """
+        left = self._ahead or next(self._ids, [])
+        if left:
+            raise ResultError(self.path, f"has a row of {left[0]!r}, which is no frame of these contigs at that place")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[BoolArray, FloatArray]:
+    """
+    Return the features of the next frames: DNA, then protein.
+
+    Args:
+        dna: Rows of the frames' nucleotides.
+        protein: Rows of their proteins.
+        frame_ids: Ids of the next frames, in their order.
+
+    Returns:
+        bool (frames,): which frames have both rows; float32 (rows, DNA width + protein width): these rows.
+    """
+    has_dna, dna_rows = dna.take(frame_ids)
+    has_protein, protein_rows = protein.take(frame_ids)
+    has_both = has_dna & has_protein
+    features = np.empty((int(has_both.sum()), dna.hidden_dim + protein.hidden_dim), dtype=np.float32)
+    features[:, : dna.hidden_dim] = dna_rows[has_both[has_dna]]
+    features[:, dna.hidden_dim :] = protein_rows[has_both[has_protein]]
+    return has_both, features

@@ -1,0 +1,329 @@
+"""
+From contigs to calls without an orchestrator: fragments, two embedding runs, scores, calls, report.
+
+``run_prediction`` reads as the pipeline. The flow does the same stages, each as a task. A stage that was recorded and
+whose files are intact is not done again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import threading
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.config import fingerprint
+from virnucpro.data.fragment_files import write_fragments
+from virnucpro.pipeline.contig_calls import CallRules, call_contigs
+from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
+from virnucpro.pipeline.prediction_preparation import (
+    PredictionRun,
+    counts_of,
+    prediction_failure_noted,
+    prepare_prediction,
+    timed,
+)
+from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
+from virnucpro.pipeline.prediction_settings import TableFormat
+from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
+from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.contig_table import Call
+from virnucpro.store.run_lock import RunLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.prediction_settings import PredictionConfig
+    from virnucpro.pipeline.rank_runner import MessageHandler
+    from virnucpro.pipeline.run_result import RunResult
+
+    ReportWriter = Callable[[PredictionLayout], Path]
+    """Makes ``report.html`` from the other files of a run."""
+    Watch = Callable[[str, Sequence[Device]], AbstractContextManager[MessageHandler | None]]
+    """Gets the name of an embedding stage and its devices, gives what hears its workers."""
+
+EMBEDDING_STAGES = ("dna", "protein")
+CLASSIFICATION = "virnucpro.pipeline.classification"
+CLASSIFIER = "virnucpro.models.classifier"
+"""By name: they import torch, which this process does without until its workers have ended."""
+
+
+def run_prediction(
+    input_files: Sequence[str | Path],
+    output_dir: str | Path,
+    config: PredictionConfig,
+    devices: Sequence[Device],
+    *,
+    write_report: ReportWriter,
+    workers: int | None = None,
+    limits: RunLimits | None = None,
+    watch: Watch | None = None,
+    stop: threading.Event | None = None,
+    restart: bool = False,
+) -> PredictionResult:
+    """
+    Say which contigs are viral; starting again in the same folder continues what is missing.
+
+    Args:
+        input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
+        output_dir: The run's folder.
+        config: What to compute.
+        devices: What ``select_devices`` gave.
+        write_report: Makes the report.
+        workers: CPU workers that were asked for.
+        limits: Attempts and time limits of the embedding runs.
+        watch: Shows how the embedding runs go on.
+        stop: Set it to end the run at the next batch boundary.
+        restart: Remove what the folder holds of earlier runs first.
+
+    Raises:
+        BadInputError: The input cannot be used.
+        ConfigurationError: A setting cannot work, or the folder holds another run.
+        RunLockedError: Another run holds the folder.
+        WorkersFailedError: There is no embedding at all.
+        OutputError: Something cannot be written.
+        StoppedError: *stop* was set.
+    """
+    stop = stop or threading.Event()
+    run_id = new_run_id()
+    with RunLock(PredictionLayout(Path(output_dir)).lock, run_id=run_id):
+        run = prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
+        if run.already_complete:
+            return finished_prediction(run)
+        with prediction_failure_noted(run):
+            cut_fragments(run, stop)
+            embeddings = []
+            for stage in stages_to_embed(run):
+                model, files = embedding_job(run, stage)
+                chosen = devices_for(devices, model, files, workers=workers)
+                with watch(stage, chosen) if watch else nullcontext() as on_message, timed() as seconds:
+                    result = run_embedding(
+                        files,
+                        embedding_dir(run, stage),
+                        model,
+                        chosen,
+                        limits=limits,
+                        on_message=on_message,
+                        stop=stop,
+                    )
+                record_embedding(run, stage, result, seconds=seconds[0])
+                embeddings.append(result)
+            classify(run, stop)
+            decide(run, stop)
+            return close_prediction(run, embeddings, write_report)
+
+
+def cut_fragments(run: PredictionRun, stop: threading.Event | None = None) -> None:
+    """Cut the contigs into chunks and keep their open frames, unless that is done."""
+    written = [*run.nucleotide_files, *run.protein_files, run.layout.open_frames]
+    chunked = run.chunk_files if run.config.keep_chunks else None
+    if run.is_done("fragments", run.scores_fingerprint, needed=[*written, *(chunked or [])]):
+        return
+    with timed() as seconds:
+        counts = write_fragments(
+            run.open_index(),
+            chunk_nt=run.config.chunk_nt,
+            min_nt=run.config.min_nt,
+            nucleotide=run.nucleotide_files,
+            protein=run.protein_files,
+            chunked=chunked,
+            open_frames=run.layout.open_frames,
+            stop=stop,
+        )
+    run.record("fragments", run.scores_fingerprint, [*written, *(chunked or [])], counts_of(counts), seconds=seconds[0])
+
+
+def stages_to_embed(run: PredictionRun) -> tuple[str, ...]:
+    """Return the embedding runs that scores still need: none where every frame has its score."""
+    record = run.manifest.stages.get("classify")
+    all_scored = record is not None and record.counts.get("scored") == record.counts.get("frames")
+    is_done = all_scored and run.is_done("classify", run.scores_fingerprint)
+    return () if is_done else EMBEDDING_STAGES
+
+
+def embedding_dir(run: PredictionRun, stage: str) -> Path:
+    """Return the folder of an embedding run."""
+    return run.layout.dna_dir if stage == "dna" else run.layout.protein_dir
+
+
+def embedding_job(run: PredictionRun, stage: str) -> tuple[ModelConfig, list[Path]]:
+    """Return the model and the input of an embedding run."""
+    if stage == "dna":
+        return run.config.dna, run.nucleotide_files
+    return run.config.protein, run.protein_files
+
+
+def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, seconds: float) -> None:
+    """
+    Note how an embedding run ended; the next stages make do with rows that are missing, not with none at all.
+
+    Raises:
+        StoppedError: It was stopped.
+        ConfigurationError, BadInputError, OutputError, WorkersFailedError: It has no row, or could not be written.
+    """
+    check_embedding(result)
+    assert result.output_path is not None
+    before = run.manifest.stages.get(stage)
+    if not result.ranks and before is not None:  # it was complete already: keep what it took then
+        seconds = before.seconds
+    counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
+    run.record(stage, run.scores_fingerprint, [result.output_path], counts, seconds=seconds)
+
+
+def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
+    """Score every frame that has its embeddings, unless that is done."""
+    if not stages_to_embed(run):
+        return
+    order = run.frame_order()
+    with timed() as seconds:
+        classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(run.config.classifier_dir)
+        counts = importlib.import_module(CLASSIFICATION).classify_frames(
+            order,
+            classifier,
+            run.layout,
+            dna=_rows_of(run, "dna"),
+            protein=_rows_of(run, "protein"),
+            threads=run.config.dna.threads_per_worker,
+            stop=stop,
+        )
+    written = [run.layout.frame_scores, run.layout.prediction_results, run.layout.highest_score]
+    run.record("classify", run.scores_fingerprint, written, counts_of(counts), seconds=seconds[0])
+
+
+def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
+    """Call every contig, unless that is done."""
+    layout, config = run.layout, run.config
+    formats = {TableFormat.JSON: layout.contigs_json, TableFormat.PARQUET: layout.contigs_parquet}
+    chosen = [path for one, path in formats.items() if one in config.formats]
+    written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
+    identity = fingerprint([run.manifest.stages["classify"].files, config.output_settings()])
+    if run.is_done("contigs", identity, needed=written):
+        return
+    rules = CallRules(
+        threshold=config.threshold,
+        min_nt=config.min_nt,
+        classifier=config.card.name,
+        fingerprint=config.fingerprint,
+    )
+    with timed() as seconds:
+        calls = call_contigs(
+            run.frame_order(),
+            layout,
+            rules,
+            as_json=TableFormat.JSON in config.formats,
+            as_parquet=TableFormat.PARQUET in config.formats,
+            stop=stop,
+        )
+    for path in formats.values():
+        if path not in chosen:
+            durable.remove(path)  # of another threshold
+    counts = {call.replace(" ", "_"): calls[call] for call in Call}
+    run.record("contigs", identity, written, counts, seconds=seconds[0])
+
+
+def close_prediction(
+    run: PredictionRun, embeddings: Sequence[RunResult], write_report: ReportWriter
+) -> PredictionResult:
+    """
+    List what is missing, prove that the counts add up, write the outcome into the manifest, and then the report.
+
+    Raises:
+        ResultError: The counts do not add up.
+        OutputError: A file cannot be written.
+    """
+    layout, manifest, config = run.layout, run.manifest, run.config
+    index = run.open_index()
+    stages = manifest.stages
+    fragments, classified, calls = (stages[name].counts for name in ("fragments", "classify", "contigs"))
+    looked_at = index.lengths[:] >= config.min_nt
+    manifest.counts = {
+        **fragments,
+        "skipped": index.num_skipped,
+        "scored_frames": classified["scored"],
+        "missing_frames": classified["frames"] - classified["scored"],
+        "short_for_classifier": int(np.count_nonzero((index.lengths[:] < config.chunk_nt / 2) & looked_at)),
+        **calls,
+    }
+    _list_failed(run)
+    prove_counts(manifest.counts)
+    manifest.notes = notes_on_contigs(manifest.counts, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+    manifest.notes += [f"{stage}: {note}" for stage, note in _embedding_notes(embeddings)]
+    manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
+    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.output_settings = config.output_settings()
+    manifest.files = {
+        name: sha256 for stage in ("fragments", "classify", "contigs") for name, sha256 in stages[stage].files.items()
+    }
+    if layout.failed_sequences.exists():
+        manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
+    stages.pop("report", None)
+    manifest.write(layout.manifest)
+    with timed() as seconds:
+        written = write_report(layout)
+    manifest.files[written.name] = durable.sha256_of(written)
+    run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds[0])
+    if manifest.state == "complete":
+        shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+    return _result(run, embeddings)
+
+
+def finished_prediction(run: PredictionRun) -> PredictionResult:
+    """Return what a folder holds that has everything already."""
+    return _result(run, (), was_complete=True)
+
+
+def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete: bool = False) -> PredictionResult:
+    manifest = run.manifest
+    return PredictionResult(
+        output_dir=run.layout.output_dir,
+        state=manifest.state,
+        counts=manifest.counts,
+        notes=tuple(manifest.notes),
+        stages_s={name: stage.seconds for name, stage in manifest.stages.items()},
+        contigs_path=run.layout.contigs,
+        report_path=run.layout.report,
+        fingerprint=manifest.fingerprint,
+        embeddings=tuple(embeddings),
+        was_complete=was_complete,
+    )
+
+
+def _rows_of(run: PredictionRun, stage: str) -> Path:
+    embedded = RunLayout(embedding_dir(run, stage))
+    return embedded.embeddings if embedded.embeddings.exists() else embedded.partial_embeddings
+
+
+def _embedding_notes(embeddings: Sequence[RunResult]) -> list[tuple[str, str]]:
+    return [
+        (stage, note) for stage, result in zip(EMBEDDING_STAGES, embeddings, strict=False) for note in result.notes()
+    ]
+
+
+def _list_failed(run: PredictionRun) -> None:
+    """List the contigs that were left out, then the frames that a model has no row of."""
+    layout, index = run.layout, run.open_index()
+    if not index.num_skipped and not run.manifest.counts["missing_frames"]:
+        durable.remove(layout.failed_sequences)
+        return
+    with durable.replacing(layout.failed_sequences) as file:
+        file.write(FAILED_HEADER.encode())
+        for record in index.skipped():
+            file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
+        for stage in EMBEDDING_STAGES:
+            listed = RunLayout(embedding_dir(run, stage)).failed_sequences
+            if listed.exists():
+                with listed.open(encoding="utf-8", newline="\n") as lines:
+                    next(lines, None)
+                    for line in lines:
+                        name, _, rest = line.partition("\t")
+                        file.write(f"{name}\t{stage}: {rest}".encode())

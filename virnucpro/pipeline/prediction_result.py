@@ -1,0 +1,112 @@
+"""What an identification came to: the counts, the sentences for a person, and the error that it ends a command with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import StoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from virnucpro.pipeline.run_result import RunResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionResult:
+    """What an identification came to, for whoever reports it."""
+
+    output_dir: Path
+    """The run's folder."""
+    state: str
+    """complete or partial."""
+    counts: Mapping[str, int]
+    """Contigs, chunks, frames and calls, as in ``run.json``."""
+    notes: tuple[str, ...]
+    """What a person should know, a sentence each."""
+    stages_s: Mapping[str, float]
+    """Seconds by stage; those of stages that were done before included."""
+    contigs_path: Path
+    """``contigs.tsv``."""
+    report_path: Path
+    """``report.html``."""
+    fingerprint: str
+    """Of classifier, models and chunk length."""
+    embeddings: tuple[RunResult, ...] = ()
+    """How the embedding runs of this start went."""
+    was_complete: bool = False
+    """The folder held all of it already; nothing was computed."""
+
+    def raise_unless(self, *, allow_partial: bool) -> None:
+        """
+        Turn missing frames into their error.
+
+        Args:
+            allow_partial: They are fine.
+
+        Raises:
+            WorkersFailedError, OutputError: By what happened to the embedding runs.
+        """
+        for result in self.embeddings:
+            result.raise_unless(allow_partial=allow_partial)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for ``--json`` and for task results."""
+        return {
+            "state": self.state,
+            "output_dir": str(self.output_dir),
+            "contigs_path": str(self.contigs_path),
+            "report_path": str(self.report_path),
+            "fingerprint": self.fingerprint,
+            "counts": dict(self.counts),
+            "notes": list(self.notes),
+            "stages_s": dict(self.stages_s),
+            "embeddings": [result.to_json() for result in self.embeddings],
+        }
+
+
+def check_embedding(result: RunResult) -> None:
+    """
+    Let an embedding run pass that has rows, if not all of them.
+
+    Raises:
+        StoppedError: It was stopped.
+        ConfigurationError, BadInputError, OutputError, WorkersFailedError: It has no row, or could not be written.
+    """
+    if result.state == "stopped":
+        raise StoppedError
+    result.raise_unless(allow_partial=True)
+
+
+def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -> list[str]:
+    """Return what a person should know about an identification, a sentence each."""
+    notes = []
+    if number := counts.get("skipped"):
+        notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
+    if number := counts.get("short_contigs"):
+        notes.append(f"{number:,} contigs are shorter than {min_nt:,} nt and were not looked at")
+    if number := counts.get("short_for_classifier"):
+        notes.append(
+            f"{number:,} contigs are shorter than half of the {chunk_nt} nt that the classifier was trained with: "
+            "do not rely on their calls (the published classifiers are near chance on 150 nt)"
+        )
+    if number := counts.get("no_open_frame"):
+        notes.append(f"{number:,} contigs have no open frame in any chunk, and so no score")
+    if number := counts.get("missing_frames"):
+        notes.append(f"{number:,} open frames could not be embedded (listed in failed_sequences.tsv)")
+    return notes
+
+
+def prove_counts(counts: Mapping[str, int]) -> None:
+    """
+    Make sure that every contig has its call and every frame its score, or is counted as missing.
+
+    Raises:
+        AssertionError: They do not add up, which is a defect of ours.
+    """
+    calls = sum(counts[name] for name in ("virus", "not_virus", "undecided", "no_open_frame"))
+    assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
+    scored, missing = counts["scored_frames"], counts["missing_frames"]
+    assert scored + missing == counts["frames"], f"{scored} scores and {missing} missing of {counts['frames']} frames"

@@ -1,0 +1,245 @@
+"""
+Settings of an identification: the classifier decides the chunk length and the models, unless the user insists.
+
+``PredictionConfig.scores_settings`` is what decides the scores, which a resumed run must have in common with the first
+one; ``output_settings`` may change from run to run, since everything they decide is made again in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.config import (
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CACHE_GIB,
+    BadRecordPolicy,
+    GapPolicy,
+    InputRules,
+    ModelConfig,
+    SequenceKind,
+    computing_versions,
+    fingerprint,
+)
+from virnucpro.errors import ConfigurationError
+from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER, ClassifierCard, locate_classifier, read_card
+from virnucpro.pipeline.multi_gpu_inference import configure_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+FINGERPRINT_DIGITS = 16
+"""Hex digits of the fingerprint that outputs carry."""
+
+
+class TableFormat(StrEnum):
+    """Formats of the table of contigs."""
+
+    TSV = "tsv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionConfig:
+    """What an identification needs to know; small and picklable."""
+
+    classifier_dir: Path
+    """Folder of the classifier."""
+    card: ClassifierCard
+    """What it was trained with."""
+    dna: ModelConfig
+    """How nucleotides of frames are embedded."""
+    protein: ModelConfig
+    """How proteins of frames are embedded."""
+    rules: InputRules
+    """How contigs are read."""
+    min_nt: int = 0
+    """Nucleotides below which a contig is listed but not looked at."""
+    threshold: float
+    """P(virus) from which a contig is called viral."""
+    formats: tuple[TableFormat, ...] = (TableFormat.TSV,)
+    """Formats of the table of contigs; TSV is always written."""
+    keep_chunks: bool = False
+    """Whether the chunks are written, too."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise ConfigurationError(f"the threshold is {self.threshold}: it must be between 0 and 1")
+        if self.min_nt < 0:
+            raise ConfigurationError(f"the minimal length is {self.min_nt} nt: it must be at least 0")
+
+    @property
+    def chunk_nt(self) -> int:
+        """Nucleotides of a chunk."""
+        return self.card.chunk_nt
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of classifier, models and chunk length: scores of different ones are not to be compared."""
+        parts = [self.card.weights_sha256, self.chunk_nt]
+        parts += [config.cache_space() for config in (self.dna, self.protein)]
+        return fingerprint(parts)[:FINGERPRINT_DIGITS]
+
+    def scores_settings(self, device_type: str) -> dict[str, Any]:
+        """Return what decides the scores, ready for JSON."""
+        models = {
+            f"{name} model {key}": value
+            for name, config in (("DNA", self.dna), ("protein", self.protein))
+            for key, value in config.result_settings().items()
+            if key not in _SETTLED_BY_EMBEDDING
+        }
+        return {
+            "classifier": self.card.name,
+            "classifier sha256": self.card.weights_sha256,
+            "chunk length": self.chunk_nt,
+            "minimal length": self.min_nt,
+            "gaps": str(self.rules.gaps),
+            "bad records": str(self.rules.on_bad_record),
+            **models,
+            "device_type": device_type,
+            **computing_versions(),
+        }
+
+    def output_settings(self) -> dict[str, Any]:
+        """Return what may change from run to run in one folder, ready for JSON."""
+        return {
+            "threshold": self.threshold,
+            "formats": [str(one) for one in self.formats],
+            "keep_chunks": self.keep_chunks,
+        }
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return what the manifest tells of the models."""
+        encoders = {
+            name: {"name": config.model_name, "sha256": config.weights_sha256, "hidden_dim": encoder.hidden_dim}
+            for name, config, encoder in (
+                ("dna", self.dna, self.card.dna_model),
+                ("protein", self.protein, self.card.protein_model),
+            )
+        }
+        classifier = {
+            "name": self.card.name,
+            "sha256": self.card.weights_sha256,
+            "source_sha256": self.card.source_sha256,
+            "chunk_nt": self.chunk_nt,
+        }
+        return {**encoders, "classifier": classifier}
+
+
+_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
+"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
+
+
+def configure_prediction(
+    *,
+    classifier: str | Path = DEFAULT_CLASSIFIER,
+    dna_model: str | Path | None = None,
+    protein_model: str | Path | None = None,
+    chunk_nt: int | None = None,
+    min_nt: int = 0,
+    threshold: float | None = None,
+    formats: Sequence[TableFormat | str] = (TableFormat.TSV,),
+    keep_chunks: bool = False,
+    device_type: str,
+    precision: str = "auto",
+    weights_dir: Path | None = None,
+    token_budget: int = AUTO_TOKEN_BUDGET,
+    threads_per_worker: int = 1,
+    workers_per_device: int = 1,
+    gaps: GapPolicy | str = GapPolicy.ERROR,
+    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
+    allow_empty: bool = False,
+    cache_dir: str | Path | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
+    log_level: str = "INFO",
+    on_download: Callable[[int, int | None], None] | None = None,
+) -> PredictionConfig:
+    """
+    Find the classifier and the models that it was trained with, and settle their settings.
+
+    Args:
+        classifier: Name of a bundled classifier, or the folder of a converted or trained one.
+        dna_model: Name or path; by default what the classifier was trained with. So is *protein_model*.
+        protein_model: As *dna_model*.
+        chunk_nt: Nucleotides of a chunk; by default, and at all events, what the classifier was trained with.
+        min_nt: Nucleotides below which a contig is listed but not looked at.
+        threshold: P(virus) from which a contig is called viral; by default the classifier's.
+        formats: Of the table of contigs, beside TSV.
+        keep_chunks: Write the chunks, too.
+        device_type: ``cpu`` or ``cuda``.
+        precision: Of both models, as in ``configure_model``; so are the other arguments.
+        weights_dir: Folder that is looked into first.
+        token_budget: Tokens in one block at the most.
+        threads_per_worker: Threads of a CPU worker.
+        workers_per_device: Workers that share a GPU.
+        gaps: What happens to gaps in contigs.
+        on_bad_record: Whether a contig that breaks a rule ends the run or is left out.
+        allow_empty: Whether an input without contigs is fine.
+        cache_dir: Folder of the embedding cache.
+        cache_gib: GiB that it takes at the most.
+        log_level: Of the workers' log files.
+        on_download: Called with bytes fetched and bytes in all.
+
+    Raises:
+        UnknownClassifierError: No such classifier.
+        ClassifierMismatchError: It was trained with another chunk length or other models.
+        UnknownModelError: No such model.
+        WeightsError: Weights cannot be had.
+        ConfigurationError: A setting is out of range, or Parquet was asked for and pyarrow is not installed.
+    """
+    folder = locate_classifier(classifier)
+    card = read_card(folder)
+    card.check(chunk_nt=chunk_nt)
+
+    def model(name: str | Path) -> ModelConfig:
+        return configure_model(
+            name,
+            device_type=device_type,
+            precision=precision,
+            weights_dir=weights_dir,
+            token_budget=token_budget,
+            threads_per_worker=threads_per_worker,
+            workers_per_device=workers_per_device,
+            allow_empty=True,  # contigs without any open frame are no error
+            cache_dir=cache_dir,
+            cache_gib=cache_gib,
+            log_level=log_level,
+            on_download=on_download,
+        )
+
+    dna = model(dna_model or card.dna_model.name)
+    protein = model(protein_model or card.protein_model.name)
+    for config, kind, option in ((dna, SequenceKind.DNA, "DNA"), (protein, SequenceKind.PROTEIN, "protein")):
+        if config.sequence_kind is not kind:
+            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {option} model")
+    card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
+    return PredictionConfig(
+        classifier_dir=folder,
+        card=card,
+        dna=dna,
+        protein=protein,
+        rules=InputRules(
+            sequence_kind=SequenceKind.DNA,
+            gaps=GapPolicy(gaps),
+            on_bad_record=BadRecordPolicy(on_bad_record),
+            allow_empty=allow_empty,
+        ),
+        min_nt=min_nt,
+        threshold=card.threshold if threshold is None else threshold,
+        formats=_formats(formats),
+        keep_chunks=keep_chunks,
+    )
+
+
+def _formats(wanted: Sequence[TableFormat | str]) -> tuple[TableFormat, ...]:
+    if TableFormat.PARQUET in wanted and find_spec("pyarrow") is None:
+        raise ConfigurationError("format parquet needs pyarrow: pip install 'virnucpro[parquet]'")
+    known = {str(one) for one in TableFormat}
+    for name in wanted:
+        if name not in known:
+            raise ConfigurationError(f"format {name!r}: choose one of {', '.join(sorted(known))}")
+    return tuple(sorted({TableFormat.TSV, *(TableFormat(name) for name in wanted)}))

@@ -1,0 +1,66 @@
+"""Lines in the order of their bytes, however many: sorted piece by piece in files without a name, then merged."""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Self
+
+from virnucpro.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+LINES_IN_MEMORY = 1 << 19
+_LINES_PER_PIECE = 1 << 13
+
+
+class SortedLines:
+    """
+    Context manager that collects lines.
+
+    Args:
+        folder: Where sorted pieces go; what is there vanishes with this object, or with the process.
+        lines_in_memory: Lines that are sorted in memory.
+    """
+
+    def __init__(self, folder: Path, *, lines_in_memory: int = LINES_IN_MEMORY) -> None:
+        self._folder = folder
+        self._lines_in_memory = lines_in_memory
+        self._lines: list[bytes] = []
+        self._sorted: list[IO[bytes]] = []
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """
+        Take lines, each with its line feed.
+
+        Raises:
+            OutputError: They cannot be kept.
+        """
+        self._lines.extend(lines)
+        if len(self._lines) < self._lines_in_memory:
+            return
+        self._lines.sort()
+        try:
+            self._sorted.append(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115  closed when this object ends
+            self._sorted[-1].writelines(self._lines)
+            self._sorted[-1].seek(0)
+        except OSError as error:
+            raise OutputError(self._folder, error.strerror or str(error)) from error
+        self._lines = []
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield everything in order, many lines at a time."""
+        self._lines.sort()
+        merged = heapq.merge(self._lines, *self._sorted)
+        while lines := list(islice(merged, _LINES_PER_PIECE)):
+            yield b"".join(lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._sorted:
+            file.close()

@@ -1,0 +1,144 @@
+"""
+``run.json`` of an identification: what it is, and which of its stages are done, with the sha256 of what they wrote.
+
+A stage counts as done when it was recorded for exactly the settings asked for and every file that it wrote is still as
+it was recorded. That is all that a resumed run relies on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from virnucpro import durable
+from virnucpro.errors import ResultError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+KIND = "prediction"
+_REMEDY = "restore it, or use another output folder"
+
+
+@dataclass(kw_only=True)
+class StageRecord:
+    """One finished stage."""
+
+    fingerprint: str
+    """Hex sha256 of the settings that it was done with."""
+    seconds: float
+    """How long it took."""
+    files: dict[str, str]
+    """Path of what it wrote, relative to the folder -> hex sha256."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What it counted."""
+
+
+@dataclass(kw_only=True)
+class PredictionManifest:
+    """The content of ``run.json``."""
+
+    run_id: str
+    """Of the last run in this folder."""
+    state: str
+    """running, complete, partial, failed or stopped."""
+    started: str
+    """UTC, ISO 8601."""
+    host: str
+    """Where it ran."""
+    inputs: list[dict[str, Any]]
+    """path, size_bytes and sha256 of each input file, in the order given."""
+    settings: dict[str, Any]
+    """What decides the scores; a resumed run must have the same."""
+    output_settings: dict[str, Any]
+    """Threshold, formats and what is kept: may change from run to run."""
+    models: dict[str, dict[str, Any]]
+    """``dna``, ``protein`` and ``classifier``: name and sha256, with widths and chunk length."""
+    fingerprint: str
+    """Of classifier, models and chunk length: scores of different ones are not to be compared."""
+    versions: dict[str, str]
+    """Of Python and the packages that compute."""
+    devices: list[str]
+    """One name a worker."""
+    finished: str | None = None
+    """UTC, ISO 8601."""
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    """The finished stages, by name."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Contigs, chunks, frames and calls."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, a sentence each."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Every file of the result -> hex sha256."""
+    kind: str = KIND
+    """Tells it from the manifest of an embedding run."""
+    format: int = FORMAT
+    """Version of this layout."""
+
+    def write(self, path: Path) -> None:
+        """
+        Replace the manifest on disk.
+
+        Raises:
+            OutputError: The system refused.
+        """
+        durable.write_bytes(path, (json.dumps(asdict(self), indent=2, ensure_ascii=True) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> PredictionManifest:
+        """
+        Read a manifest.
+
+        Raises:
+            ResultError: It is absent, unreadable, of an embedding run, or of another layout.
+        """
+        data = _json_object(path)
+        if data.get("kind") != KIND:
+            raise ResultError(path, "is of an embedding run, not of an identification: use another output folder")
+        if data.get("format") != FORMAT:
+            raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
+        try:
+            manifest = cls(**{**data, "stages": {name: StageRecord(**one) for name, one in data["stages"].items()}})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
+        manifest._check(path)
+        return manifest
+
+    def _check(self, path: Path) -> None:
+        """Raise ``ResultError`` when something that a later start relies on is of another kind."""
+        kinds = {"state": str, "inputs": list, "settings": dict, "output_settings": dict, "counts": dict, "files": dict}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
+        for name, stage in self.stages.items():
+            if not isinstance(stage.files, dict) or not isinstance(stage.counts, dict):
+                raise ResultError(path, f"not a run manifest (stage {name!r} is none): {_REMEDY}")
+        counts = [*self.counts.values(), *(n for stage in self.stages.values() for n in stage.counts.values())]
+        if not all(type(count) is int for count in counts):
+            raise ResultError(path, f"not a run manifest (a count is no whole number): {_REMEDY}")
+        if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
+            raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
+
+
+def is_prediction(path: Path) -> bool:
+    """
+    Whether the manifest at *path* is that of an identification.
+
+    Raises:
+        ResultError: There is no readable one.
+    """
+    return _json_object(path).get("kind") == KIND
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ResultError(path, error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
+    if not isinstance(data, dict):
+        raise ResultError(path, f"not a run manifest: {_REMEDY}")
+    return data
