@@ -3,6 +3,9 @@ VirNucPro tells which contigs or reads of a metagenome are viral.
 
     import virnucpro
 
+    for contig in virnucpro.predict_fasta("contigs.fasta", "out"):
+        print(contig.contig, contig.call, contig.score)
+
     embeddings = virnucpro.embed_fasta("proteins.fasta", "out")
     embeddings = virnucpro.read_embeddings("out")
     embeddings["sp|P12345|AATM_RABIT"]   # float32 (width,)
@@ -16,15 +19,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from virnucpro.api import embed_fasta
+    from virnucpro.api import embed_fasta, predict_fasta
+    from virnucpro.store.contig_table import ContigCall
     from virnucpro.store.reader import Embeddings, read_embeddings
 
 __version__ = "0.1.0"
-__all__ = ["Embeddings", "embed_fasta", "read_embeddings"]
+__all__ = ["ContigCall", "Embeddings", "embed_fasta", "predict_fasta", "read_embeddings"]
 
 _HOMES = {
+    "ContigCall": "virnucpro.store.contig_table",
     "Embeddings": "virnucpro.store.reader",
     "embed_fasta": "virnucpro.api",
+    "predict_fasta": "virnucpro.api",
     "read_embeddings": "virnucpro.store.reader",
 }
 

@@ -14,7 +14,7 @@ from virnucpro.commands.options import AllowEmpty, AsJson, FastaFiles, Gaps, OnB
 from virnucpro.config import BadRecordPolicy, GapPolicy, InputRules, SequenceKind, StopPolicy
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.prediction_verification import verify_folder
 
 
 def index(
@@ -48,7 +48,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
-    found = verify_run(output)
+    found = verify_folder(output)
     if as_json:
         print(
             json.dumps(
@@ -68,8 +68,9 @@ def verify(
         raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
     if not as_json:
         missing = found.num_records - found.num_rows - found.num_skipped
-        verdict = "complete and intact" if not missing else f"intact, but {missing:,} sequences are missing"
+        partial = f"intact, but {missing:,} sequences are missing" if missing else "intact, but partial"
+        verdict = "complete and intact" if found.state == "complete" else partial
         left_out = f" ({found.num_skipped:,} bad records left out)" * bool(found.num_skipped)
-        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} sequences{left_out}")
+        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{left_out}")
     if found.state == "partial":
         raise typer.Exit(int(ExitCode.PARTIAL))

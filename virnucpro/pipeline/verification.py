@@ -32,6 +32,8 @@ class Verification:
     """Records that break a rule and were left out, as was asked for."""
     problems: list[str] = field(default_factory=list)
     """Everything that does not hold; empty for an intact run."""
+    what: str = "sequences"
+    """What the records are."""
 
 
 def verify_run(output_dir: Path) -> Verification:

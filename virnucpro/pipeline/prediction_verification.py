@@ -1,0 +1,88 @@
+"""``verify`` of an identification: files by sha256, a line a contig, a line a scored frame, and both embedding runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro import durable
+from virnucpro.errors import ResultError
+from virnucpro.pipeline.verification import Verification, verify_run
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import read_contig_calls
+from virnucpro.store.prediction_manifest import PredictionManifest, is_prediction
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def verify_folder(output_dir: Path) -> Verification:
+    """
+    Check a finished run of either kind.
+
+    Args:
+        output_dir: The run's folder.
+
+    Returns:
+        What was found; nothing is changed.
+
+    Raises:
+        ResultError: The folder holds no run.
+    """
+    layout = PredictionLayout(output_dir)
+    if not layout.manifest.exists() or not is_prediction(layout.manifest):
+        return verify_run(output_dir)
+    manifest = PredictionManifest.read(layout.manifest)
+    counts = {name: manifest.counts.get(name, 0) for name in ("contigs", "skipped", "frames", "scored_frames")}
+    records = counts["contigs"] + counts["skipped"]
+    if manifest.state not in {"complete", "partial"}:
+        problem = f"{layout.manifest}: the run is {manifest.state}: start the same command again to finish it"
+        return Verification(manifest.state, records, 0, counts["skipped"], [problem])
+    problems = _check_files(layout, manifest)
+    if not problems:
+        problems = _check_counts(layout, manifest)
+    for folder in (layout.dna_dir, layout.protein_dir):
+        if folder.is_dir():  # else somebody needed the space: the scores do not depend on it
+            problems += verify_run(folder).problems
+    scored = f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
+    return Verification(
+        manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"contigs, {scored}"
+    )
+
+
+def _check_files(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
+    expected = (layout.contigs, layout.prediction_results, layout.highest_score, layout.viral_fasta, layout.report)
+    problems = [
+        f"{layout.manifest}: has no sha256 of {path.name}: start the same command again"
+        for path in expected
+        if path.name not in manifest.files
+    ]
+    for name, recorded in manifest.files.items():
+        path = layout.output_dir / name
+        if not path.is_file():
+            problems.append(f"{path}: is missing: start the same command again")
+        elif durable.sha256_of(path) != recorded:
+            problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
+    return problems
+
+
+def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
+    """Count what the files hold, and compare it with the manifest and with the scores."""
+    counts = manifest.counts
+    contigs = frames = 0
+    try:
+        for call in read_contig_calls(layout.contigs):
+            contigs, frames = contigs + 1, frames + call.frames
+    except ResultError as error:
+        return [str(error)]
+    with layout.prediction_results.open("rb") as file:
+        lines = sum(1 for _ in file) - 1
+    found = {
+        "contigs": (contigs, counts["contigs"] + counts["skipped"]),
+        "open frames": (frames, counts["frames"]),
+        "lines of prediction_results.txt": (lines, counts["scored_frames"]),
+    }
+    return [
+        f"{layout.output_dir}: {number:,} {what}, run.json says {expected:,}"
+        for what, (number, expected) in found.items()
+        if number != expected
+    ]
