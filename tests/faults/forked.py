@@ -70,10 +70,23 @@ def run_forked(
         fill: File that takes what is left of the disk once the run has worked for a while.
         restart: As the command's option.
     """
+
+    def job():
+        filling = (lambda *_: None) if fill is None else (lambda *_: fill_disk(fill))
+        result = run_embedding(
+            [fasta], out, config, [CPU] * workers, limits=LIMITS, on_message=filling, restart=restart
+        )
+        result.raise_unless(allow_partial=False)
+
+    return run_job(job, out, failpoint=failpoint, file_bytes=file_bytes)
+
+
+def run_job(job, out: Path, *, failpoint: str | None = None, file_bytes: int | None = None) -> Ended:
+    """Call *job* in a forked process, as ``run_forked`` does."""
     said = out.with_name(out.name + ".stderr")
     pid = os.fork()
     if pid == 0:
-        _run(fasta, out, config, workers, failpoint, file_bytes, fill, restart, said)
+        _run(job, failpoint, file_bytes, said)
     end_s = time.monotonic() + DEADLINE_S
     while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > end_s:
@@ -82,7 +95,7 @@ def run_forked(
     return Ended(os.waitstatus_to_exitcode(ended[1]), said.read_text(errors="replace"))
 
 
-def _run(fasta, out, config, workers, failpoint, file_bytes, fill, restart, said) -> None:
+def _run(job, failpoint, file_bytes, said) -> None:
     code = 70
     try:
         descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -99,11 +112,7 @@ def _run(fasta, out, config, workers, failpoint, file_bytes, fill, restart, said
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
         try:
-            filling = (lambda *_: None) if fill is None else (lambda *_: fill_disk(fill))
-            result = run_embedding(
-                [fasta], out, config, [CPU] * workers, limits=LIMITS, on_message=filling, restart=restart
-            )
-            result.raise_unless(allow_partial=False)
+            job()
             code = 0
         except VirNucProError as error:
             print(error, file=sys.stderr)

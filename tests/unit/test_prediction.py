@@ -1,0 +1,286 @@
+"""The identification with real worker processes: what it writes, what it refuses, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from tests.fakes import faulty_config, random_mlp
+from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
+from tests.strategies import write_fasta
+from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
+from virnucpro.errors import (
+    BadInputError,
+    ConfigurationError,
+    ExitCode,
+    OutputError,
+    ResultError,
+    SettingsChangedError,
+    StoppedError,
+)
+from virnucpro.pipeline.prediction_settings import TableFormat
+from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.store.contig_table import Call, read_contig_calls
+
+
+def run(inputs, out, config, **arguments):
+    """Run to a good end in a forked process; return the counts."""
+    ended = predict_forked(inputs, out, config, **arguments)
+    assert ended.code == 0, ended.errors
+    manifest = json.loads((out / "run.json").read_text())
+    assert manifest["state"] == "complete"
+    return manifest["counts"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run: its folder, its input, its settings, its contigs and what it came to."""
+    folder = tmp_path_factory.mktemp("finished")
+    contigs = make_contigs(folder / "in.fa")
+    config = hash_prediction(folder)
+    result = predict([folder / "in.fa"], folder / "out", config, workers=2)
+    return folder, contigs, config, result
+
+
+def test_every_contig_has_its_line_and_every_kept_frame_its_score(finished):
+    folder, contigs, _, result = finished
+    out = folder / "out"
+    calls = list(read_contig_calls(out / "contigs.tsv"))
+    assert [call.contig for call in calls] == list(contigs)
+    assert [call.length for call in calls] == [len(sequence) for sequence in contigs.values()]
+    frames = [line[1:] for line in (out / "in_identified_protein.faa").read_text().splitlines()[::2]]
+    rows = [line.split("\t") for line in (out / "prediction_results.txt").read_text().splitlines()]
+    assert rows[0] == ["Sequence_ID", "Prediction", "score1", "score2"]
+    assert [row[0] for row in rows[1:]] == frames
+    assert len(frames) == sum(call.frames for call in calls) == result.counts["scored_frames"] > 20
+    assert result.state == "complete"
+    assert verify_folder(out).problems == []
+
+
+def test_the_scores_are_those_of_an_independent_module_on_rows_joined_by_id(finished):
+    torch = pytest.importorskip("torch")
+    folder, _, config, _ = finished
+    out = folder / "out"
+    features = {}
+    for name in ("dna", "protein"):
+        with h5py.File(out / name / "embeddings.h5") as file:
+            ids = [one.decode() for one in file["sequence_ids"][()]]
+            features[name] = dict(zip(ids, file["embeddings"][()], strict=True))
+    rows = [line.split("\t") for line in (out / "prediction_results.txt").read_text().splitlines()[1:]]
+    joined = np.stack([np.concatenate([features["dna"][row[0]], features["protein"][row[0]]]) for row in rows])
+    tensors = load_file(config.classifier_dir / "model.safetensors")
+    hidden = joined @ tensors["hidden_layer.weight"].numpy().T + tensors["hidden_layer.bias"].numpy()
+    spread = np.sqrt(tensors["bn1.running_var"].numpy() + 1e-5)
+    hidden = (hidden - tensors["bn1.running_mean"].numpy()) / spread
+    hidden = np.maximum(hidden * tensors["bn1.weight"].numpy() + tensors["bn1.bias"].numpy(), 0)
+    logits = hidden @ tensors["output_layer.weight"].numpy().T + tensors["output_layer.bias"].numpy()
+    expected = torch.softmax(torch.from_numpy(logits), dim=1).numpy()
+    found = np.array([[float(row[2]), float(row[3])] for row in rows])
+    assert np.abs(found - expected).max() < 1e-5
+    assert [row[1] for row in rows] == ["virus" if virus > other else "others" for other, virus in found]
+
+
+def test_the_table_of_chunks_is_what_pandas_made_of_the_other_one(finished):
+    folder, _, _, _ = finished
+    rows = [line.split("\t") for line in (folder / "out/prediction_results.txt").read_text().splitlines()[1:]]
+    chunks = {}
+    for name, _, other, virus in rows:
+        highest = chunks.setdefault(name[:-2], [0.0, 0.0])
+        chunks[name[:-2]] = [max(highest[0], float(other)), max(highest[1], float(virus))]
+    expected = [f"{name}\t{highest[1] >= highest[0]}" for name, highest in sorted(chunks.items())]
+    found = (folder / "out/prediction_results_highestscore.csv").read_text().splitlines()
+    assert found == ["Modified_ID\tIs_Virus", *expected]
+    assert {line.rpartition("\t")[2] for line in expected} == {"True", "False"}
+
+
+def test_the_viral_contigs_are_in_the_fasta_and_nothing_else(finished):
+    folder, contigs, config, result = finished
+    text = (folder / "out/viral.fasta").read_text()
+    records = {entry.split()[0]: "".join(entry.split("\n")[1:]) for entry in text.split(">")[1:]}
+    called = [call for call in read_contig_calls(folder / "out/contigs.tsv") if call.call is Call.VIRUS]
+    assert records == {call.contig: contigs[call.contig] for call in called}
+    assert 0 < len(called) < len(contigs)
+    assert text.count(f"fingerprint={config.fingerprint}") == len(called) == result.counts["virus"]
+
+
+def test_one_or_two_workers_and_a_second_start_give_the_same_tables(finished, tmp_path):
+    folder, _, config, _ = finished
+    expected = tables(folder / "out")
+    run([folder / "in.fa"], tmp_path / "one", config, workers=1)
+    assert tables(tmp_path / "one") == expected
+    assert predict([folder / "in.fa"], tmp_path / "one", config, workers=2).was_complete
+    assert tables(tmp_path / "one") == expected
+
+
+def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_path):
+    folder, _, config, _ = finished
+    out = tmp_path / "out"
+    run([folder / "in.fa"], out, config)
+    before = (out / "dna/embeddings.h5").stat().st_mtime_ns
+    (out / "dna/embeddings.h5").rename(tmp_path / "moved away")
+    changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.TSV, TableFormat.JSON, TableFormat.PARQUET))
+    counts = run([folder / "in.fa"], out, changed)
+    assert not (out / "dna/embeddings.h5").exists()
+    assert before
+    calls = list(read_contig_calls(out / "contigs.tsv"))
+    assert counts["undecided"] == sum(call.call is Call.UNDECIDED for call in calls) > 0
+    as_json = json.loads((out / "contigs.json").read_text())
+    assert [(row["contig"], row["score"], row["call"]) for row in as_json] == [
+        (call.contig, call.score, call.call) for call in calls
+    ]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_table(out / "contigs.parquet").to_pylist() == as_json
+    run([folder / "in.fa"], out, config)
+    assert not (out / "contigs.json").exists()  # it would be of the other threshold
+    assert tables(out) == tables(folder / "out")
+
+
+def test_what_decides_scores_may_not_change(finished, tmp_path):
+    folder, _, config, _ = finished
+    with pytest.raises(SettingsChangedError, match="minimal length was 0, now 300"):
+        predict([folder / "in.fa"], folder / "out", hash_prediction(folder, min_nt=300))
+    other = tmp_path / "in.fa"
+    make_contigs(other, seed=6)
+    with pytest.raises(SettingsChangedError, match="input"):
+        predict([other], folder / "out", config)
+    with pytest.raises(SettingsChangedError, match="classifier sha256"):
+        predict([folder / "in.fa"], folder / "out", hash_prediction(tmp_path, seed=8))
+
+
+def test_damaged_tables_are_made_again(finished, tmp_path):
+    folder, _, config, _ = finished
+    out = tmp_path / "out"
+    run([folder / "in.fa"], out, config)
+    expected = tables(out)
+    for name in [*TABLES, "in_identified_nucleotide.fa", "report.html"]:
+        data = bytearray((out / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (out / name).write_bytes(data)
+        assert any(name in problem for problem in verify_folder(out).problems)
+        run([folder / "in.fa"], out, config)
+        assert tables(out) == expected
+        assert verify_folder(out).problems == []
+
+
+def test_a_frame_that_cannot_be_embedded_is_listed_and_its_contig_still_called(tmp_path):
+    contigs = make_contigs(tmp_path / "in.fa", count=3)
+    healthy = faulty_config(tmp_path / "control.json", {"times": 0, "before_batch": -1}, allow_empty=True)
+    run([tmp_path / "in.fa"], tmp_path / "good", hash_prediction(tmp_path, protein=healthy))
+    records = (tmp_path / "good/in_identified_protein.faa").read_text().split(">")[1:]
+    name, protein = records[5].split()
+    poisoned = faulty_config(tmp_path / "control.json", {"poison": {protein: "error"}, "times": 0}, allow_empty=True)
+    config = hash_prediction(tmp_path, protein=poisoned)
+    out = tmp_path / "out"
+    ended = predict_forked([tmp_path / "in.fa"], out, config)
+    assert ended.code == ExitCode.PARTIAL, ended.errors
+    manifest = json.loads((out / "run.json").read_text())
+    assert (manifest["state"], manifest["counts"]["missing_frames"]) == ("partial", 1)
+    listed = (out / "failed_sequences.tsv").read_text().splitlines()
+    assert len(listed) == 2
+    assert listed[1].startswith(f"{name}\tprotein: ")
+    scored = [line.split("\t")[0] for line in (out / "prediction_results.txt").read_text().splitlines()[1:]]
+    assert scored == [record.split()[0] for record in records if record.split()[0] != name]
+    assert [call.contig for call in read_contig_calls(out / "contigs.tsv")] == list(contigs)
+    assert verify_folder(out).problems == []
+    (tmp_path / "control.json").write_text(json.dumps({"times": 0, "before_batch": -1}))  # mended
+    run([tmp_path / "in.fa"], out, config)
+    assert tables(out) == tables(tmp_path / "good")
+    assert not (out / "failed_sequences.tsv").exists()
+
+
+def test_an_input_without_any_open_frame_gives_empty_tables_with_headers(tmp_path):
+    write_fasta(tmp_path / "in.fa", [("n", "N" * 40), ("one", "A"), ("stops", "CTAACTAACTAGTTAGTTAG" * 4)])
+    run([tmp_path / "in.fa"], tmp_path / "out", hash_prediction(tmp_path))
+    assert (tmp_path / "out/prediction_results.txt").read_text() == "Sequence_ID\tPrediction\tscore1\tscore2\n"
+    assert (tmp_path / "out/prediction_results_highestscore.csv").read_text() == "Modified_ID\tIs_Virus\n"
+    calls = list(read_contig_calls(tmp_path / "out/contigs.tsv"))
+    assert {call.contig: call.call for call in calls} == dict.fromkeys(["n", "one", "stops"], Call.NO_OPEN_FRAME)
+    assert all(call.reason and call.score is None for call in calls)
+
+
+def test_short_contigs_and_bad_records_are_listed_with_their_reason(tmp_path):
+    text = ">short\nACGT\n>bad\nAC!T\n>good\n" + "ATGGCC" * 100 + "\n"
+    (tmp_path / "in.fa").write_text(text)
+    rules = InputRules(sequence_kind=SequenceKind.DNA, on_bad_record=BadRecordPolicy.SKIP)
+    counts = run([tmp_path / "in.fa"], tmp_path / "out", hash_prediction(tmp_path, rules=rules, min_nt=100))
+    short, good, bad = read_contig_calls(tmp_path / "out/contigs.tsv")
+    assert (short.contig, short.call, short.reason) == (
+        "short",
+        Call.UNDECIDED,
+        "shorter than the minimal length of 100 nt",
+    )
+    assert (good.contig, good.reason) == ("good", "")
+    assert (bad.contig, bad.call, bad.length) == ("bad", Call.UNDECIDED, None)
+    assert "in.fa:4" in bad.reason
+    assert counts["skipped"] == counts["short_contigs"] == 1
+    assert "in.fa:4" in (tmp_path / "out/failed_sequences.tsv").read_text()
+
+
+def test_two_inputs_keep_their_order_and_their_own_files(tmp_path):
+    first, second = make_contigs(tmp_path / "b.fa", count=3), {"z": "ATGGCC" * 90}
+    write_fasta(tmp_path / "a.fna", list(second.items()))
+    run([tmp_path / "b.fa", tmp_path / "a.fna"], tmp_path / "out", hash_prediction(tmp_path, keep_chunks=True))
+    calls = read_contig_calls(tmp_path / "out/contigs.tsv")
+    assert [call.contig for call in calls] == [*first, *second]
+    frames = (tmp_path / "out/a_identified_nucleotide.fa").read_text()
+    assert frames.startswith(">z_chunk_1F1\n")
+    assert (tmp_path / "out/a_chunked500.fa").read_text().startswith(">z_chunk_1\n")
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_written(tmp_path):
+    config = hash_prediction(tmp_path)
+    (tmp_path / "x").mkdir()
+    for name in ("x/in.fa", "in.fasta"):
+        write_fasta(tmp_path / name, [("a", "ACGT")])
+    with pytest.raises(ConfigurationError, match="in_identified_nucleotide.fa: rename one"):
+        predict([tmp_path / "x/in.fa", tmp_path / "in.fasta"], tmp_path / "out", config)
+    with pytest.raises(BadInputError, match="No such file"):
+        predict([tmp_path / "absent.fa"], tmp_path / "out", config)
+    assert not (tmp_path / "out").exists()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "in_identified_protein.faa").write_text("of the original program")
+    with pytest.raises(OutputError, match="no run.json"):
+        predict([tmp_path / "in.fasta"], mine, config)
+    assert (mine / "in_identified_protein.faa").read_text() == "of the original program"
+
+
+def test_a_folder_of_the_other_kind_is_refused(finished, tmp_path):
+    folder, _, config, _ = finished
+    with pytest.raises(ResultError, match="embedding run"):
+        predict([folder / "in.fa"], folder / "out/dna", config)
+
+
+def test_a_stop_before_the_classifier_ends_the_run_and_the_next_start_goes_on(finished, tmp_path):
+    folder, _, config, _ = finished
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        predict([folder / "in.fa"], tmp_path / "out", config, stop=stop)
+    assert json.loads((tmp_path / "out/run.json").read_text())["state"] == "stopped"
+    run([folder / "in.fa"], tmp_path / "out", config)
+    assert tables(tmp_path / "out") == tables(folder / "out")
+
+
+def test_restart_removes_what_the_run_wrote_and_nothing_else(finished, tmp_path):
+    folder, _, config, _ = finished
+    out = tmp_path / "out"
+    run([folder / "in.fa"], out, config)
+    (out / "notes.txt").write_text("mine")
+    run([folder / "in.fa"], out, hash_prediction(folder, min_nt=10**6), restart=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    calls = list(read_contig_calls(out / "contigs.tsv"))
+    assert {call.reason for call in calls} == {"shorter than the minimal length of 1000000 nt"}
+
+
+def test_a_classifier_of_other_widths_is_not_asked_to_score(tmp_path):
+    with pytest.raises(ValueError, match="features are"):
+        from virnucpro.models.classifier import Classifier
+
+        config = hash_prediction(tmp_path)
+        Classifier(config.card, random_mlp(16)).probabilities(np.zeros((2, 15), np.float32))
