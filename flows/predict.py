@@ -12,7 +12,6 @@ from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from virnucpro.report.page import report_markdown, report_table
 
 from flows.allowed_roots import check_allowed
 from flows.command_line import run_here
@@ -35,6 +34,7 @@ from virnucpro.pipeline.prediction_preparation import PredictionRun, prediction_
 from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.run_result import RunResult
+from virnucpro.report.artifacts import report_markdown, report_table
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.run_lock import RunLock
 

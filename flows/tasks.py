@@ -16,7 +16,6 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.states import Failed
-from virnucpro.report.page import write_report
 
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
@@ -32,6 +31,7 @@ from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
+from virnucpro.report.page import write_report
 
 Result = TypeVar("Result")
 
