@@ -30,6 +30,7 @@
       if (isTouch) layout.dragmode = false; // a finger on a plot scrolls the page
       if (place.dataset.scale) layout.yaxis.type = place.dataset.scale;
       Plotly.react(place, painted(figure.data, colours), layout, config);
+      if (!paper) Plotly.Plots.resize(place); // back from the width of the paper
     }
   }
 

@@ -1,0 +1,280 @@
+"""The report in a real Chromium: from disk, without network, in light and dark, on a phone, on a desk and on paper."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.made_prediction import Contig, make_prediction, some_contigs
+from virnucpro.report.page import write_report
+from virnucpro.report.plots import COLOURS
+
+pytestmark = pytest.mark.slow
+
+WIDTHS_PX = {"phone": 390, "desk": 1280}
+NAMES = [
+    "<img/src=x/onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "a\u2028b<!--<script>",
+    "<a/href='javascript:alert(3)'>x</a><b>bold</b>&amp;",
+    "x" * 1000,
+]
+
+
+class Browser:
+    """A headless Chromium that no name resolves in, and what it said and asked for since it opened a page."""
+
+    def __init__(self, chromium, chromedriver, profile):
+        from selenium import webdriver
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = chromium
+        switches = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+        more = "disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"
+        for switch in f"{switches} {more}".split():
+            options.add_argument(f"--{switch}")
+        options.add_argument(f"--user-data-dir={profile}")
+        options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+        self.driver.get("about:blank")  # and no longer Chromium's own first page
+
+    def open(self, path, *, width="desk", theme="light"):
+        metrics = {"width": WIDTHS_PX[width], "height": 900, "deviceScaleFactor": 1, "mobile": width == "phone"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.theme(theme)
+        self.driver.get_log("browser"), self.driver.get_log("performance")
+        self.driver.get(path.as_uri())
+        self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", path.as_uri())
+
+    def theme(self, theme, media=""):
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [feature]})
+
+    def turn(self, theme):
+        """Let the system turn dark or light while a page is open, which hears of it with the next frame."""
+        self.theme(theme)
+        self.js("return new Promise(requestAnimationFrame)")
+
+    def js(self, script, *args):
+        return self.driver.execute_script(script, *args)
+
+    def wait_until(self, script, *args):
+        """Return what *script* returns, once that is something."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.driver, 10).until(lambda _: self.js(script, *args))
+
+    def complaints(self):
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self):
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return [url for url in urls if not url.startswith(("data:", "chrome:"))]
+
+    def rows(self):
+        """The cells of the rows that are shown."""
+        script = (
+            "return [...document.querySelectorAll('table.contigs tbody tr')].filter(row => row.checkVisibility())"
+            ".map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+        return self.js(script)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not chromedriver:
+        pytest.skip("no chromium and chromedriver: install Debian's packages chromium and chromium-driver")
+    browser = Browser(chromium, chromedriver, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.driver.quit()
+
+
+def written(folder, contigs=None, **settings):
+    made = make_prediction(folder, contigs, **settings)
+    return write_report(made.layout), made
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("page"), missing_frames=3)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    contigs = [Contig(name, 12_000, 0, 1) for name in NAMES]
+    return written(tmp_path_factory.mktemp("hostile"), contigs, classifier="<script>alert(4)</script>")
+
+
+@pytest.mark.parametrize("width", ["phone", "desk"])
+def test_it_opens_from_disk_without_complaint_request_or_sideways_scroll(browser, page, width):
+    path, _ = page
+    browser.open(path, width=width, theme="dark")
+    for theme in ("dark", "light"):
+        browser.turn(theme)
+        assert browser.js("return document.querySelectorAll('.plot .main-svg').length") > 0
+        empty = "return [...document.querySelectorAll('.plot')].filter(p => !p.querySelector('path')).length"
+        assert browser.js(empty) == 0
+        assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
+        too_wide = (
+            "return [...document.querySelectorAll('.plot')].filter(p => p.scrollWidth > p.clientWidth + 1).length"
+        )
+        assert browser.js(too_wide) == 0
+    assert browser.complaints() == []
+    assert browser.requests() == [path.as_uri()]
+
+
+def colours_of_page_and_plots(browser):
+    bar = "getComputedStyle(document.querySelector('#score-histogram .trace path')).fill"
+    text = "getComputedStyle(document.querySelector('#score-histogram .xtick text')).fill"
+    found = browser.js(f"return [getComputedStyle(document.body).backgroundColor, {bar}, {text}]")
+    return ["#{:02x}{:02x}{:02x}".format(*map(int, re.findall(r"\d+", colour)[:3])) for colour in found]
+
+
+def test_page_and_plots_turn_dark_and_light_with_the_system(browser, page):
+    browser.open(page[0], theme="light")
+    roles = ("page", "not-virus", "muted")
+    assert colours_of_page_and_plots(browser) == [COLOURS[role].light for role in roles]
+    browser.turn("dark")
+    assert colours_of_page_and_plots(browser) == [COLOURS[role].dark for role in roles]
+
+
+def press(browser, column, key):
+    script = "return [...document.querySelectorAll('.contigs th')].map(th => th.textContent)"
+    number = browser.js(script).index(column)
+    button = browser.js("return document.querySelectorAll('.contigs th button')[arguments[0]]", number)
+    button.send_keys(key)
+    sorts = browser.js("return [...document.querySelectorAll('.contigs th')].map(th => th.ariaSort)")
+    assert [n for n, sort in enumerate(sorts) if sort] == [number]
+    return number, sorts[number]
+
+
+def test_the_table_sorts_by_keyboard(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    path, made = page
+    browser.open(path)
+    assert len(browser.rows()) == 50
+    by_length = sorted((row for row in made.rows if row["length"]), key=lambda row: -int(row["length"]))
+    number, order = press(browser, "Length", Keys.ENTER)
+    assert order == "descending"
+    assert [row[0] for row in browser.rows()[:10]] == [row["contig"] for row in by_length[:10]]
+    _, order = press(browser, "Length", Keys.SPACE)
+    assert order == "ascending"
+    assert browser.rows()[0][number].replace("\u00a0", " ") == f"{by_length[-1]['length']} nt"
+    _, order = press(browser, "Contig", Keys.ENTER)
+    assert order == "ascending"
+    assert [row[0] for row in browser.rows()[:3]] == ["k141_1000", "k141_1007", "k141_1014"]
+    number, order = press(browser, "Highest", Keys.ENTER)
+    _, order = press(browser, "Highest", Keys.ENTER)
+    assert order == "ascending"
+    assert "" not in {row[number] for row in browser.rows()}  # what is empty comes last either way
+
+
+def test_the_table_is_filtered_by_text_and_call_and_says_how_many_rows_it_shows(browser, page):
+    from selenium.webdriver.support.ui import Select
+
+    path, made = page
+    browser.open(path)
+    text, call, count, more = (
+        browser.js(f"return document.getElementById('{name}')")
+        for name in ("filter-text", "filter-call", "count", "more")
+    )
+    assert count.text == "The first 50 of 400 contigs"
+    text.send_keys("K141_12")
+    names = {row["contig"] for row in made.rows if "k141_12" in row["contig"]}
+    assert {row[0] for row in browser.rows()} == names
+    assert count.text == f"{len(names)} contigs that match, of 400 in the table"
+    text.clear()
+    text.send_keys("no such contig")
+    assert browser.rows() == []
+    assert count.text == "0 contigs that match, of 400 in the table"
+    text.clear()
+    Select(call).select_by_value("virus")
+    viral = made.count("virus")
+    assert count.text == f"The first 50 of {viral} contigs that match, of 400 in the table"
+    more.click()
+    assert {row[0] for row in browser.rows()} == {row["contig"] for row in made.rows if row["call"] == "virus"}
+    assert not more.is_displayed()
+    Select(call).select_by_value("")
+    assert len(browser.rows()) == 400
+    assert browser.complaints() == []
+
+
+def test_counts_can_be_seen_on_a_log_scale(browser, page):
+    browser.open(page[0])
+    button = browser.js("return document.querySelector('button[data-plot]')")
+    for state, scale in (("true", "log"), ("false", "linear")):
+        button.click()
+        assert button.get_attribute("aria-pressed") == state
+        assert browser.js("return document.getElementById('score-histogram')._fullLayout.yaxis.type") == scale
+
+
+def test_names_that_are_scripts_do_nothing(browser, hostile):
+    path, _ = hostile
+    browser.open(path, width="phone")
+    assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX["phone"]
+    assert {row[0] for row in browser.rows()} == set(NAMES)
+    for number, name in enumerate(NAMES):
+        browser.js("Plotly.Fx.hover('length-against-score', [{curveNumber: 0, pointNumber: arguments[0]}])", number)
+        hover = "document.querySelector('#length-against-score .hoverlayer')"
+        browser.wait_until(f"return {hover}.textContent.startsWith(arguments[0])", name[:79])
+        assert browser.js(f"return {hover}.querySelectorAll('a, [style*=bold]').length") == 0
+    assert browser.js("return document.querySelectorAll('img, .plot a').length") == 0
+    assert browser.complaints() == []
+    assert browser.requests() == [path.as_uri()]
+
+
+def test_it_prints_in_light_colours_at_the_width_of_the_page(browser, page):
+    path, _ = page
+    browser.open(path, theme="dark")
+    browser.js(
+        "addEventListener('beforeprint', () => { window.printed = ["
+        "document.querySelector('#score-histogram .main-svg').getBoundingClientRect().width,"
+        "getComputedStyle(document.querySelector('#score-histogram .xtick text')).fill]; });"
+    )
+    before = colours_of_page_and_plots(browser)
+    pdf = base64.b64decode(browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    assert pdf.startswith(b"%PDF-")
+    assert 5 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+    width_px, fill = browser.js("return window.printed")
+    assert width_px == 680
+    assert fill == "rgb({}, {}, {})".format(*bytes.fromhex(COLOURS["muted"].light[1:]))
+    width_before = browser.js("return document.querySelector('#score-histogram').clientWidth")
+    script = (
+        "return document.querySelector('#score-histogram .main-svg').getBoundingClientRect().width === arguments[0]"
+    )
+    browser.wait_until(script, width_before)
+    assert colours_of_page_and_plots(browser) == before
+    browser.theme("dark", media="print")
+    sheet = "const s = getComputedStyle(document.body); return [s.backgroundColor, s.getPropertyValue('--ink')]"
+    assert browser.js(sheet) == ["rgba(0, 0, 0, 0)", COLOURS["ink"].light]
+    cut_off = (
+        "return [...document.querySelectorAll('.wide')].filter(w => getComputedStyle(w).overflowX !== 'visible').length"
+    )
+    assert browser.js(cut_off) == 0
+    browser.theme("light")
+
+
+@pytest.mark.parametrize(
+    "contigs",
+    [
+        [],
+        [Contig(f"c{n}", 900, open_share=0) for n in range(9)],
+        [Contig(f"c{n}", 2000) for n in range(9)],
+        [contig for contig in some_contigs() if contig.length_nt < 10_000],
+    ],
+    ids=["nothing", "no open frame", "no virus", "nothing long"],
+)
+def test_a_page_about_little_opens_without_complaint(browser, tmp_path, contigs):
+    path, made = written(tmp_path, contigs)
+    browser.open(path, width="phone", theme="dark")
+    assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX["phone"]
+    assert len(browser.rows()) == min(50, len(made.rows))
+    assert browser.complaints() == []
