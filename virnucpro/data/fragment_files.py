@@ -121,8 +121,6 @@ def write_fragments(
         for number, file in enumerate(index.files):
             of_file = positions[first : first + file.num_records]
             first += file.num_records
-            of_file = of_file[index.lengths[of_file] >= min_nt]
-            contigs += len(of_file)
             with ExitStack() as stack:
                 outputs = _Outputs(
                     stack.enter_context(durable.replacing(nucleotide[number])),
@@ -130,45 +128,44 @@ def write_fragments(
                     None if chunked is None else stack.enter_context(durable.replacing(chunked[number])),
                     bits_file,
                 )
-                for found in _write_file(index, of_file, chunk_nt, outputs):
-                    chunks += len(found.bits)
-                    open_chunks += int(np.count_nonzero(found.bits))
-                    frames += len(found.frames)
-                    if stop is not None and stop.is_set():
-                        raise StoppedError
+                for at in range(0, len(of_file), _CONTIGS_AT_ONCE):
+                    group = of_file[at : at + _CONTIGS_AT_ONCE]
+                    group = group[index.lengths[group] >= min_nt]
+                    contigs += len(group)
+                    for found in _write_contigs(index, group, chunk_nt, outputs):
+                        chunks += len(found.bits)
+                        open_chunks += int(np.count_nonzero(found.bits))
+                        frames += len(found.frames)
+                        if stop is not None and stop.is_set():
+                            raise StoppedError
+                    index.release_pages()
     return FragmentCounts(
         contigs=len(index), short_contigs=len(index) - contigs, chunks=chunks, open_chunks=open_chunks, frames=frames
     )
 
 
-def _write_file(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
-    """Write the fragments of the contigs at *positions*, all of one file; yield what was found, batch by batch."""
+def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
+    """Write the fragments of contigs of one file, in its order; yield what was found, batch by batch."""
     window = _Window(stream_letters(index, positions))
-    letters_before = 0
-    for at in range(0, len(positions), _CONTIGS_AT_ONCE):
-        group = positions[at : at + _CONTIGS_AT_ONCE]
-        lengths = index.lengths[group]
-        for chunks, first_letter in _batches(index, group, lengths, chunk_nt):
-            letters = window.letters(letters_before + first_letter, int(chunks.ends[-1]))
-            found = open_frames(letters.upper(), chunks.starts, chunks.ends)
-            outputs.open_frames.write(found.bits.tobytes())
-            _write_frames(chunks, found, outputs)
-            if outputs.chunked is not None:
-                outputs.chunked.write(_chunk_text(chunks, letters))
-            yield found
-        letters_before += int(lengths.sum())
-        index.release_pages()
+    for chunks, first_letter in _batches(index, positions, chunk_nt):
+        letters = window.letters(first_letter, int(chunks.ends[-1]))
+        found = open_frames(letters.upper(), chunks.starts, chunks.ends)
+        outputs.open_frames.write(found.bits.tobytes())
+        _write_frames(chunks, found, outputs)
+        if outputs.chunked is not None:
+            outputs.chunked.write(_chunk_text(chunks, letters))
+        yield found
     window.finish()
 
 
-def _batches(
-    index: SequenceIndex, positions: IntArray, lengths: IntArray, chunk_nt: int
-) -> Iterator[tuple[_Chunks, int]]:
+def _batches(index: SequenceIndex, positions: IntArray, chunk_nt: int) -> Iterator[tuple[_Chunks, int]]:
     """Yield the chunks of contigs, some at a time, with the first letter of the first one, counted over all contigs."""
+    lengths = index.lengths[positions]
     counts = chunks_per_contig(lengths, chunk_nt)
     chunk_ends, letter_ends = np.cumsum(counts), np.cumsum(lengths)
-    for at in range(0, int(chunk_ends[-1]), _CHUNKS_AT_ONCE):
-        chunks = np.arange(at, min(at + _CHUNKS_AT_ONCE, int(chunk_ends[-1])))
+    num_chunks = int(counts.sum())
+    for at in range(0, num_chunks, _CHUNKS_AT_ONCE):
+        chunks = np.arange(at, min(at + _CHUNKS_AT_ONCE, num_chunks))
         contigs = np.searchsorted(chunk_ends, chunks, side="right")
         numbers = chunks - (chunk_ends - counts)[contigs]
         starts, ends = bounds_of_chunks(lengths[contigs], numbers, chunk_nt)

@@ -26,31 +26,24 @@ FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 """Names of the frames, in the order of their bits and in that of the files."""
 
 _BASES = b"TCAG"
-_OTHER = len(_BASES)
 _STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
 """Residues of the codons TTT, TTC, TTA ... GGG (NCBI's translation table 1)."""
 _STOP = b"*"
 _NO_RESIDUE = b"-"
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
-
-
-def _base_tables() -> list[bytes]:
-    """For the first, second and third base of a codon: what each letter adds to the codon's number."""
-    digits = bytearray([_OTHER]) * 256
-    for digit, base in enumerate(_BASES):
-        digits[base] = digit
-    return [bytes(digit * weight for digit in digits) for weight in (25, 5, 1)]
+_RADIX = len(_BASES) + 1
+"""A codon's number is that of its three digits: the place of each base in ``_BASES``, behind them for other letters."""
+_DIGITS = bytes(_BASES.find(letter) % _RADIX for letter in range(256))
 
 
 def _residue_table() -> bytes:
     """Residue, stop or no residue of each codon's number."""
     residues = bytearray(_NO_RESIDUE) * 256
     for residue, (first, second, third) in zip(_STANDARD_CODE, product(range(len(_BASES)), repeat=3), strict=True):
-        residues[25 * first + 5 * second + third] = residue
+        residues[(first * _RADIX + second) * _RADIX + third] = residue
     return bytes(residues)
 
 
-_FIRST, _SECOND, _THIRD = _base_tables()
 _RESIDUES = _residue_table()
 
 
@@ -175,9 +168,11 @@ def _translate(strand: bytes) -> tuple[bytes, int]:
     """
     frame_codons = -(-len(strand) // 3)
     padded = strand + b"N" * (3 * frame_codons + 2 - len(strand))
-    codons = np.frombuffer(padded.translate(_FIRST), dtype=np.uint8)[:-2].copy()
-    codons += np.frombuffer(padded.translate(_SECOND), dtype=np.uint8)[1:-1]
-    codons += np.frombuffer(padded.translate(_THIRD), dtype=np.uint8)[2:]
+    digits = np.frombuffer(padded.translate(_DIGITS), dtype=np.uint8)
+    codons = digits[:-2] * np.uint8(_RADIX)
+    codons += digits[1:-1]
+    codons *= np.uint8(_RADIX)
+    codons += digits[2:]
     return codons.reshape(frame_codons, 3).T.tobytes().translate(_RESIDUES), frame_codons
 
 

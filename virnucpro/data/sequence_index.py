@@ -278,6 +278,7 @@ class SequenceIndex:
         """Return the positions of all records in the order of the input, file by file: int64 (n,)."""
         positions = np.empty(len(self), dtype=np.int64)
         positions[self.input_rows] = np.arange(len(self))
+        self.release_pages()
         return positions
 
     def places(self, positions: IntArray) -> Iterator[RecordPlace]:
