@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +16,11 @@ CONTIGS = st.lists(st.lists(st.lists(P, max_size=6), max_size=5), max_size=6)
 
 def plain_score(chunks):
     """The rule in so many words."""
-    of_chunks = []
-    for frames in chunks:
-        known = [min(max(p, LEAST_PROBABILITY), 1 - LEAST_PROBABILITY) for p in frames if not math.isnan(p)]
-        if known:
-            of_chunks.append(sum(math.log(p / (1 - p)) for p in known) / len(known))
-    if not of_chunks:
+    known = [min(max(p, 1e-6), 1 - 1e-6) for frames in chunks for p in frames if not math.isnan(p)]
+    if not known:
         return math.nan
-    return 1 / (1 + math.exp(-sum(of_chunks) / len(of_chunks)))
+    mean = sum(math.log(p / (1 - p)) for p in known) / len(known)
+    return 1 / (1 + math.exp(-mean * math.sqrt(min(len(known), 16))))
 
 
 def as_arrays(contigs):
@@ -53,6 +49,10 @@ def test_one_frame_keeps_its_probability_and_certainty_is_not_infinite():
     assert np.isnan(found[3:]).all()
 
 
-def test_a_chunk_counts_once_however_many_frames_it_has():
-    found = score_contigs(*as_arrays([[[0.9] * 5, [0.1]]]))
-    assert found[0] == pytest.approx(0.5)
+def test_frames_of_one_opinion_make_a_contig_surer_up_to_sixteen():
+    counts = [1, 2, 4, 9, 16, 17, 1000]
+    found = score_contigs(*as_arrays([[[0.6] * n] for n in counts]))
+    assert (np.diff(found[:5]) > 0).all()
+    odds = math.log(0.6 / 0.4)
+    np.testing.assert_allclose(found[4:], 1 / (1 + math.exp(-4 * odds)), rtol=1e-6)
+    np.testing.assert_allclose(found[0], 0.6, rtol=1e-6)

@@ -1,9 +1,14 @@
 """
 From the scores of a contig's frames to the contig's own score, the P(virus) that contigs are ranked and called by.
 
-The rule: a chunk's log-odds of being viral are the mean of those of its open frames, a contig's are the mean of those
-of its chunks, and the score is the probability that belongs to them. Chunks without an open frame have no say, nor have
-frames without a score.
+The rule: a contig's log-odds of being viral are the mean of the log-odds of its open frames, times the root of their
+number, and the score is the probability that belongs to them. So a contig of one frame scores as that frame does, and
+each further frame of the same opinion makes it surer, as in Stouffer's way of combining tests. From 16 frames on the
+factor stays 4: what the classifier gets wrong it gets wrong for the whole of a genome, so that thousands of frames are
+not thousands of opinions. Chunks without an open frame have no say, nor have frames without a score.
+
+It was chosen among nine by the development contigs (``training/contig_rules.py``; the figures are in the bundled
+classifier's ``MODEL_CARD.md``).
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ if TYPE_CHECKING:
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
-RULE = "mean log-odds of chunks"
+RULE = "frames' mean log-odds times the root of their number, at most 4"
 """What cards call the rule."""
 
+MOST_FRAMES = 16
+"""Frames after which further ones make a score no surer."""
 LEAST_PROBABILITY = 1e-6
 """A frame's P is taken to be at least this and at the most one minus it: float32 may say 1."""
 
@@ -36,8 +43,14 @@ def score_contigs(p_virus: FloatArray, frames_per_chunk: IntArray, chunks_per_co
     Returns:
         float64 (contigs,): P(virus) of each contig; NaN where no frame of it has a score.
     """
-    log_odds_of_chunks = mean_by_group(log_odds(p_virus), frames_per_chunk)
-    return probability(mean_by_group(log_odds_of_chunks, chunks_per_contig))
+    means, counts = mean_by_group(log_odds(p_virus), frames_per_contig(frames_per_chunk, chunks_per_contig))
+    return probability(means * np.sqrt(np.minimum(counts, MOST_FRAMES)))
+
+
+def frames_per_contig(frames_per_chunk: IntArray, chunks_per_contig: IntArray) -> IntArray:
+    """Return the open frames of each contig, int64 (contigs,)."""
+    ends: IntArray = np.append(0, np.cumsum(frames_per_chunk))[np.append(0, np.cumsum(chunks_per_contig))]
+    return ends[1:] - ends[:-1]
 
 
 def log_odds(p_virus: FloatArray) -> DoubleArray:
@@ -51,7 +64,7 @@ def probability(log_odds_of_virus: DoubleArray) -> DoubleArray:
     return 1 / (1 + np.exp(-log_odds_of_virus))
 
 
-def mean_by_group(values: DoubleArray, sizes: IntArray) -> DoubleArray:
+def mean_by_group(values: DoubleArray, sizes: IntArray) -> tuple[DoubleArray, IntArray]:
     """
     Return the mean of neighbouring values, group by group.
 
@@ -60,7 +73,7 @@ def mean_by_group(values: DoubleArray, sizes: IntArray) -> DoubleArray:
         sizes: int64 (groups,): values of each group, which follow each other.
 
     Returns:
-        float64 (groups,): NaN where a group has no value.
+        float64 (groups,): NaN where a group has no value; and int64 (groups,): how many it has.
     """
     groups = np.repeat(np.arange(len(sizes)), sizes)
     there = ~np.isnan(values)
@@ -68,4 +81,4 @@ def mean_by_group(values: DoubleArray, sizes: IntArray) -> DoubleArray:
     counts = np.bincount(groups[there], minlength=len(sizes))
     means = np.full(len(sizes), np.nan)
     np.divide(sums, counts, out=means, where=counts > 0)
-    return means
+    return means, counts

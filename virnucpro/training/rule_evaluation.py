@@ -1,0 +1,181 @@
+"""
+Scores contigs of known kind with every rule, and says what a card says of it.
+
+The contigs are looked at once: to choose the rule, to settle the threshold and to tell what both are worth. The figures
+are therefore a little better than those of contigs that nothing was chosen by. Legend: C contigs.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.pipeline.contig_rule import RULE
+from virnucpro.training.contig_rules import (
+    BOOTSTRAP_SAMPLES,
+    FALSE_POSITIVE_SHARE,
+    LENGTH_CLASSES,
+    RULES,
+    auroc,
+    ranked,
+    recall_at,
+    threshold_at,
+    with_interval,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.pipeline.contig_rule import DoubleArray, FloatArray, IntArray
+    from virnucpro.training.contig_rules import BoolArray
+    from virnucpro.training.frame_data import FrameSet
+
+CALLED_SHARE = 0.05
+"""Share of contigs that are not viral, and are called so nevertheless, that the threshold aims at."""
+VIRUS = "virus"
+PLAIN_RULE = "frames' mean log-odds"
+"""What the other rules are compared with."""
+CHOICE = (
+    "The first two rules have the highest AUROC and cannot be told apart here, where few contigs have more than 16 "
+    "open frames: the bound is a guard for contigs that are much longer than these. Rules that grow surer with the "
+    "number of frames or chunks are better than plain means, which are better than what looks at the highest frame of "
+    "a chunk."
+)
+"""Why the rule in use was chosen, said once the figures were there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownContigs:
+    """What contigs are, in the order of their scores."""
+
+    is_virus_C: BoolArray
+    """bool (C,)."""
+    groups: list[str]
+    """What kind of virus or other thing."""
+    lengths_nt: list[int]
+    """Nucleotides."""
+
+
+def read_truth(path: Path, contigs: list[str]) -> KnownContigs:
+    """
+    Read what contigs are.
+
+    Args:
+        path: Table with the columns contig, label, group and length.
+        contigs: Ids, in the order wanted; each is in the table.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
+    of_contigs = [rows[contig] for contig in contigs]
+    return KnownContigs(
+        is_virus_C=np.array([row["label"] == VIRUS for row in of_contigs]),
+        groups=[row["group"] for row in of_contigs],
+        lengths_nt=[int(row["length"]) for row in of_contigs],
+    )
+
+
+def evaluate_rules(p_virus: FloatArray, frames: FrameSet, known: KnownContigs, *, seed: int) -> dict[str, Any]:
+    """
+    Measure every rule, and the one in use closely.
+
+    Args:
+        p_virus: float32 (frames,): P(virus) of each frame of the contigs.
+        frames: Their chunks and frames.
+        known: What they are.
+        seed: Seed of the bootstrap samples.
+
+    Returns:
+        What the card says: numbers with their 95 % intervals as lists of three.
+    """
+    scores = {name: rule(p_virus, frames.frames_per_chunk, frames.chunks_per_contig) for name, rule in RULES.items()}
+    virus = known.is_virus_C
+    lengths = np.array(known.lengths_nt)
+    of_class = {name: (low <= lengths) & (lengths <= high) for name, (low, high) in LENGTH_CLASSES.items()}
+    has_frame = ~np.isnan(scores[RULE])
+    plain = ranked(scores[PLAIN_RULE])
+    rules = {}
+    for name, of_rule in scores.items():
+        scores_C = ranked(of_rule)
+        rules[name] = {
+            "auroc": _auroc(scores_C, virus, seed),
+            "auroc_by_length": {which: _auroc(scores_C[mine], virus[mine], seed) for which, mine in of_class.items()},
+            "auroc_with_an_open_frame": _auroc(scores_C[has_frame], virus[has_frame], seed),
+            "auroc_above_plain_mean": with_interval(partial(_difference, scores_C, plain, virus), virus, seed=seed),
+            "recall_at_1_percent_false_positives": with_interval(
+                partial(_strict_recall, scores_C, virus), virus, seed=seed
+            ),
+        }
+    in_use = ranked(scores[RULE])
+    threshold = settle_threshold(in_use, virus)
+    return {
+        "contigs": len(virus),
+        "viral": int(virus.sum()),
+        "without_an_open_frame": int(np.isnan(scores[RULE]).sum()),
+        "bootstrap_samples": BOOTSTRAP_SAMPLES,
+        "rule": RULE,
+        "choice": CHOICE,
+        "rules": rules,
+        "threshold": threshold,
+        "threshold_rule": (
+            f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the development contigs "
+            "that are not viral are called viral"
+        ),
+        "by_length": {
+            which: _closely(in_use[mine], virus[mine], in_use, virus, threshold) for which, mine in of_class.items()
+        },
+        "by_group": {
+            group: _of_group(in_use, np.array([other == group for other in known.groups]), virus, threshold)
+            for group in sorted(set(known.groups))
+        },
+    }
+
+
+def _auroc(scores_C: DoubleArray, is_virus_C: BoolArray, seed: int) -> list[float]:
+    return with_interval(lambda drawn: auroc(scores_C[drawn], is_virus_C[drawn]), is_virus_C, seed=seed)
+
+
+def _difference(scores_C: DoubleArray, other_C: DoubleArray, is_virus_C: BoolArray, drawn: IntArray) -> float:
+    return auroc(scores_C[drawn], is_virus_C[drawn]) - auroc(other_C[drawn], is_virus_C[drawn])
+
+
+def _strict_recall(scores_C: DoubleArray, is_virus_C: BoolArray, drawn: IntArray) -> float:
+    return recall_at(scores_C[drawn], is_virus_C[drawn], FALSE_POSITIVE_SHARE)
+
+
+def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the lowest threshold of two decimals, from 0.5 up, that lets ``CALLED_SHARE`` pass at the most."""
+    lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
+    return max(0.5, float(np.ceil(lowest * 100) / 100))
+
+
+def _closely(
+    scores_C: DoubleArray, is_virus_C: BoolArray, all_scores: DoubleArray, all_virus: BoolArray, threshold: float
+) -> dict[str, Any]:
+    strict = threshold_at(all_scores, all_virus, FALSE_POSITIVE_SHARE)
+    return {
+        "viral": int(is_virus_C.sum()),
+        "others": int((~is_virus_C).sum()),
+        "without_an_open_frame": int((scores_C < 0).sum()),
+        "recall": _share(scores_C[is_virus_C] >= threshold),
+        "false_positives": _share(scores_C[~is_virus_C] >= threshold),
+        "recall_at_1_percent_false_positives": _share(scores_C[is_virus_C] >= strict),
+    }
+
+
+def _of_group(scores_C: DoubleArray, mine: BoolArray, is_virus_C: BoolArray, threshold: float) -> dict[str, Any]:
+    strict = threshold_at(scores_C, is_virus_C, FALSE_POSITIVE_SHARE)
+    return {
+        "label": VIRUS if is_virus_C[mine].all() else "nonviral",
+        "contigs": int(mine.sum()),
+        "without_an_open_frame": int((scores_C[mine] < 0).sum()),
+        "called": _share(scores_C[mine] >= threshold),
+        "called_at_1_percent_false_positives": _share(scores_C[mine] >= strict),
+    }
+
+
+def _share(called: BoolArray) -> float:
+    return round(float(called.mean()), 4)
