@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects  # noqa: F401  here, so that no forked process imports it
 import torch
 
-import virnucpro.pipeline.classification  # noqa: F401  here, so that no forked process imports it
+import virnucpro.pipeline.classification  # noqa: F401  likewise
 from tests.fakes import HASH_WIDTH, hash_config, random_mlp, write_classifier
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.config import InputRules, SequenceKind
 from virnucpro.models.classifier_card import Encoder
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import PredictionConfig
@@ -84,3 +86,14 @@ def predict_forked(inputs, out: Path, config: PredictionConfig, *, failpoint: st
 def tables(out: Path) -> dict[str, bytes]:
     """Return every table of a result by its name, frames' files included."""
     return {path.name: path.read_bytes() for path in [*(out / name for name in TABLES), *out.glob("*_identified_*")]}
+
+
+def real_classifier(folder: Path) -> Path:
+    """Write a random classifier on the two bundled encoders; return its folder."""
+    encoders = [
+        Encoder(name=spec.name, sha256=spec.sha256, hidden_dim=spec.hidden_dim)
+        for spec in (MODELS[DNA_MODEL], MODELS[DEFAULT_PROTEIN_MODEL])
+    ]
+    module = random_mlp(sum(encoder.hidden_dim for encoder in encoders), seed=16)
+    write_classifier(folder / "classifier", module, dna_model=encoders[0], protein_model=encoders[1])
+    return folder / "classifier"

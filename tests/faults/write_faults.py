@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes import hash_config
 from tests.faults.forked import Ended, left_over, run_forked, small_input, state_of
+from tests.predictions import hash_prediction, make_contigs, predict_forked, tables
 from virnucpro.failpoints import ERRORS
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Trial:
     def _trace(self) -> list[str]:
         """Run once undisturbed; return every step of every process, as ``process/step``."""
         trace = self.folder / "trace"
-        ended = run_forked(self.fasta, self.folder / "whole", self.config, failpoint=f"*:0:trace:{trace}")
+        ended = self.run(self.folder / "whole", f"*:0:trace:{trace}")
         assert ended.code == 0, ended.errors
         return trace.read_text().splitlines()
 
@@ -46,20 +47,58 @@ class Trial:
     def run(self, out: Path, failpoint: str | None = None, **settings) -> Ended:
         return run_forked(self.fasta, out, self.config, failpoint=failpoint, **settings)
 
+    def is_whole(self, out: Path) -> bool:
+        """Whether the folder holds the bytes of an undisturbed run."""
+        result = out / "embeddings.h5"
+        return result.exists() and result.read_bytes() == self.expected
+
+    def is_absent_or_whole(self, out: Path) -> bool:
+        """Whether the result's name does not exist, or holds the whole result."""
+        return not (out / "embeddings.h5").exists() or self.is_whole(out)
+
     def check_interrupted(self, out: Path, ended: Ended) -> list[str]:
         """What is wrong with the folder after a fault, and with the next start; the folder is removed."""
         wrong = []
-        result = out / "embeddings.h5"
-        if result.exists() and result.read_bytes() != self.expected:
+        if not self.is_absent_or_whole(out):
             wrong.append("the final name holds something else than the whole result")
         if "Traceback" in ended.errors or "Exception ignored" in ended.errors:
             wrong.append(f"a traceback: {ended.errors}")
         again = self.run(out)
-        if again.code != 0 or not result.exists() or result.read_bytes() != self.expected:
+        if again.code != 0 or not self.is_whole(out):
             wrong.append(f"the next start ended with {again.code}: {again.errors}")
         wrong += [f"{name} was left" for name in left_over(out)]
         shutil.rmtree(out)
         return wrong
+
+
+class PredictionTrial(Trial):
+    """A small identification: three contigs, all its tables."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fasta = folder / "in.fa"
+        make_contigs(self.fasta, count=2)
+        self.config = hash_prediction(folder)
+        steps = self._trace()
+        of_workers = [step for step in steps if not step.startswith("MainProcess/")]
+        # two workers of one name, one after the other: what is armed is armed in each, and the first one gets there
+        self.steps = [step for step in steps if step.startswith("MainProcess/")] + of_workers[: len(of_workers) // 2]
+        self.expected = tables(folder / "whole")
+
+    def run(self, out: Path, failpoint: str | None = None, **settings) -> Ended:
+        return predict_forked([self.fasta], out, self.config, failpoint=failpoint, **settings)
+
+    def is_whole(self, out: Path) -> bool:
+        """Every table, frame and viral contig as an undisturbed run writes them, and the report beside them."""
+        try:
+            return tables(out) == self.expected and (out / "report.html").exists()
+        except FileNotFoundError:
+            return False
+
+    def is_absent_or_whole(self, out: Path) -> bool:
+        """No name that holds a part of what belongs there."""
+        found = {name: out / name for name in self.expected}
+        return all(not path.exists() or path.read_bytes() == self.expected[name] for name, path in found.items())
 
 
 def fail_each_step(trial: Trial, action: str, *, step: int = 1, lasting: bool = False) -> tuple[int, list[str]]:
@@ -92,7 +131,7 @@ def fail_each_step(trial: Trial, action: str, *, step: int = 1, lasting: bool = 
 
 def _wrong_after_error(trial: Trial, out: Path, ended: Ended, action: str, *, lasting: bool) -> list[str]:
     wrong = []
-    if ended.code == 0 and not (out / "embeddings.h5").exists():
+    if ended.code == 0 and not trial.is_whole(out):
         wrong.append("exit 0 without a result")
     if ended.code not in (0, 73):
         wrong.append(f"exit {ended.code}: {ended.errors}")

@@ -7,16 +7,14 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 
 pytest.importorskip("prefect")
 
-from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.embed import embed, run_from_command_line
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.store.reader import read_embeddings
@@ -37,32 +35,6 @@ def small(tmp_path, examples_dir):
     return path
 
 
-def worker_processes():
-    return {
-        child.pid: child
-        for child in psutil.Process().children(recursive=True)
-        if "spawn_main" in " ".join(child.cmdline() if child.is_running() else [])
-    }
-
-
-class FirstWorkerKiller(threading.Thread):
-    """Kills the first *kills* worker processes that appear, for real."""
-
-    def __init__(self, kills: int) -> None:
-        super().__init__(daemon=True)
-        self.kills = kills
-        self.killed: list[int] = []
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.is_set() and len(self.killed) < self.kills:
-            for pid in worker_processes():
-                if pid not in self.killed and len(self.killed) < self.kills:
-                    os.kill(pid, signal.SIGKILL)
-                    self.killed.append(pid)
-            time.sleep(0.05)
-
-
 class WorkerStopper(threading.Thread):
     """Tells the only worker of the run in *out* to stop, as a batch system would, once it is computing."""
 
@@ -76,19 +48,6 @@ class WorkerStopper(threading.Thread):
         time.sleep(0.3)
         for pid in worker_processes():
             os.kill(pid, signal.SIGTERM)
-
-
-def artifact(key):
-    with get_client(sync_client=True) as client:
-        found = client.request(
-            "POST",
-            "/artifacts/filter",
-            json={
-                "artifacts": ArtifactFilter(key=ArtifactFilterKey(any_=[key])).model_dump(mode="json"),
-                "sort": "CREATED_DESC",
-            },
-        ).json()
-    return found[0]["data"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,51 @@
+"""What the tests of flows look at and do while a private Prefect server runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+
+def worker_processes():
+    return {
+        child.pid: child
+        for child in psutil.Process().children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline() if child.is_running() else [])
+    }
+
+
+class FirstWorkerKiller(threading.Thread):
+    """Kills the first *kills* worker processes that appear, for real."""
+
+    def __init__(self, kills: int) -> None:
+        super().__init__(daemon=True)
+        self.kills = kills
+        self.killed: list[int] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.is_set() and len(self.killed) < self.kills:
+            for pid in worker_processes():
+                if pid not in self.killed and len(self.killed) < self.kills:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(pid)
+            time.sleep(0.05)
+
+
+def artifact(key):
+    with get_client(sync_client=True) as client:
+        found = client.request(
+            "POST",
+            "/artifacts/filter",
+            json={
+                "artifacts": ArtifactFilter(key=ArtifactFilterKey(any_=[key])).model_dump(mode="json"),
+                "sort": "CREATED_DESC",
+            },
+        ).json()
+    return found[0]["data"]

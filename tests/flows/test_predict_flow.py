@@ -1,0 +1,69 @@
+"""The identification as a flow on a real, private Prefect server: its tables, its artifacts, its final states."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.predict import predict, run_from_command_line
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
+from tests.predictions import real_classifier, tables
+from tests.strategies import write_fasta
+from virnucpro.errors import BadInputError, ClassifierMismatchError
+from virnucpro.pipeline.prediction_verification import verify_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_server():
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def contigs(tmp_path):
+    """Two contigs with open frames and one without."""
+    records = [("a", "ATGGCC" * 200), ("none", "CTAACTAACTAGTTAGTTAG" * 4), ("b", "GCAGTT" * 120)]
+    return write_fasta(tmp_path / "in.fa", records)
+
+
+def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs):
+    out = tmp_path / "out"
+    settings = {"classifier": str(real_classifier(tmp_path)), "devices": "cpu", "workers": 1}
+    killer = FirstWorkerKiller(kills=1)
+    killer.start()
+    state = predict([str(contigs)], str(out), **settings, return_state=True)
+    killer.done.set()
+    assert state.is_completed(), state.message
+    assert len(killer.killed) == 1
+    assert "of 3 contigs are called viral" in state.message
+    assert worker_processes() == {}
+    assert verify_folder(out).problems == []
+    assert "3" in artifact("predict-summary")
+    assert '"contig": "a"' in artifact("predict-contigs")
+    assert (out / "report.html").as_uri() in artifact("predict-report")
+    again = predict([str(contigs)], str(out), **settings, return_state=True)
+    assert again.result().was_complete
+
+
+@pytest.mark.slow
+def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
+    from virnucpro import predict_fasta
+
+    classifier = real_classifier(tmp_path)
+    predict([str(contigs)], str(tmp_path / "flow"), classifier=str(classifier), devices="cpu", workers=2)
+    calls = predict_fasta(contigs, tmp_path / "plain", classifier=classifier, devices="cpu", workers=1)
+    assert tables(tmp_path / "flow") == tables(tmp_path / "plain")
+    assert [call.contig for call in calls] == ["a", "none", "b"]
+
+
+def test_what_cannot_be_used_fails_with_the_sentence_of_the_command_line(tmp_path, contigs, caplog):
+    settings = {"classifier": str(real_classifier(tmp_path)), "devices": "cpu"}
+    (tmp_path / "bad.fa").write_text("no header\n")
+    with pytest.raises(BadInputError, match=r"bad\.fa:1: "):
+        run_from_command_line(input_files=[str(tmp_path / "bad.fa")], output_dir=str(tmp_path / "a"), **settings)
+    with pytest.raises(ClassifierMismatchError, match="300 nt"):
+        run_from_command_line(input_files=[str(contigs)], output_dir=str(tmp_path / "b"), chunk=300, **settings)
+    assert "Traceback" not in caplog.text
