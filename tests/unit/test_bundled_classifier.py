@@ -50,6 +50,7 @@ def test_the_card_for_readers_is_made_from_the_card_for_programs(card):
     assert card["evaluation"]["rules"][RULE]["auroc"][0] == best
 
 
+@pytest.mark.slow
 def test_it_was_trained_on_nothing_that_is_related_to_what_it_is_judged_by(card, data_dir, examples_dir):
     paths = [data_dir / "viral" / item["file"] for item in card["data"]["files"]]
     assert [file_sha256(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]

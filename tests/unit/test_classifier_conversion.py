@@ -37,15 +37,16 @@ class MLPClassifier(nn.Module):
     def forward(self, x):
         return self.output_layer(self.dropout(F.relu(self.bn1(self.hidden_layer(x)))))
 
-folder, protocol = sys.argv[1], int(sys.argv[2])
+folder = sys.argv[1]
 torch.manual_seed(5)
 model = MLPClassifier(3328, 512, 2)
 x = torch.randn(2000, 3328) * 0.2 + 0.05
 for _ in range(2):
     model(x)  # in training mode: the batch norm gets statistics of its own
 model.output_layer.weight.data *= 10
-torch.save(model, f"{folder}/500_model.pth", pickle_protocol=protocol)
-torch.save(model.state_dict(), f"{folder}/300_weights.pth", pickle_protocol=protocol)
+torch.save(model, f"{folder}/500_model.pth")
+torch.save(model, f"{folder}/500_newer.pth", pickle_protocol=4)
+torch.save(model.state_dict(), f"{folder}/300_weights.pth")
 torch.save(model.double(), f"{folder}/500_double.pth")
 torch.save(model.float(), f"{folder}/500_old.pth", _use_new_zipfile_serialization=False)
 probabilities = torch.softmax(model.eval()(x[:300]), dim=1).detach()
@@ -53,17 +54,14 @@ torch.save({"x": x[:300], "probabilities": probabilities}, f"{folder}/expected.p
 """
 
 
-def _train(folder, protocol=2):
-    script = folder / "train.py"
-    script.write_text(TRAINING_SCRIPT)
-    subprocess.run([sys.executable, str(script), str(folder), str(protocol)], check=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder with files as the published script writes them, and what torch's own module says."""
-    return _train(tmp_path_factory.mktemp("published"))
+    folder = tmp_path_factory.mktemp("published")
+    script = folder / "train.py"
+    script.write_text(TRAINING_SCRIPT)
+    subprocess.run([sys.executable, str(script), str(folder)], check=True)
+    return folder
 
 
 def _assert_equal_to_torch(classifier_folder, published):
@@ -84,10 +82,9 @@ def test_the_published_layout_converts_and_gives_the_numbers_of_torch(published,
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["card.json", "model.safetensors"]
 
 
-def test_a_newer_pickle_protocol_is_read_too(tmp_path):
-    folder = _train(tmp_path, protocol=4)
-    convert_classifier(folder / "500_model.pth", tmp_path / "mine")
-    _assert_equal_to_torch(tmp_path / "mine", folder)
+def test_a_newer_pickle_protocol_is_read_too(published, tmp_path):
+    convert_classifier(published / "500_newer.pth", tmp_path / "mine")
+    _assert_equal_to_torch(tmp_path / "mine", published)
 
 
 def test_a_dictionary_of_tensors_is_read_too_and_the_name_gives_the_chunk_length(published, tmp_path):
@@ -373,7 +370,7 @@ def test_a_file_cut_short_is_refused(published, tmp_path, kept):
 def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path):
     original = (published / "300_weights.pth").read_bytes()
     chooser, refused = np.random.default_rng(9), 0
-    places = [*chooser.integers(0, 2000, 60), *chooser.integers(len(original) - 3000, len(original), 60)]
+    places = [*chooser.integers(0, 2000, 30), *chooser.integers(len(original) - 3000, len(original), 30)]
     convert_classifier(published / "300_weights.pth", tmp_path / "good")
     for place in [*places, len(original) // 2]:
         changed = bytearray(original)
@@ -386,7 +383,7 @@ def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path
         else:
             weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("good", "bad")]
             assert weights[0] == weights[1]
-    assert refused > 20
+    assert refused > 10
 
 
 def test_formats_before_1_6_and_other_files_are_told_apart(published, tmp_path):

@@ -139,8 +139,8 @@ def _data(trained: TrainedClassifier) -> dict[str, Any]:
             f"through others, are left out. Linked are records that {LINK_RULE}."
         ),
         "pieces_rule": (
-            f"Pieces were cut at random places, as many from each genome of a file as from any other, to "
-            f"{MOST_COVERAGE:g} times its length at the most; {SHORT_SHARE:.0%} of them have {SHORTEST_NT} to "
+            f"Pieces were cut at random places, as many from each genome of a file as from any other, until "
+            f"they add up to {MOST_COVERAGE:g} times its length; {SHORT_SHARE:.0%} of them have {SHORTEST_NT} to "
             f"{trained.chunk_nt - 1} nt, the others {trained.chunk_nt}; pieces with other letters than A, C, G and T "
             "were dropped."
         ),

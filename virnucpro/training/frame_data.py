@@ -36,7 +36,7 @@ SHORTEST_NT = 300
 SHORT_SHARE = 0.25
 """Share of the pieces that are shorter than a whole chunk."""
 MOST_COVERAGE = 2.0
-"""Times that a genome's letters are used at the most, where a group is small."""
+"""Times that a genome's letters are used before no more pieces are cut of it, where a group is small."""
 
 
 @dataclass(frozen=True, kw_only=True)
