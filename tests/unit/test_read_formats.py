@@ -46,7 +46,14 @@ ACCEPTED = {
     "second of a pair": (b"@a\t2:Y:18:1\nAC\n+\nII\n", [("a/2", "AC")]),
     "a pair in one file": (b"@a 1:N:0:A\nAC\n+\nII\n@a 2:N:0:A\nGT\n+\nII\n", [("a/1", "AC"), ("a/2", "GT")]),
     "an id that says it already": (b"@a/1 1:N:0:A\nAC\n+\nII\n@b/2\nAC\n+\nII\n", [("a/1", "AC"), ("b/2", "AC")]),
-    "a comment that only looks alike": (b"@a 1:2:3\nAC\n+\nII\n@b 3:N:0\nAC\n+\nII\n", [("a", "AC"), ("b", "AC")]),
+    "a pair from the European archive": (
+        b"@a.1 M:7:11/1\nAC\n+\nII\n@a.1 M:7:11/2 x\nGT\n+\nII\n",
+        [("a.1/1", "AC"), ("a.1/2", "GT")],
+    ),
+    "comments that only look alike": (
+        b"@a 1:2:3\nAC\n+\nII\n@b 3:N:0\nAC\n+\nII\n@c x/12\nAC\n+\nII\n@d x 1:N:0\nAC\n+\nII\n",
+        [("a", "AC"), ("b", "AC"), ("c", "AC"), ("d", "AC")],
+    ),
 }
 
 REFUSED = {
@@ -218,6 +225,26 @@ def test_fastq_cut_anywhere_gives_whole_reads_or_an_error(reads, block_bytes, cu
         whole = int(np.searchsorted(ends, len(text) + 1, side="right"))  # the last line feed may be missing
         assert whole
         assert found == b"".join(line + b"\n" for line in expected.split(b"\n")[: 4 * whole])
+
+
+def test_fastq_with_any_damage_is_read_or_refused_and_no_read_becomes_two():
+    whole = b"".join(b"@r%d 1:N:0:A\nACGTN\n+\nIIIII\n@s%d\n\n+\n\n" % (number, number) for number in range(3))
+    rng = random.Random(7)
+    refused = 0
+    for _ in range(2000):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(1, len(damaged))
+            damaged[at : at + rng.randrange(3)] = rng.choice(
+                [b"\n", b">", b"@", b"+", b"\r", b"\0", b"\xff", b"", b"\n>"]
+            )
+        try:
+            text = b"".join(fastq_as_fasta(iter([bytes(damaged)]), "x"))
+        except BadInputError:
+            refused += 1
+        else:
+            assert text.count(b"\n") == 4 * sum(line.startswith(b">") for line in text.split(b"\n"))
+    assert 200 < refused < 2000
 
 
 def bam_of(folder: Path, reads, header=UNALIGNED, *, reference=False) -> bytes:

@@ -2,9 +2,9 @@
 Reads in FASTQ and in unaligned BAM, as FASTA text.
 
 Records are read by byte offset, so both are written out as FASTA once; ``dnaio`` decodes them. A read that says which
-one of a pair it is (in FASTQ by a comment like ``1:N:0:ATCACG``, in BAM by its flags) gets ``/1`` or ``/2`` behind its
-id, unless that is there already: the two files of a pair never have an id in common, and a read's id never depends on
-what else is given.
+one of a pair it is (in FASTQ by a comment like ``1:N:0:ATCACG`` or ``INSTRUMENT:7:1101:5/1``, in BAM by its flags) gets
+``/1`` or ``/2`` behind its id, unless that is there already: the two files of such a pair never have an id in common,
+and a read's id never depends on what else is given.
 
 A file that is damaged is told with its line, of BAM with the number of its record. ``dnaio`` 1.2 ends the whole process
 on a BAM record whose sizes do not add up, so all sizes are checked before it sees them.
@@ -42,7 +42,8 @@ _TEXT_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 160
 _COPY_AGAIN = "copy or download the file again"
 
-_PAIR_COMMENT = re.compile(r"(\S+)[ \t]+([12]):[YN]:\d")
+_PAIR_COMMENT = re.compile(r"(\S+)[ \t]+(?:([12]):[YN]:\d|\S+/([12])(?!\S))")
+"""An id, and what Illumina's programs or the European Nucleotide Archive say of its read behind it."""
 _SIZE = struct.Struct("<I")
 _FIXED = struct.Struct("<iiBBHHHiiii")
 """What a BAM record begins with: reference, position, bytes of the name, mapping quality, bin, CIGAR operations, flags,
@@ -74,7 +75,7 @@ def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
             name, sequence = read.name, read.sequence
             pair = _PAIR_COMMENT.match(name)
             if pair is not None:
-                name = _mate_id(pair[1], int(pair[2])) + name[pair.end(1) :]
+                name = _mate_id(pair[1], int(pair[2] or pair[3])) + name[pair.end(1) :]
             if sequence.startswith(">"):  # else it would begin a record
                 _refuse(path, 4 * number - 2, "unexpected character '>' at column 1", _COPY_AGAIN)
             text.append(f">{name}\n{sequence}\n\n\n")
