@@ -6,7 +6,6 @@ Lengths, chunks, frames and scores are drawn as a metagenome has them; a contig 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,16 +21,16 @@ from virnucpro.pipeline.viral_regions import (
     viral_runs,
 )
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import COLUMNS
+from virnucpro.store.prediction_manifest import PredictionManifest, StageRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK_NT = 500
-COLUMNS = (
-    *("contig", "length", "chunks", "open_chunks", "viral_chunks", "frames", "viral_frames", "frame_support"),
-    *("score", "max_score", "call", "reason", "fingerprint"),
-)
+COUNTS = ("chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
 FINGERPRINT = "1f0c2a9be4d37586"
+UNDECIDED = "undecided"
 NO_OPEN_FRAME = "no open frame"
 WHY_NO_OPEN_FRAME = "every reading frame of every chunk holds a stop codon"
 WHY_UNDECIDED = "the score is between the two thresholds"
@@ -57,7 +56,8 @@ class MadePrediction:
     rows: list[dict[str, str]] = field(default_factory=list)
 
     def count(self, call: str) -> int:
-        return sum(row["call"] == call for row in self.rows)
+        """Contigs with a score that have *call*, or all that no frame is open in."""
+        return sum(row["call"] == call and (row["score"] != "" or call == NO_OPEN_FRAME) for row in self.rows)
 
 
 def some_contigs(number: int = 400, seed: int = 7) -> list[Contig]:
@@ -93,7 +93,7 @@ def make_prediction(
     for contig in some_contigs() if contigs is None else contigs:
         if contig.left_out:
             failed.append(f"{contig.name}\t{contig.left_out}\t0\n")
-            made.rows.append(_row(contig.name, call="", reason=contig.left_out))
+            made.rows.append(_row(contig.name, call=UNDECIDED, reason=f"left out: {contig.left_out}"))
             continue
         row, starts, ends, p = _scored(contig, random, threshold)
         made.rows.append(row)
@@ -111,13 +111,13 @@ def make_prediction(
     layout.viral_regions.write_text(bed_header(classifier, FINGERPRINT) + "".join(regions), encoding="utf-8")
     if failed:
         layout.failed_sequences.write_text("sequence_id\treason\tattempts\n" + "".join(failed), encoding="utf-8")
-    manifest = _manifest(made, totals, threshold, missing_frames, classifier, len(failed) - missing_frames)
-    layout.manifest.write_text(json.dumps(manifest, indent=2))
+    skipped = len(failed) - missing_frames
+    _manifest(made, totals, threshold, missing_frames, classifier, skipped).write(layout.manifest)
     return made
 
 
 def _row(contig: str, **values: object) -> dict[str, str]:
-    row = dict.fromkeys(COLUMNS, "")
+    row = dict.fromkeys(COLUMNS, "") | dict.fromkeys(COUNTS, "0")
     row |= {"contig": contig, **{name: str(value) for name, value in values.items()}, "fingerprint": FINGERPRINT}
     return row
 
@@ -135,12 +135,11 @@ def _scored(contig: Contig, random: np.random.Generator, threshold: float):
     row = _row(contig.name, length=contig.length_nt, chunks=chunks, open_chunks=open_chunks, frames=frames)
     if not frames:
         call, reason = NO_OPEN_FRAME, WHY_NO_OPEN_FRAME
-        row |= {"viral_chunks": "0", "viral_frames": "0"}
     else:
         score = np.float32(1 / (1 + np.exp(-np.nanmean(np.where(frames_of_chunk > 0, logits, np.nan)))))
         low = min(threshold, 1 - threshold)
-        call = "virus" if score >= threshold else "not virus" if score < low else "undecided"
-        reason = WHY_UNDECIDED if call == "undecided" else ""
+        call = "virus" if score >= threshold else "not virus" if score < low else UNDECIDED
+        reason = WHY_UNDECIDED if call == UNDECIDED else ""
         viral_frames = int(frames_of_chunk[np.nan_to_num(p) > 0.5].sum())
         row |= {
             "viral_chunks": str(int((np.nan_to_num(p) >= 0.5).sum())),
@@ -152,42 +151,33 @@ def _scored(contig: Contig, random: np.random.Generator, threshold: float):
     return {**row, "call": call, "reason": reason}, starts, ends, p
 
 
-def _manifest(made, totals, threshold, missing_frames, classifier, skipped) -> dict:
+def _manifest(made, totals, threshold, missing_frames, classifier, skipped) -> PredictionManifest:
     seconds = {"fragments": 0.41, "dna": 212.7, "protein": 388.2, "classify": 1.32, "contigs": 0.22}
     model = {"sha256": "6e1c" * 16, "hidden_dim": 192}
-    return {
-        "format": 1,
-        "kind": "prediction",
-        "run_id": "20261121T151600-4f2a",
-        "state": "partial" if missing_frames else "complete",
-        "started": "2026-11-21T15:16:00+00:00",
-        "finished": "2026-11-21T15:26:04+00:00",
-        "host": "node7",
-        "inputs": [{"path": "soil_assembly.fasta.gz", "size_bytes": 734_003, "sha256": "ab" * 32}],
-        "settings": {"chunk_nt": CHUNK_NT, "min_length_nt": None},
-        "output_settings": {"threshold": threshold, "formats": ["tsv"], "keep_chunks": False},
-        "models": {
+    return PredictionManifest(
+        run_id="20261121T151600-4f2a",
+        state="partial" if missing_frames else "complete",
+        started="2026-11-21T15:16:00+00:00",
+        finished="2026-11-21T15:26:04+00:00",
+        host="node7",
+        inputs=[{"path": "/data/soil/soil_assembly.fasta.gz", "size_bytes": 734_003, "sha256": "ab" * 32}],
+        settings={"chunk_nt": CHUNK_NT, "min_nt": 0},
+        output_settings={"threshold": threshold, "formats": ["tsv"], "keep_chunks": False},
+        models={
             "dna": {"name": "virnucpro-tiny-dna", **model},
             "protein": {"name": "virnucpro-tiny-protein", **model},
             "classifier": {"name": classifier, "sha256": "90d2" * 16, "chunk_nt": CHUNK_NT},
         },
-        "fingerprint": FINGERPRINT,
-        "versions": {"python version": "3.12.3", "torch version": "2.9.1", "virnucpro version": "0.1.0"},
-        "devices": ["cpu:0", "cpu:1"],
-        "stages": {name: {"fingerprint": "00", "seconds": value} for name, value in seconds.items()},
-        "counts": {
+        fingerprint=FINGERPRINT,
+        versions={"python": "3.12.3", "torch": "2.9.1", "virnucpro": "0.1.0"},
+        devices=["cpu:0", "cpu:1"],
+        stages={name: StageRecord(fingerprint="00", seconds=value, files={}) for name, value in seconds.items()},
+        counts={
             "contigs": len(made.rows) - skipped,
             "skipped": skipped,
-            "short_contigs": 0,
             **totals,
             "scored_frames": totals["frames"] - missing_frames,
             "missing_frames": missing_frames,
-            "virus": made.count("virus"),
-            "not_virus": made.count("not virus"),
-            "undecided": made.count("undecided"),
-            "no_open_frame": made.count(NO_OPEN_FRAME),
-            "short_for_classifier": 0,
         },
-        "notes": ["41 contigs are shorter than the classifier's chunk of 500 nt: their scores are less certain."],
-        "files": {},
-    }
+        notes=["41 contigs are shorter than the classifier's chunk of 500 nt: their scores are less certain."],
+    )

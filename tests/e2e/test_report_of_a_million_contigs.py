@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.made_prediction import COLUMNS, FINGERPRINT, Contig, make_prediction
+from tests.made_prediction import FINGERPRINT, Contig, make_prediction
+from virnucpro.store.contig_table import COLUMNS
 
 pytestmark = pytest.mark.slow
 

@@ -138,7 +138,7 @@ def test_the_page_says_what_the_files_say(written):
     page, made = written
     viral = made.count("virus")
     assert page.says(f"{viral} of 400 contigs (32%) are called viral")
-    assert page.says(f"{made.count('not virus')} are not viral, {made.count('no open frame')} are without a call")
+    assert page.says(f"{made.count('not virus')} are not viral and {made.count('no open frame')} are without a score")
     assert page.says("This result is partial: 3 of")
     assert page.says("virnucpro-tiny-protein")
     assert page.says(FINGERPRINT)
@@ -177,17 +177,17 @@ def test_every_colour_of_a_figure_has_its_counterpart_in_the_dark(written):
 @pytest.mark.parametrize(
     ("contigs", "words"),
     [
-        ([], ["The input holds no contigs", "There was no contig to call"]),
+        ([], ["The input holds no contigs", "There was no contig to score"]),
         (
             [Contig(f"c{n}", 900, open_share=0) for n in range(9)],
-            ["None of the 9 contigs could be called: no reading frame was open", "No contig is 10 kb or longer"],
+            ["None of the 9 contigs could be scored: no reading frame was open", "No contig is 10 kb or longer"],
         ),
-        ([Contig("c", 900, open_share=0)], ["The only contig could not be called: no reading frame was open"]),
+        ([Contig("c", 900, open_share=0)], ["The only contig could not be scored: no reading frame was open"]),
         ([Contig("c", 12_000, open_share=0)], ["1 contig is 10 kb or longer; none holds a viral region"]),
-        ([Contig("c", 0, left_out="in.fasta:3: no letters")], ["The only contig could not be called"]),
+        ([Contig("c", 0, left_out="in.fasta:3: no letters")], ["The only contig could not be scored"]),
         (
             [Contig(f"c{n}", 2000) for n in range(9)],
-            ["None of the 9 contigs is called viral", "Every contig has a call"],
+            ["None of the 9 contigs is called viral", "Every contig has a score"],
         ),
         ([Contig("c", 2000, 0, 1)], ["The only contig is called viral"]),
         ([Contig(f"c{n}", 2000, 0, 1, 1) for n in range(9)], ["All 9 contigs are called viral"]),

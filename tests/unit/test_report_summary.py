@@ -10,9 +10,10 @@ import pytest
 from tests.made_prediction import Contig, make_prediction, some_contigs
 from virnucpro.errors import ResultError
 from virnucpro.report import summary as summary_module
-from virnucpro.report.contig_lines import NO_CALL, NOT_VIRUS, UNDECIDED, VIRUS
+from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.summary import SCORE_BINS, summarise
 from virnucpro.report.tracks import TRACK_STEPS
+from virnucpro.store.contig_table import Call
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +24,20 @@ def metagenome(tmp_path_factory):
 
 def test_every_contig_is_counted_once_under_its_call(metagenome):
     found = summarise(metagenome.layout)
-    expected = Counter(row["call"] if row["score"] else NO_CALL for row in metagenome.rows)
+    expected = Counter(row["call"] if row["score"] else NO_SCORE for row in metagenome.rows)
     assert {call: group.contigs for call, group in found.groups.items()} == {
-        call: expected[call] for call in (VIRUS, UNDECIDED, NOT_VIRUS, NO_CALL)
+        call: expected[call] for call in (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, NO_SCORE)
     }
-    assert expected[UNDECIDED] > 0
+    assert expected[Call.UNDECIDED] > 0
     assert found.contigs == len(metagenome.rows)
     assert sum(group.nt for group in found.groups.values()) == sum(int(row["length"] or 0) for row in metagenome.rows)
-    viral = [float(row["score"]) for row in metagenome.rows if row["call"] == VIRUS]
+    viral = [float(row["score"]) for row in metagenome.rows if row["call"] == Call.VIRUS]
     assert found.sure == {least: sum(score >= least for score in viral) for least in (0.99, 0.9)}
 
 
 def test_the_histogram_has_every_score_in_its_step(metagenome):
     found = summarise(metagenome.layout)
-    for call in (VIRUS, UNDECIDED, NOT_VIRUS):
+    for call in (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS):
         scores = [float(row["score"]) for row in metagenome.rows if row["call"] == call and row["score"]]
         expected = [
             sum(step / SCORE_BINS <= score < (step + 1) / SCORE_BINS + (step == SCORE_BINS - 1) for score in scores)
@@ -47,15 +48,15 @@ def test_the_histogram_has_every_score_in_its_step(metagenome):
 
 def test_reasons_are_counted_without_the_place_where_they_were_found(metagenome):
     found = summarise(metagenome.layout)
-    assert found.reasons["letter '*' in a DNA sequence"] == 3
-    assert sum(found.reasons.values()) == found.groups[NO_CALL].contigs
+    assert found.reasons["left out: letter '*' in a DNA sequence"] == 3
+    assert sum(found.reasons.values()) == found.groups[NO_SCORE].contigs
     assert found.num_failed == 3
     assert found.failed[0] == ["bad0", "in.fasta:0: letter '*' in a DNA sequence", "0"]
 
 
 def test_the_table_has_the_highest_scores_first(metagenome):
     found = summarise(metagenome.layout)
-    assert [contig.contig for contig in found.table] == [
+    assert [contig.found.contig for contig in found.table] == [
         row["contig"]
         for _, row in sorted(
             enumerate(metagenome.rows),
@@ -68,23 +69,23 @@ def test_regions_stand_with_their_contigs(metagenome):
     found = summarise(metagenome.layout)
     lines = [line.split("\t") for line in metagenome.layout.viral_regions.read_text().splitlines()[1:]]
     expected = Counter(contig for contig, *_ in lines)
-    assert {contig.contig: len(contig.regions) for contig in found.table if contig.regions} == expected
+    assert {contig.found.contig: len(contig.regions) for contig in found.table if contig.regions} == expected
     assert (found.regions, found.contigs_with_regions) == (len(lines), len(expected))
     assert found.region_nt == sum(int(end) - int(start) for _, start, end, *_ in lines)
 
 
 def test_tracks_are_those_of_the_surest_viral_contigs_and_of_others_with_the_longest_regions(metagenome):
     found = summarise(metagenome.layout)
-    long_contigs = [contig for contig in found.table if (contig.length_nt or 0) >= 10_000]
-    viral = [contig for contig in long_contigs if contig.call == VIRUS][:6]
-    others = [contig for contig in long_contigs if contig.call != VIRUS and contig.regions]
+    long_contigs = [contig for contig in found.table if contig.length_nt >= 10_000]
+    viral = [contig for contig in long_contigs if contig.found.call == Call.VIRUS][:6]
+    others = [contig for contig in long_contigs if contig.found.call != Call.VIRUS and contig.regions]
     others.sort(key=lambda contig: contig.region_nt, reverse=True)
     assert [track.contig for track in found.viral_tracks] == viral
     assert [track.contig for track in found.other_tracks] == others[:4]
-    assert "NODE_12_length_248310_cov_31.7" in {track.contig.contig for track in found.other_tracks}
+    assert "NODE_12_length_248310_cov_31.7" in {track.contig.found.contig for track in found.other_tracks}
     bedgraph = [line.split("\t") for line in metagenome.layout.tracks.read_text().splitlines()[1:]]
     for track in [*found.viral_tracks, *found.other_tracks]:
-        expected = [(int(a), int(b), float(p)) for name, a, b, p in bedgraph if name == track.contig.contig]
+        expected = [(int(a), int(b), float(p)) for name, a, b, p in bedgraph if name == track.contig.found.contig]
         assert [tuple(step) for step in track.steps] == expected
         assert track.window_nt is None
 
@@ -112,8 +113,8 @@ def test_what_is_kept_is_bounded_and_the_sample_holds_every_viral_contig(tmp_pat
     found = summarise(made.layout)
     assert len(found.table) == 200
     assert len(found.sample) == 500
-    sampled = {contig.contig for contig in found.sample}
-    assert sampled > {row["contig"] for row in made.rows if row["call"] == VIRUS}
+    sampled = {contig.found.contig for contig in found.sample}
+    assert sampled > {row["contig"] for row in made.rows if row["call"] == Call.VIRUS}
     numbers = [contig.number for contig in found.sample]
     assert numbers == sorted(set(numbers))
     assert 430 < sum(numbers) / len(numbers) < 570  # drawn from everywhere
@@ -123,9 +124,9 @@ def test_what_is_kept_is_bounded_and_the_sample_holds_every_viral_contig(tmp_pat
 def test_of_very_many_viral_contigs_half_the_sample_is_left_to_the_others(tmp_path, small_limits):
     contigs = [Contig(f"k{n}", 300, 0, float(n % 3 != 0), open_share=1) for n in range(1000)]
     found = summarise(make_prediction(tmp_path, contigs).layout)
-    calls = Counter(contig.call for contig in found.sample)
+    calls = Counter(contig.found.call for contig in found.sample)
     assert calls.total() == 500
-    assert calls[VIRUS] == 250
+    assert calls[Call.VIRUS] == 250
 
 
 def test_reasons_without_end_are_counted_together(tmp_path):
@@ -136,7 +137,7 @@ def test_reasons_without_end_are_counted_together(tmp_path):
 
 
 def spoil_manifest(layout):
-    layout.manifest.write_text(json.dumps({"kind": "embedding"}))
+    layout.manifest.write_text(json.dumps({"kind": "prediction", "format": 1}))
 
 
 def cut_a_line(layout):

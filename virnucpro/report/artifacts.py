@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
 from virnucpro.report import wording
-from virnucpro.report.contig_lines import CALLS
+from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import percent, whole
 from virnucpro.report.summary import Summary, summarise
 
@@ -31,8 +31,8 @@ def report_markdown(layout: PredictionLayout) -> str:
     lines = [f"# {wording.lead(summary)}", "", *_paragraphs(summary), *_calls(summary)]
     why = [f"| {_plain(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
     if why:
-        lines += ["| Why there is no call | Contigs |", "| --- | ---: |", *why, ""]
-    lines += [f"- {_plain(str(note))}" for note in summary.manifest.get("notes", [])]
+        lines += ["| Why there is no score | Contigs |", "| --- | ---: |", *why, ""]
+    lines += [f"- {_plain(note)}" for note in summary.manifest.notes]
     lines += ["", f"Report: {_plain(str(layout.report.resolve()))}", ""]
     return "\n".join(lines)
 
@@ -46,15 +46,15 @@ def report_table(layout: PredictionLayout) -> list[dict[str, Any]]:
     """
     return [
         {
-            "contig": contig.contig,
+            "contig": contig.found.contig,
             "length": contig.length_nt,
-            "score": contig.score,
-            "call": contig.call,
-            "viral_chunks": contig.viral_chunks,
-            "open_chunks": contig.open_chunks,
-            "frame_support": contig.frame_support,
+            "score": contig.found.score,
+            "call": contig.found.call,
+            "viral_chunks": contig.found.viral_chunks,
+            "open_chunks": contig.found.open_chunks,
+            "frame_support": contig.found.frame_support,
             "viral_regions": len(contig.regions),
-            "reason": contig.reason,
+            "reason": contig.found.reason,
         }
         for contig in summarise(layout).table[:ARTIFACT_CONTIGS]
     ]
@@ -70,7 +70,7 @@ def _paragraphs(summary: Summary) -> list[str]:
 def _calls(summary: Summary) -> list[str]:
     if not summary.contigs:
         return []
-    groups = [(call, summary.groups[call].contigs) for call in CALLS]
+    groups = [(call, summary.groups[call].contigs) for call in GROUPS]
     rows = [f"| {call} | {whole(n)} | {percent(n, summary.contigs)} |" for call, n in groups if n]
     return ["| Call | Contigs | Share |", "| --- | ---: | ---: |", *rows, ""]
 

@@ -10,25 +10,20 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from virnucpro.errors import ResultError
+from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-VIRUS = "virus"
-NOT_VIRUS = "not virus"
-UNDECIDED = "undecided"
-NO_CALL = "no call"
-"""Stands on the page for every other call, and for none: each has its reason."""
-CALLS = (VIRUS, UNDECIDED, NOT_VIRUS, NO_CALL)
+NO_SCORE = "no score"
+"""Stands on the page for the call of a contig that could not be scored: its reason says why."""
+GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, NO_SCORE)
+"""What contigs are counted under."""
 
-_COLUMNS = (
-    *("contig", "length", "chunks", "open_chunks", "viral_chunks", "frame_support", "score", "max_score"),
-    *("call", "reason"),
-)
-_END: tuple[None, tuple[()]] = (None, ())
 _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
+_END: tuple[None, tuple[()]] = (None, ())
 _REMEDY = "start the same `virnucpro predict` command again to write it anew"
 
 
@@ -44,34 +39,28 @@ class Region(NamedTuple):
 
 
 class ContigLine(NamedTuple):
-    """One contig. Numbers are None where the line has none: of a record that was left out there are no chunks."""
+    """One contig."""
 
     number: int
     """From 0, in the order of the file."""
-    contig: str
-    length_nt: int | None
-    chunks: int | None
-    open_chunks: int | None
-    viral_chunks: int | None
-    frame_support: float | None
-    score: float | None
-    """P(virus)."""
-    max_score: float | None
-    call: str
-    """As in the file."""
-    reason: str
+    found: ContigCall
     regions: tuple[Region, ...]
 
     @property
     def group(self) -> str:
-        """One of ``CALLS``."""
-        return self.call if self.call in CALLS else NO_CALL
+        """One of ``GROUPS``."""
+        return NO_SCORE if self.found.score is None else self.found.call
 
     @property
     def rank(self) -> tuple[float, int, int]:
         """The greater, the further up: by score, then length, then order of the input."""
-        score = -1.0 if self.score is None else self.score
-        return score, self.length_nt or 0, -self.number
+        score = -1.0 if self.found.score is None else self.found.score
+        return score, self.length_nt, -self.number
+
+    @property
+    def length_nt(self) -> int:
+        """Nucleotides; 0 for a record that was left out."""
+        return self.found.length or 0
 
     @property
     def region_nt(self) -> int:
@@ -88,31 +77,12 @@ def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine
     """
     regions = _read_regions(viral_regions)
     next_contig, next_regions = next(regions, _END)
-    lines = read_columns(contigs)
-    _, header = next(lines, (1, []))
-    try:
-        columns = [header.index(name) for name in _COLUMNS]
-    except ValueError as error:
-        raise ResultError(contigs, f"is no table of contigs ({error}): {_REMEDY}") from error
-    for number, (line, fields) in enumerate(lines):
-        try:
-            contig, length, chunks, opened, viral, support, score, top, call, reason = [fields[c] for c in columns]
-            values = (
-                _int(length),
-                _int(chunks),
-                _int(opened),
-                _int(viral),
-                _float(support),
-                _float(score),
-                _float(top),
-            )
-        except (ValueError, IndexError) as error:
-            raise ResultError(contigs, f"line {line} cannot be read ({error}): {_REMEDY}") from error
+    for number, found in enumerate(read_contig_calls(contigs)):
         mine: tuple[Region, ...] = ()
-        if next_contig == contig:
+        if next_contig == found.contig:
             mine = next_regions
             next_contig, next_regions = next(regions, _END)
-        yield ContigLine(number, contig, *values, call, reason, mine)
+        yield ContigLine(number, found, mine)
     if next_contig is not None:
         what = f"its region of {next_contig!r} is of no contig, or not in the order of {contigs.name}: {_REMEDY}"
         raise ResultError(viral_regions, what)
@@ -134,14 +104,6 @@ def read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ResultError(path, f"cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise ResultError(path, f"is not UTF-8 text ({error}): {_REMEDY}") from error
-
-
-def _int(text: str) -> int | None:
-    return int(text) if text else None
-
-
-def _float(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def _read_regions(path: Path) -> Iterator[tuple[str, tuple[Region, ...]]]:

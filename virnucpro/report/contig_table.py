@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import CALLS
+from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
 from virnucpro.report.plots import CALL_COLOURS
 from virnucpro.report.sections import swatch
@@ -52,7 +52,7 @@ def contig_table(summary: Summary) -> Html:
 
 
 def _controls(contigs: list[ContigLine]) -> Html:
-    groups = [(call, sum(contig.group == call for contig in contigs)) for call in CALLS]
+    groups = [(call, sum(contig.group == call for contig in contigs)) for call in GROUPS]
     options = [element("option", f"{call} ({whole(n)})", value=call) for call, n in groups if n]
     search = element("input", id="filter-text", type="search", placeholder="name or reason", autocomplete="off")
     choice = element(
@@ -69,18 +69,18 @@ def _controls(contigs: list[ContigLine]) -> Html:
 
 def _table(contigs: list[ContigLine]) -> Html:
     columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
-        ("Contig", False, lambda c: element("td", element("bdi", c.contig), class_="name")),
+        ("Contig", False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
         ("P(virus)", True, _score),
-        ("Call", False, lambda c: element("td", swatch(c.call), c.call or "\u2013", class_="call")),
-        ("Length", True, lambda c: _number(c.length_nt, nucleotides(c.length_nt or 0))),
-        ("Highest", True, lambda c: _number(c.max_score, probability(c.max_score or 0))),
-        ("Viral chunks", True, lambda c: _number(c.viral_chunks, f"{c.viral_chunks} of {c.open_chunks}")),
-        ("Frame support", True, lambda c: _number(c.frame_support, f"{c.frame_support or 0:.0%}")),
+        ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
+        ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
+        ("Highest", True, lambda c: _number(c.found.max_score, probability(c.found.max_score or 0))),
+        ("Viral chunks", True, _viral_chunks),
+        ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
     ]
     if any(contig.regions for contig in contigs):
         columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
-    if any(contig.reason for contig in contigs):
-        columns.append(("Why no call", False, lambda c: element("td", c.reason, class_="reason")))
+    if any(contig.found.reason for contig in contigs):
+        columns.append(("Reason", False, lambda c: element("td", c.found.reason, class_="reason")))
     header = [
         element(
             "th",
@@ -112,8 +112,13 @@ def _number(value: float | None, shown: str) -> Html:
     return element("td", shown, class_="number", data_v=value)
 
 
+def _viral_chunks(contig: ContigLine) -> Html:
+    found = contig.found
+    return _number(found.viral_chunks if found.open_chunks else None, f"{found.viral_chunks} of {found.open_chunks}")
+
+
 def _score(contig: ContigLine) -> Html:
-    if contig.score is None:
+    if contig.found.score is None:
         return element("td", class_="number")
-    shown = probability(contig.score)
-    return element("td", shown, class_="number p", data_v=contig.score, style=f"--p:{contig.score:.3f}")
+    shown = probability(contig.found.score)
+    return element("td", shown, class_="number p", data_v=contig.found.score, style=f"--p:{contig.found.score:.3f}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from virnucpro.report.summary import Summary
     from virnucpro.run_layout import PredictionLayout
+    from virnucpro.store.prediction_manifest import PredictionManifest
 
 
 def write_report(layout: PredictionLayout) -> Path:
@@ -84,9 +85,9 @@ def _figures(summary: Summary, thresholds: list[float]) -> dict[str, Any]:
     }
 
 
-def _thresholds(manifest: dict[str, Any]) -> list[float]:
+def _thresholds(manifest: PredictionManifest) -> list[float]:
     """Return where the calls change: at the threshold, and where a band without verdict lies below it, at its foot."""
-    threshold = float(manifest.get("output_settings", {}).get("threshold", 0.5))
+    threshold = float(manifest.output_settings["threshold"])
     return sorted({min(threshold, round(1 - threshold, 12)), threshold})
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from virnucpro.report.contig_lines import NO_CALL, NOT_VIRUS, UNDECIDED, VIRUS
+from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import hover_text, nucleotides, probability
 from virnucpro.report.summary import SCORE_BINS
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ COLOURS = {
     "virus": Colour("#c84e00", "#ff9a4d"),
     "not-virus": Colour("#1f6fa8", "#62b0e8"),
     "undecided": Colour("#6b7280", "#b4bcc8"),
-    "no-call": Colour("#b9c0ca", "#5a6472"),
+    "no-score": Colour("#b9c0ca", "#5a6472"),
     "ink": Colour("#1b2330", "#e8ebf0"),
     "muted": Colour("#596473", "#a2adbb"),
     "line": Colour("#dfe4ea", "#303843"),
@@ -44,14 +45,14 @@ COLOURS = {
     "region": Colour("#fbe3d2", "#4a2c17"),
 }
 """Vermilion and blue are told apart with any kind of colour vision; greys have no verdict."""
-CALL_COLOURS = {VIRUS: "virus", NOT_VIRUS: "not-virus", UNDECIDED: "undecided", NO_CALL: "no-call"}
+CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}
 
 SHADED_REGIONS = 300
 """Regions that are shaded in one track: the longest."""
 
-_SYMBOLS = {VIRUS: "circle", UNDECIDED: "diamond", NOT_VIRUS: "circle-open"}
+_SYMBOLS = {Call.VIRUS: "circle", Call.UNDECIDED: "diamond", Call.NOT_VIRUS: "circle-open"}
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_DRAWN = (NOT_VIRUS, UNDECIDED, VIRUS)
+_DRAWN = (Call.NOT_VIRUS, Call.UNDECIDED, Call.VIRUS)
 """What matters most is drawn last."""
 _LOG_FROM = 20
 """Times that the highest bar is higher than the highest viral one, from which on counts start on a log scale."""
@@ -93,11 +94,11 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
     """Return the contigs of the sample by length and P(virus)."""
     figure = go.Figure()
     for call in _DRAWN:
-        contigs = [contig for contig in summary.sample if contig.call == call]
+        contigs = [contig for contig in summary.sample if contig.found.call == call]
         if contigs:
             figure.add_scatter(
                 x=[contig.length_nt for contig in contigs],
-                y=[contig.score for contig in contigs],
+                y=[contig.found.score for contig in contigs],
                 mode="markers",
                 name=call,
                 legendrank=len(_DRAWN) - _DRAWN.index(call),
@@ -107,7 +108,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
                     "size": 7 if len(summary.sample) <= 1000 else 5,
                     "opacity": 0.75,
                 },
-                text=[_hover(contig.contig, contig.length_nt or 0, contig.score or 0.0) for contig in contigs],
+                text=[_hover(contig.found.contig, contig.length_nt, contig.found.score or 0.0) for contig in contigs],
                 hovertemplate=f"%{{text}}, {call}<extra></extra>",
             )
     for threshold in thresholds:
@@ -163,7 +164,7 @@ def longest_regions(contig: ContigLine, most: int) -> list[Region]:
 
 def _count_scale(summary: Summary) -> str:
     """A few viral contigs among very many others would be too low to be seen."""
-    viral = max(summary.groups[VIRUS].bins)
+    viral = max(summary.groups[Call.VIRUS].bins)
     highest = max(max(summary.groups[call].bins) for call in _DRAWN)
     return "log" if viral and highest > _LOG_FROM * viral else "linear"
 

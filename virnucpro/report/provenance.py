@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
-from virnucpro.report.contig_lines import NO_CALL
+from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, whole
 from virnucpro.report.sections import rows_of
 
 if TYPE_CHECKING:
     from virnucpro.report.summary import Summary
     from virnucpro.run_layout import PredictionLayout
+    from virnucpro.store.prediction_manifest import PredictionManifest
 
 _SHOWN_CHARACTERS = 300
 _SHOWN_INPUTS = 20
@@ -28,18 +29,18 @@ _SHA_DIGITS = 16
 
 
 def left_out(summary: Summary) -> Html:
-    """Return what has no call and why, and the frames and records without a score."""
-    counts = summary.manifest.get("counts", {})
-    without = summary.groups[NO_CALL].contigs
-    parts = [element("h2", "What has no call, and why")]
+    """Return what has no score and why."""
+    counts = summary.manifest.counts
+    without = summary.groups[NO_SCORE].contigs
+    parts = [element("h2", "What has no score, and why")]
     if without:
         parts.append(element("p", f"{counted(without, 'contig')} of {whole(summary.contigs)}:", class_="note"))
         rows = [(_short(why), whole(n), percent(n, summary.contigs)) for why, n in summary.reasons.most_common()]
         parts.append(rows_of(("Why", "Contigs", "Share"), rows, numbers=(1, 2)))
     elif summary.contigs:
-        parts.append(element("p", "Every contig has a call."))
+        parts.append(element("p", "Every contig has a score."))
     else:
-        parts.append(element("p", "There was no contig to call."))
+        parts.append(element("p", "There was no contig to score."))
     if chunks := counts.get("chunks"):
         opened, frames, missing = (counts.get(name, 0) for name in ("open_chunks", "frames", "missing_frames"))
         scored = (
@@ -68,22 +69,19 @@ def _failed(summary: Summary) -> Html:
 def how_it_was_made(summary: Summary) -> Html:
     """Return models and classifier, versions, settings, input, and how long each stage took."""
     manifest = summary.manifest
-    models = manifest.get("models", {})
     named = [
         (
             title,
-            _short(str(models[key].get("name", ""))),
-            element("code", str(models[key].get("sha256") or "unknown")[:_SHA_DIGITS]),
+            _short(manifest.models[key]["name"]),
+            element("code", (manifest.models[key].get("sha256") or "unknown")[:_SHA_DIGITS]),
         )
         for key, title in _MODELS.items()
-        if isinstance(models.get(key), dict)
     ]
     left = joined(
-        rows_of(("Model", "Name", "sha256 begins"), named) if named else Html(),
+        rows_of(("Model", "Name", "sha256 begins"), named),
         element("dl", *_facts(manifest), style="margin-top:14px"),
     )
-    stages = manifest.get("stages", {})
-    taken = [(_STAGES.get(name, name), float(stage.get("seconds") or 0)) for name, stage in stages.items()]
+    taken = [(_STAGES.get(name, name), stage.seconds) for name, stage in manifest.stages.items()]
     total = sum(seconds for _, seconds in taken)
     times = [(name, duration(seconds), _share(seconds, total)) for name, seconds in taken]
     right = rows_of(("Stage", "Time", "Share"), [*times, ("together", duration(total), "")], numbers=(1, 2))
@@ -94,24 +92,17 @@ def how_it_was_made(summary: Summary) -> Html:
     )
 
 
-def _facts(manifest: dict[str, Any]) -> list[Html]:
-    facts: list[tuple[str, str]] = [("result fingerprint", str(manifest.get("fingerprint", "")))]
-    for name in ("settings", "output_settings"):
-        facts += [(_title(key), _plain(value)) for key, value in manifest.get(name, {}).items() if _is_plain(value)]
-    facts += [(key, _plain(value)) for key, value in manifest.get("versions", {}).items()]
-    devices = [str(device) for device in manifest.get("devices", [])]
-    shown = ", ".join(devices[:_SHOWN_INPUTS]) + (" \u2026" if len(devices) > _SHOWN_INPUTS else "")
-    facts += [
-        ("devices", shown),
-        ("started", str(manifest.get("started", ""))),
-        ("run", str(manifest.get("run_id", ""))),
-    ]
-    inputs = manifest.get("inputs", [])
-    for item in inputs[:_SHOWN_INPUTS]:
-        digest = str(item.get("sha256", ""))[:_SHA_DIGITS]
-        facts.append(("input", f"{item.get('path', '')} (sha256 {digest}\u2026)"))
-    if len(inputs) > _SHOWN_INPUTS:
-        facts.append(("input", f"and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}, in run.json"))
+def _facts(manifest: PredictionManifest) -> list[Html]:
+    facts = [("result fingerprint", manifest.fingerprint)]
+    for settings in (manifest.settings, manifest.output_settings):
+        facts += [(_title(key), _plain(value)) for key, value in settings.items() if _is_plain(value)]
+    facts += [(f"{name} version", version) for name, version in manifest.versions.items()]
+    shown = ", ".join(manifest.devices[:_SHOWN_INPUTS]) + (" \u2026" if len(manifest.devices) > _SHOWN_INPUTS else "")
+    facts += [("devices", shown), ("started", manifest.started), ("run", manifest.run_id)]
+    for item in manifest.inputs[:_SHOWN_INPUTS]:
+        facts.append(("input", f"{item['path']} (sha256 {item['sha256'][:_SHA_DIGITS]}\u2026)"))
+    if len(manifest.inputs) > _SHOWN_INPUTS:
+        facts.append(("input", f"and {counted(len(manifest.inputs) - _SHOWN_INPUTS, 'more file')}, in run.json"))
     return [joined(element("dt", name), element("dd", _short(value))) for name, value in facts if value]
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
 from virnucpro.report import wording
-from virnucpro.report.contig_lines import CALLS, NO_CALL, VIRUS
+from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, counted, cut, element, joined, nucleotides, percent, probability, whole
 from virnucpro.report.plots import CALL_COLOURS, SHADED_REGIONS, longest_regions
 from virnucpro.report.summary import SURE_FROM
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,11 +29,11 @@ _NAMED_REGIONS = 4
 def heading(summary: Summary) -> Html:
     """Return the answer in one sentence, and what it is about."""
     manifest = summary.manifest
-    inputs = [str(item.get("path", "")).rpartition("/")[2] for item in manifest.get("inputs", [])]
+    inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
     named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
     more = f" and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}" if len(inputs) > _SHOWN_INPUTS else ""
-    classifier = manifest.get("models", {}).get("classifier", {}).get("name", "")
-    about = [f"{named}{more}", f"classifier {printable(str(classifier))}", str(manifest.get("started", ""))[:10]]
+    classifier = manifest.models["classifier"]["name"]
+    about = [f"{named}{more}", f"classifier {printable(classifier)}", manifest.started[:10]]
     return joined(
         element("h1", wording.lead(summary).removesuffix(".")),
         element("p", " \u00b7 ".join(filter(None, about)), class_="about"),
@@ -42,7 +43,7 @@ def heading(summary: Summary) -> Html:
 def overview(summary: Summary) -> Html:
     """Return how sure it is, the shares of the calls, and what to know before relying on them."""
     warning = wording.missing(summary)
-    notes = [printable(str(note)) for note in summary.manifest.get("notes", [])]
+    notes = [printable(note) for note in summary.manifest.notes]
     shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
     if len(notes) > _SHOWN_NOTES:
         shown.append(element("li", f"{whole(len(notes) - _SHOWN_NOTES)} more notes are in run.json."))
@@ -57,7 +58,7 @@ def overview(summary: Summary) -> Html:
 
 
 def _shares(summary: Summary) -> Html:
-    present = [(call, group) for call in CALLS if (group := summary.groups[call]).contigs]
+    present = [(call, group) for call in GROUPS if (group := summary.groups[call]).contigs]
     bar = [
         element(
             "span", class_=CALL_COLOURS[call], style=f"flex-grow:{group.contigs}", title=f"{call}: {group.contigs:,}"
@@ -79,16 +80,15 @@ def _shares(summary: Summary) -> Html:
 
 def _key_figures(summary: Summary) -> Html:
     """Return the figures about what is viral; none when nothing is."""
-    viral = summary.groups[VIRUS]
+    viral = summary.groups[Call.VIRUS]
     if not viral.contigs and not summary.regions:
         return Html()
     figures = [
         (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
     ]
-    figures += [
-        (nucleotides(viral.nt), "in viral contigs"),
-        (whole(summary.regions), "viral regions in long contigs"),
-    ]
+    figures.append((nucleotides(viral.nt), "in viral contigs"))
+    if summary.long_contigs:
+        figures.append((whole(summary.regions), "viral regions in long contigs"))
     return element(
         "ul", *(element("li", element("b", n), element("span", what)) for n, what in figures), class_="figures"
     )
@@ -128,7 +128,7 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
 
 
 def _sampled(summary: Summary) -> str:
-    viral, shown = summary.groups[VIRUS].contigs, sum(contig.call == VIRUS for contig in summary.sample)
+    viral, shown = summary.groups[Call.VIRUS].contigs, sum(contig.found.call == Call.VIRUS for contig in summary.sample)
     if not viral:
         return "drawn evenly"
     which = "all that are called viral" if viral == shown else f"{whole(shown)} of the {whole(viral)} called viral"
@@ -163,8 +163,9 @@ def tracks(summary: Summary) -> Html:
     parts = [element("h2", "Along the long contigs"), element("p", wording.regions(summary), class_="note")]
     if summary.regions:
         rule = (
-            "Shaded: runs of at least three viral chunks (P(virus) of 0.5 or more, the dotted line), bridging two "
-            "others at most. No line: no open reading frame. Every region is in viral_regions.bed, every track in "
+            "The line is the mean of each chunk\u2019s reading frames; there is none where no frame is open. Shaded: "
+            "runs of at least three viral chunks, bridging two others at most; a chunk is viral when the highest "
+            "score of its frames is one for virus. Every region is in viral_regions.bed, every track in "
             "tracks.bedgraph; both open in genome browsers."
         )
         parts.append(element("p", rule, class_="note"))
@@ -186,9 +187,9 @@ def track_name(track: Track) -> str:
 
 def _track(track: Track, name: str) -> Html:
     contig = track.contig
-    facts = [nucleotides(contig.length_nt or 0), contig.call]
-    if contig.score is not None:
-        facts.append(f"P(virus) {probability(contig.score)}")
+    facts = [nucleotides(contig.length_nt), contig.found.call]
+    if contig.found.score is not None:
+        facts.append(f"P(virus) {probability(contig.found.score)}")
     if contig.regions:
         named = longest_regions(contig, _NAMED_REGIONS)
         which = (
@@ -201,9 +202,9 @@ def _track(track: Track, name: str) -> Html:
         facts.append(f"means over {nucleotides(track.window_nt)}")
     return element(
         "figure",
-        element("h4", swatch(contig.call), element("bdi", cut(contig.contig))),
+        element("h4", swatch(contig.group), element("bdi", cut(contig.found.contig))),
         element("figcaption", " \u00b7 ".join(facts)),
-        element("div", id=name, class_="plot", role="img", aria_label=f"P(virus) along {cut(contig.contig)}"),
+        element("div", id=name, class_="plot", role="img", aria_label=f"P(virus) along {cut(contig.found.contig)}"),
         class_="track",
     )
 
@@ -214,8 +215,8 @@ def _places(regions: Iterable[Region]) -> str:
 
 
 def swatch(call: str) -> Html:
-    """Return the patch of colour that stands for a call."""
-    return element("span", class_=f"swatch {CALL_COLOURS.get(call, CALL_COLOURS[NO_CALL])}", aria_hidden="true")
+    """Return the patch of colour that stands for one of ``GROUPS``."""
+    return element("span", class_=f"swatch {CALL_COLOURS[call]}", aria_hidden="true")
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:

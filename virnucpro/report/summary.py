@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ResultError
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
-from virnucpro.report.contig_lines import CALLS, NO_CALL, VIRUS, ContigLine, read_columns, read_contig_lines
+from virnucpro.report.contig_lines import GROUPS, NO_SCORE, ContigLine, read_columns, read_contig_lines
 from virnucpro.report.tracks import Track, read_tracks
+from virnucpro.store.contig_table import Call
+from virnucpro.store.prediction_manifest import PredictionManifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from virnucpro.run_layout import PredictionLayout
 
 TABLE_CONTIGS = 2000
@@ -62,13 +60,13 @@ class Group:
 class Summary:
     """Everything that the page shows."""
 
-    manifest: dict[str, Any]
+    manifest: PredictionManifest
     """``run.json``."""
-    groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in CALLS})
+    groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in GROUPS})
     sure: dict[float, int] = field(default_factory=lambda: dict.fromkeys(SURE_FROM, 0))
     """Contigs called viral with at least this score."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why contigs have no call -> contigs."""
+    """Why contigs have no score -> contigs."""
     long_contigs: int = 0
     contigs_with_regions: int = 0
     regions: int = 0
@@ -101,16 +99,16 @@ def summarise(layout: PredictionLayout) -> Summary:
     Raises:
         ResultError: One is missing or cannot be read.
     """
-    summary = Summary(_read_manifest(layout.manifest))
+    summary = Summary(PredictionManifest.read(layout.manifest))
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
     viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
     for contig in read_contig_lines(layout.contigs, layout.viral_regions):
         _count(summary, contig)
         table.offer(contig.rank, contig)
-        is_virus = contig.call == VIRUS
-        if contig.score is not None and contig.length_nt:
+        is_virus = contig.group == Call.VIRUS
+        if contig.found.score is not None and contig.length_nt:
             (viral_sample if is_virus else other_sample).offer(_lot(contig), contig)
-        if (contig.length_nt or 0) >= LONG_CONTIG_NT:
+        if contig.length_nt >= LONG_CONTIG_NT:
             if is_virus:
                 viral_tracks.offer(contig.rank, contig)
             elif contig.regions:
@@ -133,17 +131,17 @@ def summarise(layout: PredictionLayout) -> Summary:
 def _count(summary: Summary, contig: ContigLine) -> None:
     group = summary.groups[contig.group]
     group.contigs += 1
-    group.nt += contig.length_nt or 0
-    if contig.score is not None:
-        group.bins[min(int(contig.score * SCORE_BINS), SCORE_BINS - 1)] += 1
-    if contig.call == VIRUS:
+    group.nt += contig.length_nt
+    if contig.found.score is not None:
+        group.bins[min(int(contig.found.score * SCORE_BINS), SCORE_BINS - 1)] += 1
+    if contig.group == Call.VIRUS:
         for least in SURE_FROM:
-            summary.sure[least] += (contig.score or 0) >= least
-    if contig.group == NO_CALL:
+            summary.sure[least] += (contig.found.score or 0) >= least
+    if contig.group == NO_SCORE:
         kind = _kind_of_reason(contig)
         is_known = kind in summary.reasons or len(summary.reasons) < MAX_REASONS
         summary.reasons[kind if is_known else OTHER_REASONS] += 1
-    summary.long_contigs += (contig.length_nt or 0) >= LONG_CONTIG_NT
+    summary.long_contigs += contig.length_nt >= LONG_CONTIG_NT
     summary.contigs_with_regions += bool(contig.regions)
     summary.regions += len(contig.regions)
     summary.region_nt += contig.region_nt
@@ -151,12 +149,12 @@ def _count(summary: Summary, contig: ContigLine) -> None:
 
 def _kind_of_reason(contig: ContigLine) -> str:
     """Return the reason without the FILE:LINE at which it was found."""
-    return re.sub(r"^.*:\d+: ", "", contig.reason) or contig.call or "no reason given"
+    return re.sub(r"^(left out: )?.*:\d+: ", r"\1", contig.found.reason)
 
 
 def _lot(contig: ContigLine) -> tuple[bytes, int]:
     """Return what decides whether *contig* is in the sample: evenly spread, and the same every time."""
-    return hashlib.blake2b(contig.contig.encode(), digest_size=8, key=_SAMPLE_SEED).digest(), contig.number
+    return hashlib.blake2b(contig.found.contig.encode(), digest_size=8, key=_SAMPLE_SEED).digest(), contig.number
 
 
 class _Best:
@@ -179,15 +177,3 @@ class _Best:
     def best(self) -> list[ContigLine]:
         """Return them, the greatest key first."""
         return [contig for _, contig in sorted(self._heap, key=lambda item: item[0], reverse=True)]
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ResultError(path, f"cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise ResultError(path, f"is no run manifest ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("kind") != "prediction":
-        raise ResultError(path, "is not the manifest of an identification")
-    return manifest

@@ -53,7 +53,7 @@ def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
     Raises:
         ResultError: The file cannot be read, or one of *contigs* is not in it though it has open chunks.
     """
-    wanted = {contig.contig: contig for contig in contigs}
+    wanted = {contig.found.contig: contig for contig in contigs}
     found: dict[str, Track] = {}
     if wanted:
         for name, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
@@ -64,14 +64,14 @@ def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
     missing = next((name for name in wanted if name not in found), None)
     if missing is not None:
         raise ResultError(path, f"has no track of {missing!r}, which has open chunks")
-    return [found[contig.contig] for contig in contigs]
+    return [found[contig.found.contig] for contig in contigs]
 
 
 def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) -> Track:
     try:
         steps = [Step(int(start), int(end), float(p)) for _, start, end, p in lines]
     except ValueError as error:
-        raise ResultError(path, f"a line of {contig.contig!r} cannot be read ({error})") from error
+        raise ResultError(path, f"a line of {contig.found.contig!r} cannot be read ({error})") from error
     if len(steps) <= TRACK_STEPS:
         return Track(contig, steps, None)
     window_nt = _round_up(math.ceil(steps[-1].end / TRACK_STEPS))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import NO_CALL, NOT_VIRUS, UNDECIDED, VIRUS
+from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import counted, nucleotides, percent, whole
 from virnucpro.report.summary import SURE_FROM
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from virnucpro.report.summary import Summary
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 def lead(summary: Summary) -> str:
     """Return the one sentence that answers the question."""
-    total, viral = summary.contigs, summary.groups[VIRUS].contigs
+    total, viral = summary.contigs, summary.groups[Call.VIRUS].contigs
     if not total:
         return "The input holds no contigs."
     if not summary.scored:
-        counts = summary.manifest.get("counts", {})
+        counts = summary.manifest.counts
         is_closed = counts.get("chunks") and not counts.get("frames")
         subject = "The only contig could not" if total == 1 else f"None of the {whole(total)} contigs could"
-        return f"{subject} be called{': no reading frame was open' if is_closed else ''}."
+        return f"{subject} be scored{': no reading frame was open' if is_closed else ''}."
     if total == 1:
         return "The only contig is called viral." if viral else "The only contig is not called viral."
     if not viral:
@@ -34,7 +35,7 @@ def lead(summary: Summary) -> str:
 def details(summary: Summary) -> list[str]:
     """Return the sentences that follow: how sure, how much sequence, and what the other contigs are."""
     sentences = []
-    viral = summary.groups[VIRUS]
+    viral = summary.groups[Call.VIRUS]
     if viral.contigs:
         surest, sure = (summary.sure[least] for least in SURE_FROM)
         sentences.append(
@@ -45,12 +46,13 @@ def details(summary: Summary) -> list[str]:
         )
         nt = sum(group.nt for group in summary.groups.values())
         share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
-        sentences.append(f"Together they hold {share}.")
+        sentences.append(f"The viral contigs hold {share}." if viral.contigs > 1 else f"It holds {share}.")
     if summary.scored:
-        others = [(NOT_VIRUS, "not viral"), (UNDECIDED, "undecided"), (NO_CALL, "without a call")]
+        others = [(Call.NOT_VIRUS, "not viral"), (Call.UNDECIDED, "undecided"), (NO_SCORE, "without a score")]
         named = [(summary.groups[call].contigs, name) for call, name in others if summary.groups[call].contigs]
         if named:
-            text = ", ".join(f"{whole(number)} {_are(number)} {name}" for number, name in named)
+            *before, last = [f"{whole(number)} {_are(number)} {name}" for number, name in named]
+            text = f"{', '.join(before)} and {last}" if before else last
             sentences.append(f"Of the {'others' if viral.contigs else 'contigs'}, {text}.")
     return sentences
 
@@ -68,7 +70,7 @@ def regions(summary: Summary) -> str:
 
 def missing(summary: Summary) -> str | None:
     """Return what to know when frames have no score; None when all have one."""
-    counts = summary.manifest.get("counts", {})
+    counts = summary.manifest.counts
     number, frames = counts.get("missing_frames", 0), counts.get("frames", 0)
     if not number:
         return None

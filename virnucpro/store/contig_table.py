@@ -192,6 +192,8 @@ def read_contig_calls(path: Path) -> Iterator[ContigCall]:
             yield from _parsed(file, path)
     except OSError as error:
         raise ResultError(path, error.strerror or str(error)) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ResultError(path, f"is not a table of contigs ({error})") from error
 
 
 def _parsed(file: TextIO, path: Path) -> Iterator[ContigCall]:
