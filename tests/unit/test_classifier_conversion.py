@@ -18,6 +18,7 @@ from virnucpro.errors import ClassifierFileError, ConfigurationError, ExitCode, 
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import read_card
 from virnucpro.models.classifier_conversion import convert_classifier
+from virnucpro.models.classifier_pickle import RefusedPickleError, read_pickle
 from virnucpro.models.registry import MODELS
 
 # as the published training script saves: the class is of __main__, and the file holds the module itself
@@ -384,6 +385,22 @@ def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path
             weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("good", "bad")]
             assert weights[0] == weights[1]
     assert refused > 10
+
+
+def test_a_changed_pickle_gives_a_refusal_or_a_classifier_and_nothing_else(published, tmp_path):
+    with zipfile.ZipFile(published / "500_newer.pth") as archive:
+        original = archive.read("500_newer/data.pkl")
+    assert read_pickle(original)
+    chooser, refused = np.random.default_rng(11), 0
+    for _ in range(500):
+        changed = bytearray(original)
+        for place in chooser.integers(0, len(original), int(chooser.integers(1, 4))).tolist():
+            changed[place] = int(chooser.integers(256))
+        try:
+            read_pickle(bytes(changed))
+        except RefusedPickleError:
+            refused += 1
+    assert 100 < refused < 500
 
 
 def test_formats_before_1_6_and_other_files_are_told_apart(published, tmp_path):
