@@ -1,4 +1,4 @@
-# make demo   real proteins become embeddings through the real flow: no GPU, no server to start
+# make demo   says which of 29 real contigs are viral, through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins, and rare faults
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
@@ -33,17 +33,13 @@ PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE 
 
 demo: $(READY)
 	@rm -rf $(DEMO)/out
-	$(PRIVATE_PREFECT) $(PY) -m virnucpro embed examples/proteins.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
+	$(PRIVATE_PREFECT) $(PY) -m virnucpro predict examples/contigs.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
 	@echo
 	$(PY) -m virnucpro verify $(DEMO)/out
 	@echo
-	@echo 'The embeddings are in $(DEMO)/out/embeddings.h5. To open them, start $(PY) and type:'
+	@echo 'What each of these contigs is: examples/contigs_truth.tsv. The report, to open in a browser:'
 	@echo
-	@echo '    import virnucpro'
-	@echo '    embeddings = virnucpro.read_embeddings("$(DEMO)/out")'
-	@echo '    print(embeddings, embeddings[embeddings.ids[0]][:4])'
-	@echo
-	@$(PY) -c 'import virnucpro; embeddings = virnucpro.read_embeddings("$(DEMO)/out"); print("which prints:", embeddings, embeddings[embeddings.ids[0]][:4])'
+	@echo '    $(DEMO)/out/report.html'
 
 # Two files of tests at a time, each process with one thread: the tests mostly wait for processes that they started.
 test: $(READY)
@@ -81,6 +77,8 @@ bench: $(BENCH_READY)
 	$(PY) benchmarks/index.py --rounds 3 --write
 	$(PY) benchmarks/hdf5_writing.py --write
 	$(PY) benchmarks/embedding_cache.py --write
+	$(PY) benchmarks/fragments.py --write
+	$(PY) benchmarks/classification.py --write
 	$(PY) benchmarks/report.py
 
 bench-large: $(BENCH_READY)

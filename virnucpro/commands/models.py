@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from virnucpro.commands.options import WeightsDir
+from virnucpro.models.classifier_card import classifiers_table
 from virnucpro.models.classifier_conversion import (
     PUBLISHED_DNA_MODEL,
     PUBLISHED_PROTEIN_MODEL,
@@ -22,7 +23,8 @@ from virnucpro.models.registry import models_table
 def list_models(
     weights_dir: WeightsDir = None,
 ) -> None:
-    """List the models: name, what they take, parameters, width, where the weights come from, whether they are here."""
+    """List models and classifiers: what they take, how large they are, where they come from, whether they are here."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     for column in ("takes", "parameters", "width", "source", "weights"):
@@ -36,7 +38,15 @@ def list_models(
             row.source,
             row.where,
         )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    console.print(table)
+    print()
+    classifiers = Table("classifier", "chunks", "DNA model", "protein model", "threshold", box=None, pad_edge=False)
+    for card in classifiers_table():
+        encoders = (card.dna_model.name, card.protein_model.name)
+        classifiers.add_row(card.name, f"{card.chunk_nt} nt", *encoders, f"{card.threshold:g}")
+    console.print(classifiers)
+    for card in classifiers_table():
+        print(card.worth)
 
 
 def convert(

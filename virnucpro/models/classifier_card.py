@@ -71,6 +71,8 @@ class ClassifierCard:
     """Hex sha256 of ``model.safetensors``."""
     source_sha256: str | None = None
     """Hex sha256 of the file that it was converted from, or None where it was trained here."""
+    worth: str = ""
+    """What was measured of it, in one sentence that stands beside its calls."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.name, str) and bool(self.name), "no name")
@@ -80,6 +82,7 @@ class ClassifierCard:
         _require(_is_share(self.batch_norm_eps), f"batch_norm_eps is {self.batch_norm_eps!r}")
         _require(isinstance(self.weights_sha256, str), "weights_sha256 is no text")
         _require(self.source_sha256 is None or isinstance(self.source_sha256, str), "source_sha256 is no text")
+        _require(isinstance(self.worth, str), "worth is no text")
 
     @property
     def input_dim(self) -> int:

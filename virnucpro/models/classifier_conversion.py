@@ -60,6 +60,8 @@ def convert_classifier(
         OutputError: The folder cannot be written.
     """
     path, folder = Path(pth_path), Path(output_dir)
+    if not path.exists():
+        raise ClassifierFileError(path, "cannot be read (No such file or directory)")
     dna, protein = _encoder(dna_model, SequenceKind.DNA), _encoder(protein_model, SequenceKind.PROTEIN)
     chunk_nt = _chunk_nt(path) if chunk_nt is None else chunk_nt
     if chunk_nt < 1:

@@ -258,6 +258,7 @@ def close_prediction(
     prove_counts(manifest.counts)
     manifest.notes = notes_on_contigs(manifest.counts, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
     manifest.notes += [f"{stage}: {note}" for stage, note in _embedding_notes(embeddings)]
+    manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
     manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
     manifest.output_settings = config.output_settings()

@@ -108,6 +108,7 @@ def publish_classifier(trained: TrainedClassifier, folder: Path) -> ClassifierCa
         hidden_dim=trained.settings.hidden_dim,
         threshold=trained.evaluation["threshold"],
         weights_sha256=hashlib.sha256(weights).hexdigest(),
+        worth=worth(trained.name, trained.evaluation),
     )
     for_readers = {
         "purpose": "a demonstration classifier on the bundled encoders",
@@ -125,6 +126,17 @@ def publish_classifier(trained: TrainedClassifier, folder: Path) -> ClassifierCa
     durable.write_bytes(folder / TEXT_NAME, card_text({**asdict(card), **for_readers}).encode())
     durable.write_bytes(folder / CARD_NAME, card.to_json(**for_readers).encode())
     return card
+
+
+def worth(name: str, evaluation: dict[str, Any]) -> str:
+    """Return the sentence that stands beside a classifier's calls."""
+    measured = evaluation["rules"][evaluation["rule"]]
+    by_length = ", ".join(f"{auroc[0]:.2f} at {what}" for what, auroc in measured["auroc_by_length"].items())
+    return (
+        f"{name} is a demonstration: on {evaluation['contigs']} contigs of genomes that it was not trained on its "
+        f"AUROC is {measured['auroc'][0]:.2f} ({by_length}), where {evaluation['without_an_open_frame']} without an "
+        "open frame count as the least viral"
+    )
 
 
 def _encoder(name: str) -> Encoder:
