@@ -294,8 +294,9 @@ def _archive_of(path, contents, first=None, **entries):
 GOOD = ("storage", torch.FloatStorage, "0", "cpu", 512 * 3328)
 
 
-def test_an_archive_made_by_hand_converts_so_that_the_refusals_below_mean_something(tmp_path):
-    _archive_of(tmp_path / "500_hand.pth", _state(GOOD))
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_an_archive_made_by_hand_converts_so_that_the_refusals_below_mean_something(device, tmp_path):
+    _archive_of(tmp_path / "500_hand.pth", _state((*GOOD[:3], device, GOOD[4])))
     convert_classifier(tmp_path / "500_hand.pth", tmp_path / "mine")
     features = np.ones((3, 3328), np.float32)
     np.testing.assert_array_equal(load_classifier(tmp_path / "mine").probabilities(features), np.full((3, 2), 0.5))
