@@ -199,6 +199,22 @@ def test_a_page_about_little_says_so(tmp_path, contigs, words):
         assert page.says(sentence)
 
 
+def test_few_contigs_are_counted_in_whole_numbers_and_short_ranges_of_length_have_ticks(tmp_path):
+    page, _ = page_of(tmp_path, [Contig(f"c{n}", 900 + n, 0, 1, 1) for n in range(4)])
+    axes = [page.figures[name]["layout"] for name in ("score-histogram", "length-against-score")]
+    assert axes[0]["yaxis"]["dtick"] == 1
+    assert axes[1]["xaxis"]["dtick"] == "D2"
+
+
+def test_a_few_viral_contigs_among_very_many_others_can_be_seen(tmp_path):
+    counts = {}
+    for share in (2, 100):
+        contigs = [Contig(f"c{n}", 900, 0, float(n % share == 0), 1) for n in range(600)]
+        page, _ = page_of(tmp_path / str(share), contigs)
+        counts[share] = page.figures["score-histogram"]["layout"]["yaxis"]["type"]
+    assert counts == {2: "linear", 100: "log"}
+
+
 def test_the_page_stays_small_however_long_the_names_are(tmp_path):
     contigs = [Contig(f"{n:04}" + "<" * 1000, 400, 0, float(n % 2)) for n in range(300)]
     few = make_prediction(tmp_path / "few", [Contig(f"{n:04}", 400, 0, float(n % 2)) for n in range(300)])

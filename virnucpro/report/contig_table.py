@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import GROUPS
+from virnucpro.report.contig_lines import GROUPS, NO_SCORE
 from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
 from virnucpro.report.plots import CALL_COLOURS
 from virnucpro.report.sections import swatch
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,8 +80,8 @@ def _table(contigs: list[ContigLine]) -> Html:
     ]
     if any(contig.regions for contig in contigs):
         columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
-    if any(contig.found.reason for contig in contigs):
-        columns.append(("Reason", False, lambda c: element("td", c.found.reason, class_="reason")))
+    if any(_reason(contig) for contig in contigs):
+        columns.append(("Reason", False, lambda c: element("td", _reason(c), class_="reason")))
     header = [
         element(
             "th",
@@ -103,6 +104,11 @@ def _table(contigs: list[ContigLine]) -> Html:
     ]
     head, body = element("thead", element("tr", *header)), element("tbody", *rows)
     return element("table", head, body, class_="contigs", data_rows_at_first=ROWS_AT_FIRST)
+
+
+def _reason(contig: ContigLine) -> str:
+    """Return why there is no score, where the call does not say so itself."""
+    return contig.found.reason if contig.group == NO_SCORE and contig.found.call != Call.NO_OPEN_FRAME else ""
 
 
 def _number(value: float | None, shown: str) -> Html:

@@ -86,7 +86,9 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
     _lay_out(figure, 340)
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text="P(virus) of the contig", range=[0, 1], dtick=0.2)
-    figure.update_yaxes(title_text="contigs", rangemode="tozero", tickformat="~s", type=_count_scale(summary))
+    highest = max(max(group.bins) for group in summary.groups.values())
+    steps = {"dtick": 1} if highest < 10 else {"tickformat": "~s"}  # no parts of contigs
+    figure.update_yaxes(title_text="contigs", rangemode="tozero", type=_count_scale(summary), **steps)
     return figure
 
 
@@ -116,7 +118,9 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
     _lay_out(figure, 340)
     lengths = [contig.length_nt or 1 for contig in summary.sample] or [100, 10_000]
     limits = [math.log10(min(lengths)) - 0.1, math.log10(max(lengths)) + 0.1]
-    figure.update_xaxes(title_text="contig length (nt, log scale)", type="log", dtick=1, tickformat="~s", range=limits)
+    ticks = 1 if limits[1] - limits[0] > 1.6 else "D2"  # decades, or 1, 2 and 5 of each
+    figure.update_xaxes(title_text="contig length (nt, log scale)", type="log", tickformat="~s")
+    figure.update_xaxes(dtick=ticks, range=limits)
     figure.update_yaxes(title_text="P(virus) of the contig", range=[-0.03, 1.03], dtick=0.2)
     return figure
 
@@ -140,7 +144,7 @@ def track_plot(track: Track) -> go.Figure:
         x=x,
         y=y,
         mode="lines",
-        line={"color": colour("ink"), "width": 1.3},
+        line={"color": colour("ink"), "width": 1.6},
         connectgaps=False,
         hovertemplate=f"%{{x:,.1f}} {unit}: P(virus) %{{y:.3f}}<extra></extra>",
     )

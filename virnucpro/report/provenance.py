@@ -79,7 +79,12 @@ def how_it_was_made(summary: Summary) -> Html:
     ]
     left = joined(
         rows_of(("Model", "Name", "sha256 begins"), named),
-        element("dl", *_facts(manifest), style="margin-top:14px"),
+        element("dl", *_facts(manifest)),
+        element(
+            "details",
+            element("summary", "Settings that decide the scores"),
+            element("dl", *_terms(_settings(manifest.settings))),
+        ),
     )
     taken = [(_STAGES.get(name, name), stage.seconds) for name, stage in manifest.stages.items()]
     total = sum(seconds for _, seconds in taken)
@@ -93,9 +98,9 @@ def how_it_was_made(summary: Summary) -> Html:
 
 
 def _facts(manifest: PredictionManifest) -> list[Html]:
-    facts = [("result fingerprint", manifest.fingerprint)]
-    for settings in (manifest.settings, manifest.output_settings):
-        facts += [(_title(key), _plain(value)) for key, value in settings.items() if _is_plain(value)]
+    chunk = f"{manifest.models['classifier']['chunk_nt']} nt"
+    facts = [("result fingerprint", manifest.fingerprint), ("chunk length", chunk)]
+    facts += _settings(manifest.output_settings)
     facts += [(f"{name} version", version) for name, version in manifest.versions.items()]
     shown = ", ".join(manifest.devices[:_SHOWN_INPUTS]) + (" \u2026" if len(manifest.devices) > _SHOWN_INPUTS else "")
     facts += [("devices", shown), ("started", manifest.started), ("run", manifest.run_id)]
@@ -103,6 +108,14 @@ def _facts(manifest: PredictionManifest) -> list[Html]:
         facts.append(("input", f"{item['path']} (sha256 {item['sha256'][:_SHA_DIGITS]}\u2026)"))
     if len(manifest.inputs) > _SHOWN_INPUTS:
         facts.append(("input", f"and {counted(len(manifest.inputs) - _SHOWN_INPUTS, 'more file')}, in run.json"))
+    return _terms(facts)
+
+
+def _settings(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(_title(key), _plain(value)) for key, value in settings.items() if _is_plain(value)]
+
+
+def _terms(facts: list[tuple[str, str]]) -> list[Html]:
     return [joined(element("dt", name), element("dd", _short(value))) for name, value in facts if value]
 
 

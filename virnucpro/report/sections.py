@@ -171,7 +171,10 @@ def tracks(summary: Summary) -> Html:
         parts.append(element("p", rule, class_="note"))
     groups = [
         (summary.viral_tracks, "called viral, the highest scores"),
-        (summary.other_tracks, "not called viral, the longest viral regions: look for proviruses"),
+        (
+            summary.other_tracks,
+            "not called viral, but with viral regions: a provirus, or a virus that the score missed",
+        ),
     ]
     for shown, what in groups:
         if shown:
@@ -193,7 +196,7 @@ def _track(track: Track, name: str) -> Html:
     if contig.regions:
         named = longest_regions(contig, _NAMED_REGIONS)
         which = (
-            "viral" if len(named) == len(contig.regions) else f"longest of {whole(len(contig.regions))} viral regions"
+            "viral" if len(named) == len(contig.regions) else f"longest of {whole(len(contig.regions))} viral regions:"
         )
         facts.append(f"{which} {_places(named)}")
     if len(contig.regions) > SHADED_REGIONS:
