@@ -197,8 +197,9 @@ def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
 def test_models_list_names_the_family_and_whether_weights_are_here(tmp_path):
     done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(tmp_path))
     assert done.returncode == 0
-    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
     assert "bundled" in lines["virnucpro-tiny-protein"]
+    assert "virnucpro-tiny is a demonstration: " in done.stdout
     for name in ("esm2_t6_8M_UR50D", "esm2_t33_650M_UR50D", "esm2_t48_15B_UR50D"):
         assert "absent" in lines[name]
 

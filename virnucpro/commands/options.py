@@ -44,7 +44,7 @@ FastaFiles = Annotated[
     typer.Argument(
         readable=False,
         metavar="FASTA",
-        help="FASTA files of proteins, or of DNA with a model of DNA; plain or gzip.",
+        help="Files of proteins (FASTA), or of DNA with a model of DNA (FASTA, FASTQ, unaligned BAM); text files plain or gzip.",
         show_default=False,
     ),
 ]

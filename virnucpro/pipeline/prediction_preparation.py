@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.config import fingerprint
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ConfigurationError, OutputError, StoppedError
+from virnucpro.errors import BadInputError, ConfigurationError, OutputError, StoppedError
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.pipeline.fresh_start import start_afresh
-from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_version
+from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, forget_unpacked, installed_version
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest, StageRecord
 
@@ -172,7 +172,14 @@ def prepare_prediction(
                 manifest=earlier,
                 already_complete=True,
             )
-    index = SequenceIndex.ensure(input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules)
+    try:
+        index = SequenceIndex.ensure(
+            input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules
+        )
+    except BadInputError:
+        if earlier is None:  # no run needs what was unpacked
+            forget_unpacked(layout.unpacked_dir, layout.work_dir)
+        raise
     manifest = PredictionManifest(
         run_id=run_id,
         state="running",

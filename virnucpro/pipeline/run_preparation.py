@@ -211,10 +211,15 @@ def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_co
         )
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
-            shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
-            with suppress(OSError):  # it holds more than that
-                layout.work_dir.rmdir()
+            forget_unpacked(layout.unpacked_dir, layout.work_dir)
         raise
+
+
+def forget_unpacked(unpacked_dir: Path, work_dir: Path) -> None:
+    """Remove what a refused input left, so that the folder is as it was."""
+    shutil.rmtree(unpacked_dir, ignore_errors=True)
+    with suppress(OSError):  # it holds more than that
+        work_dir.rmdir()
 
 
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:

@@ -1,0 +1,83 @@
+"""The command itself, killed at any moment with everything below it: the next start gives the same tables."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.processes import DEADLINE_S, family, seconds_until_gone
+from tests.predictions import tables
+from virnucpro.pipeline.prediction_verification import verify_folder
+
+
+def start(examples_dir, out, errors):
+    contigs = examples_dir / "contigs.fasta"
+    return subprocess.Popen(
+        [sys.executable, "-m", "virnucpro", "predict", contigs, "-o", out, "--devices", "cpu", "--workers", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        process_group=0,
+    )
+
+
+def interrupted_run(examples_dir, tmp_path, moments_s, number) -> tuple[int, float]:
+    """Send *number* at each of *moments_s* after a start, then run to the end; return how often it landed, and when."""
+    out, landed, longest_s = tmp_path / "out", 0, 0.0
+    with (tmp_path / "errors").open("ab") as errors:
+        for moment_s in moments_s:
+            process = start(examples_dir, out, errors)
+            time.sleep(moment_s)
+            below = family(process.pid)
+            if process.poll() is None:
+                os.kill(process.pid, number)
+                landed += 1
+            code = process.wait(DEADLINE_S)
+            assert code in {-signal.SIGKILL, 130, 143, 0}, (tmp_path / "errors").read_text()
+            longest_s = max(longest_s, seconds_until_gone(below))
+        assert start(examples_dir, out, errors).wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+    return landed, longest_s
+
+
+@pytest.fixture
+def expected(examples_dir, tmp_path):
+    with (tmp_path / "errors").open("ab") as errors:
+        begun_s = time.monotonic()
+        assert start(examples_dir, tmp_path / "whole", errors).wait(DEADLINE_S) == 0
+    return tables(tmp_path / "whole"), time.monotonic() - begun_s
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted_in_the_middle_it_gives_the_same_tables(examples_dir, tmp_path, expected):
+    wanted, whole_s = expected
+    killed, gone_s = interrupted_run(examples_dir, tmp_path, [0.3 * whole_s], signal.SIGKILL)
+    stopped, _ = interrupted_run(examples_dir, tmp_path, [0.7 * whole_s], signal.SIGINT)
+    print(f"a whole run {whole_s:.1f} s; workers outlived a killed parent by {gone_s:.2f} s")
+    assert killed == 1
+    assert stopped <= 1  # what is finished is not started again: the second one may be quick
+    assert gone_s < 3
+    assert tables(tmp_path / "out") == wanted
+    assert verify_folder(tmp_path / "out").problems == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_killed_at_forty_moments_it_gives_the_same_tables(examples_dir, tmp_path, expected, soak_table, seed):
+    wanted, whole_s = expected
+    chooser = random.Random(seed)
+    differing = landed = 0
+    for trial in range(10):
+        folder = tmp_path / f"trial{trial}"
+        folder.mkdir()
+        moments_s = [chooser.uniform(0.05, 0.9) * whole_s for _ in range(4)]
+        landed += interrupted_run(examples_dir, folder, moments_s, signal.SIGKILL)[0]
+        differing += tables(folder / "out") != wanted
+    soak_table("identification killed (SIGKILL)", tries=landed, differing=differing)
+    assert differing == 0
+    assert landed >= 10

@@ -1,0 +1,75 @@
+"""``virnucpro predict`` as a user types it: a whole run, mistakes, and what each ends with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.strategies import write_fasta
+from virnucpro.store.contig_table import Call, read_contig_calls
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "virnucpro", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def contigs(tmp_path):
+    return write_fasta(tmp_path / "my contigs.fa", [("a", "ATGGCC" * 100), ("none", "CTAACTAACTAGTTAGTTAG")])
+
+
+def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, contigs):
+    out = tmp_path / "out put"
+    done = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 contigs: ")
+    assert f"calls:  {out / 'contigs.tsv'}" in done.stdout
+    assert f"report: {out / 'report.html'}" in done.stdout
+    assert "virnucpro-tiny is a demonstration: on 600 contigs" in done.stdout
+    assert "No --classifier given" in done.stderr
+    assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCCATGG")
+    calls = {call.contig: call.call for call in read_contig_calls(out / "contigs.tsv")}
+    assert calls["none"] is Call.NO_OPEN_FRAME
+    again = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["counts"]["contigs"] == 2
+    verified = command("verify", out)
+    assert (verified.returncode, "2 of 2 contigs" in verified.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--chunk", "300"], 78, "300 nt"),
+        (["--classifier", "nonsense"], 78, "nonsense"),
+        (["--dna-model", "virnucpro-tiny-protein"], 78, "virnucpro-tiny-protein"),
+        (["--threshold", "1.5"], 2, "--threshold"),
+        (["--threshold", "0"], 78, "between 0 and 1"),
+        (["--format", "xlsx"], 2, "xlsx"),
+        (["--min-length", "-3"], 2, "--min-length"),
+        (["--clasifier", "x"], 2, "--clasifier"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path, contigs, options, code, said):
+    done = command("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", *options)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_input_that_cannot_be_used_ends_with_65(tmp_path, contigs):
+    absent = command("predict", tmp_path / "absent.fa", "-o", tmp_path / "out", "--devices", "cpu")
+    assert (absent.returncode, "No such file" in absent.stderr) == (65, True)
+    (tmp_path / "empty.fa").write_text("")
+    empty = command("predict", tmp_path / "empty.fa", "-o", tmp_path / "out", "--devices", "cpu")
+    assert empty.returncode == 65
+    (tmp_path / "cut.fastq").write_text("@a\nACGT\n+\nII")
+    cut = command("predict", tmp_path / "cut.fastq", "-o", tmp_path / "out", "--devices", "cpu")
+    assert cut.returncode == 65
+    assert not (tmp_path / "out").exists()
