@@ -172,6 +172,32 @@ def test_every_colour_of_a_figure_has_its_counterpart_in_the_dark(written):
     used = set(re.findall(r"#[0-9a-f]{6}", json.dumps(page.figures)))
     assert used
     assert used <= {colour.light for colour in plots.COLOURS.values()}
+    assert len({colour.light for colour in plots.COLOURS.values()}) == len(plots.COLOURS)
+
+
+def luminance(colour):
+    """Relative luminance as WCAG 2.2 defines it."""
+    parts = [part / 255 for part in bytes.fromhex(colour[1:])]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(colour, background):
+    darker, lighter = sorted([luminance(colour), luminance(background)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_marks_stand_out_in_light_and_dark(theme):
+    """At least 4.5 to 1 for text and 3 to 1 for what is drawn: levels AA of WCAG 2.2, 1.4.3 and 1.4.11."""
+    shown = {role: getattr(colour, theme) for role, colour in plots.COLOURS.items()}
+    for background in ("surface", "page"):
+        for role in ("ink", "muted", "not-virus"):  # links have the colour of what is not viral
+            assert contrast(shown[role], shown[background]) >= 4.5, (role, background)
+    for role in plots.CALL_COLOURS.values():
+        assert contrast(shown[role], shown["surface"]) >= 3, role
+    assert contrast(shown["undecided"], shown["no-score"]) >= 1.8
+    assert contrast(shown["ink"], shown["region"]) >= 4.5
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ class Colour(NamedTuple):
 COLOURS = {
     "virus": Colour("#c84e00", "#ff9a4d"),
     "not-virus": Colour("#1f6fa8", "#62b0e8"),
-    "undecided": Colour("#6b7280", "#b4bcc8"),
-    "no-score": Colour("#b9c0ca", "#5a6472"),
+    "undecided": Colour("#555e6c", "#c3cad5"),
+    "no-score": Colour("#8b94a1", "#6a7585"),
     "ink": Colour("#1b2330", "#e8ebf0"),
     "muted": Colour("#596473", "#a2adbb"),
     "line": Colour("#dfe4ea", "#303843"),
