@@ -79,7 +79,7 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
                 legendrank=len(_DRAWN) - _DRAWN.index(call),
                 marker={"color": colour(CALL_COLOURS[call]), "line": {"width": 0}},
                 customdata=[f"{edge:.3g}\u2013{edge + step:.3g}" for edge in edges],
-                hovertemplate=f"P(virus) %{{customdata}}<br>%{{y:,}} contigs, {call}<extra></extra>",
+                hovertemplate=f"P(virus) %{{customdata}}<br>contigs, {call}: %{{y:,}}<extra></extra>",
             )
     for threshold in thresholds:
         figure.add_vline(threshold, line=_threshold_line())
@@ -198,7 +198,12 @@ def _lay_out(figure: go.Figure, height_px: int) -> None:
             "yanchor": "bottom",
             "font": {"color": colour("ink")},
         },
-        hoverlabel={"bgcolor": colour("surface"), "bordercolor": colour("muted"), "font": {"color": colour("ink")}},
+        hoverlabel={
+            "align": "left",
+            "bgcolor": colour("surface"),
+            "bordercolor": colour("muted"),
+            "font": {"family": _FONT, "color": colour("ink")},
+        },
         hovermode="closest",
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": colour("muted"), "activecolor": colour("ink")},
     )
