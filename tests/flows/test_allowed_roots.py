@@ -8,6 +8,7 @@ pytest.importorskip("prefect")
 
 from flows.allowed_roots import VARIABLE, PathNotAllowedError, check_allowed
 from flows.embed import embed
+from flows.predict import predict
 
 
 @pytest.fixture
@@ -56,6 +57,17 @@ def test_the_flow_checks_each_of_its_paths_before_it_does_anything(roots, parame
     given = {"fasta_files": [inside], "output_dir": str(roots / "results" / "out"), "devices": "cpu"}
     given[parameter] = [outside] if parameter == "fasta_files" else outside
     state = embed.fn(**given)
+    assert state.is_failed()
+    assert f"{parameter} {outside} is not under a folder" in state.message
+    assert list((roots / "results").iterdir()) == list((roots / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("parameter", ["input_files", "output_dir", "classifier", "dna_model", "protein_model"])
+def test_so_does_the_flow_that_identifies(roots, parameter):
+    inside, outside = str(roots / "data" / "x"), str(roots / "elsewhere" / "x.pt")
+    given = {"input_files": [inside], "output_dir": str(roots / "results" / "out"), "devices": "cpu"}
+    given[parameter] = [outside] if parameter == "input_files" else outside
+    state = predict.fn(**given)
     assert state.is_failed()
     assert f"{parameter} {outside} is not under a folder" in state.message
     assert list((roots / "results").iterdir()) == list((roots / "elsewhere").iterdir()) == []

@@ -82,20 +82,20 @@ def check_embedding(result: RunResult) -> None:
 
 def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -> list[str]:
     """Return what a person should know about an identification, a sentence each."""
-    notes = []
-    if number := counts.get("skipped"):
-        notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")
-    if number := counts.get("short_contigs"):
-        notes.append(f"{number:,} contigs are shorter than {min_nt:,} nt and were not looked at")
-    if number := counts.get("short_for_classifier"):
+    sentences = {
+        "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
+        "short_contigs": f"not looked at, being shorter than {min_nt:,} nt",
+        "short_for_classifier": (
+            f"shorter than half of the {chunk_nt} nt that the classifier was trained with: do not rely on such calls (the "
+            "published classifiers are near chance on 150 nt)"
+        ),
+        "no_open_frame": "without an open frame in any chunk, and so without a score",
+    }
+    notes = [f"contigs {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
+    if counts.get("missing_frames"):
         notes.append(
-            f"{number:,} contigs are shorter than half of the {chunk_nt} nt that the classifier was trained with: "
-            "do not rely on their calls (the published classifiers are near chance on 150 nt)"
+            f"open frames that could not be embedded (listed in failed_sequences.tsv): {counts['missing_frames']:,}"
         )
-    if number := counts.get("no_open_frame"):
-        notes.append(f"{number:,} contigs have no open frame in any chunk, and so no score")
-    if number := counts.get("missing_frames"):
-        notes.append(f"{number:,} open frames could not be embedded (listed in failed_sequences.tsv)")
     return notes
 
 
