@@ -86,8 +86,8 @@ def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -
         "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
         "short_contigs": f"not looked at, being shorter than {min_nt:,} nt",
         "short_for_classifier": (
-            f"shorter than half of the {chunk_nt} nt that the classifier was trained with: do not rely on such calls (the "
-            "published classifiers are near chance on 150 nt)"
+            f"shorter than half of the {chunk_nt} nt that the classifier was trained with: do not rely on such calls "
+            "(the published classifiers are near chance on 150 nt)"
         ),
         "no_open_frame": "without an open frame in any chunk, and so without a score",
     }
