@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=400_000)
     parser.add_argument("--widths", nargs="+", default=["128,128"])
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=256, help="hidden width; the bundled classifier's is 256")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
