@@ -33,21 +33,27 @@ def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
         state = cast("Any", flow)(**parameters, return_state=True)
         # the last log lines leave while there is a server: at exit Prefect would try for a minute
         APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
-    outcome = state.result(raise_on_failure=False)
-    if isinstance(outcome, BaseException):
-        raise outcome
+        outcome = state.result(raise_on_failure=False)
+        if isinstance(outcome, BaseException):
+            raise outcome
     return outcome
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out."""
+    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out, and end with its own code."""
+    told: list[int] = []
 
-    def leave(*_: object) -> None:
+    def leave(number: int, _frame: object) -> None:
+        told.append(number)
         raise SystemExit(int(ExitCode.TERMINATED))
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except Exception as error:
+        if told:  # in some of Prefect's own code the exit becomes another error
+            raise SystemExit(int(ExitCode.TERMINATED)) from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -436,6 +436,26 @@ def test_compressed_or_overstated_entries_are_refused(tmp_path):
     assert "where at most 1,048,576 belong" in _refusal(path, tmp_path)
 
 
+@pytest.mark.timeout(20)
+def test_a_value_that_would_take_forever_to_print_is_refused_at_once(published, tmp_path):
+    with zipfile.ZipFile(published / "500_model.pth") as archive:
+        entries = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    eps = b"G" + struct.pack(">d", 1e-5)
+    assert entries["data.pkl"].count(eps) == 1
+    doubled = b"N" + b"q\xfah\xfa\x86" * 60  # a pair of a pair of a pair
+    pickled = entries.pop("data.pkl").replace(eps, doubled)
+    _archive(tmp_path / "500_long.pth", pickled, **entries)
+    assert "its batch norm adds a tuple to the variance" in _refusal(tmp_path / "500_long.pth", tmp_path)
+
+
+def test_an_archive_of_very_many_entries_is_refused_before_they_are_read(tmp_path):
+    path = tmp_path / "500_many.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(2000):
+            archive.writestr(f"model/{number}", "")
+    assert "its list of entries has" in _refusal(path, tmp_path)
+
+
 def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
     assert "No such file" in _refusal(tmp_path / "500_absent.pth", tmp_path)
     (tmp_path / "500_folder.pth").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 
 import h5py
@@ -121,12 +122,10 @@ def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_pa
     folder, _, config, _ = finished
     out = tmp_path / "out"
     run([folder / "in.fa"], out, config)
-    before = (out / "dna/embeddings.h5").stat().st_mtime_ns
     (out / "dna/embeddings.h5").rename(tmp_path / "moved away")
     changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.TSV, TableFormat.JSON, TableFormat.PARQUET))
     counts = run([folder / "in.fa"], out, changed)
     assert not (out / "dna/embeddings.h5").exists()
-    assert before
     calls = list(read_contig_calls(out / "contigs.tsv"))
     assert counts["undecided"] == sum(call.call is Call.UNDECIDED for call in calls) > 0
     as_json = json.loads((out / "contigs.json").read_text())
@@ -248,6 +247,60 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(OutputError, match="that tells whose"):
         predict([tmp_path / "in.fasta"], mine, config)
     assert (mine / "in_identified_protein.faa").read_text() == "of the original program"
+
+
+def test_no_input_and_no_file_of_somebody_else_is_written_over(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("in.fa", "in_chunked500.fa"):
+        make_contigs(out / name, count=1, seed=len(name))
+    before = (out / "in_chunked500.fa").read_bytes()
+    config, chunky = hash_prediction(tmp_path), hash_prediction(tmp_path, keep_chunks=True)
+    with pytest.raises(OutputError, match="it is an input"):
+        predict([out / "in.fa", out / "in_chunked500.fa"], out, chunky)
+    with pytest.raises(OutputError, match="that tells whose"):
+        predict([out / "in.fa"], out, chunky)
+    run([out / "in.fa"], out, config)
+    with pytest.raises(OutputError, match="that tells whose"):
+        predict([out / "in.fa"], out, chunky)  # kept beside a finished run
+    assert (out / "in_chunked500.fa").read_bytes() == before
+    run([out / "in.fa"], out, config, restart=True)
+    assert (out / "in_chunked500.fa").read_bytes() == before
+
+
+def test_a_run_that_was_killed_while_it_cut_can_be_restarted_or_given_another_input(finished, tmp_path):
+    folder, _, config, _ = finished
+    out, inputs = tmp_path / "out", [folder / "in.fa", tmp_path / "b.fa"]
+    make_contigs(tmp_path / "b.fa", count=2, seed=2)
+    (tmp_path / "b.fa").write_text((tmp_path / "b.fa").read_text().replace(">", ">b_"))
+    killed = predict_forked(inputs, out, config, failpoint="MainProcess/file.rename:5:kill")
+    assert killed.code == -signal.SIGKILL
+    assert (out / "in_identified_nucleotide.fa").exists()
+    assert "fragments" not in json.loads((out / "run.json").read_text())["stages"]
+    run(inputs[1:], out, config)
+    assert not (out / "in_identified_nucleotide.fa").exists()
+    again = predict_forked(inputs, tmp_path / "again", config, failpoint="MainProcess/file.rename:5:kill")
+    assert again.code == -signal.SIGKILL
+    run(inputs[:1], tmp_path / "again", config, restart=True)
+    assert tables(tmp_path / "again") == tables(folder / "out")
+
+
+def test_a_table_of_another_threshold_does_not_survive_a_kill(finished, tmp_path):
+    folder, _, config, _ = finished
+    out = tmp_path / "out"
+    run([folder / "in.fa"], out, config)
+    other = hash_prediction(folder, threshold=0.9, formats=(TableFormat.TSV, TableFormat.JSON))
+    steps = tmp_path / "steps"
+    for number in range(1, 9):  # until the JSON has its name
+        killed = predict_forked([folder / "in.fa"], out, other, failpoint=f"MainProcess/file.rename:{number}:kill")
+        assert killed.code == -signal.SIGKILL
+        if (out / "contigs.json").exists():
+            steps.write_text(str(number))
+            break
+    assert steps.exists()
+    run([folder / "in.fa"], out, config)
+    assert not (out / "contigs.json").exists()
+    assert tables(out) == tables(folder / "out")
 
 
 def test_a_folder_of_the_other_kind_is_refused(finished, tmp_path):

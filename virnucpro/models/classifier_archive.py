@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 _MOST_FILE_BYTES = 1 << 30
+_MOST_LIST_BYTES = 1 << 16
+_END_BYTES = 22
+"""Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has 65,535 bytes at the most."""
 _MOST_AXES = 2
 _DEFAULT_EPS = 1e-5
 """PyTorch's, where the file does not say."""
@@ -66,6 +70,9 @@ def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
     if size_bytes > _MOST_FILE_BYTES:
         message = f"it has {size_bytes:,} bytes, which no such classifier has"
         raise RefusedPickleError(message)
+    if (listed_bytes := _bytes_of_list(file, size_bytes)) > _MOST_LIST_BYTES:
+        message = f"its list of entries has {listed_bytes:,} bytes, a classifier's has a few hundred"
+        raise RefusedPickleError(message)
     file.seek(0)
     head = file.read(512)
     if not head.startswith(b"PK\x03\x04"):
@@ -82,6 +89,14 @@ def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
         raise RefusedPickleError(message) from error
     _check_shapes(tensors)
     return tensors, eps
+
+
+def _bytes_of_list(file: BinaryIO, size_bytes: int) -> int:
+    """Return what a zip archive says of the size of its list of entries; 0 where it is none."""
+    file.seek(max(0, size_bytes - _END_BYTES - (1 << 16)))
+    end = file.read()
+    place = end.rfind(b"PK\x05\x06")
+    return struct.unpack_from("<I", end, place + 12)[0] if 0 <= place <= len(end) - _END_BYTES else 0
 
 
 def _check_shapes(tensors: dict[str, FloatArray]) -> None:
@@ -196,7 +211,8 @@ def _parts_of_module(module: Made) -> tuple[dict[str, Any], float]:
             found |= {f"{layer}.{name}": value for name, value in items.items() if value is not None}
     eps = layers["bn1"].state.get("eps", _DEFAULT_EPS) if "bn1" in layers else _DEFAULT_EPS
     if not (isinstance(eps, float) and 0 < eps < 1):
-        message = f"its batch norm adds {str(eps)[:MOST_SHOWN]} to the variance"
+        shown = eps if isinstance(eps, float) else f"a {type(eps).__name__}"  # never the text of what it may be made of
+        message = f"its batch norm adds {shown} to the variance"
         raise RefusedPickleError(message)
     return found, eps
 

@@ -75,7 +75,7 @@ class ClassifierCard:
     """What was measured of it, in one sentence that stands beside its calls."""
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.name, str) and bool(self.name), "no name")
+        _require(isinstance(self.name, str) and self.name.isprintable() and bool(self.name), "no printable name")
         _require(_is_count(self.chunk_nt), "chunk_nt is no positive number of nucleotides")
         _require(_is_count(self.hidden_dim), "hidden_dim is no positive number")
         _require(_is_share(self.threshold), f"threshold is {self.threshold!r}, not between 0 and 1")

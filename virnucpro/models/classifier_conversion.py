@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from virnucpro import durable
 from virnucpro.config import SequenceKind
-from virnucpro.errors import ClassifierFileError, ConfigurationError, UnknownModelError
+from virnucpro.errors import ClassifierFileError, ConfigurationError, UnknownModelError, printable
 from virnucpro.models.classifier_archive import read_published
 from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
 from virnucpro.models.classifier_pickle import RefusedPickleError
@@ -77,7 +77,7 @@ def convert_classifier(
         raise ClassifierFileError(path, str(error)) from error
     weights = save(tensors)
     card = ClassifierCard(
-        name=path.stem,
+        name=printable(path.stem),
         chunk_nt=chunk_nt,
         hidden_dim=len(tensors["hidden_layer.bias"]),
         batch_norm_eps=batch_norm_eps,
@@ -87,7 +87,7 @@ def convert_classifier(
         protein_model=protein,
     )
     durable.write_bytes(folder / WEIGHTS_NAME, weights)
-    durable.write_bytes(folder / CARD_NAME, card.to_json(source_file=path.name).encode())
+    durable.write_bytes(folder / CARD_NAME, card.to_json(source_file=printable(path.name)).encode())
     return card
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _LINE_NT = 60
 _SKIPPED_AT_ONCE = 1 << 12
+_SCORE_DIGITS = 15
+"""Of a contig's score: the surest contigs differ in the tenth digit, and are ranked by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ def _calls(batch: ContigBatch, scores: FloatArray, rules: CallRules) -> Iterator
 
 def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     scored, score, max_score = (values.pop(name) for name in ("scored", "score", "max_score"))
-    score = float(f"{score:.9g}") if scored else None
+    score = float(f"{score:.{_SCORE_DIGITS}g}") if scored else None
     max_score = float(str(max_score)) if scored else None
     call, reason = _verdict(values, score, rules)
     return ContigCall(

@@ -177,7 +177,8 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
     if not result.ranks and before is not None:  # it was complete already: keep what it took then
         seconds = before.seconds
     counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
-    run.record(stage, run.scores_fingerprint, [result.output_path], counts, seconds=seconds)
+    notes = result.notes() if result.ranks or before is None else before.notes
+    run.record(stage, run.scores_fingerprint, [], counts, seconds=seconds, notes=notes)
 
 
 def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
@@ -207,6 +208,9 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
     chosen = [path for one, path in formats.items() if one in config.formats]
     written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
     identity = fingerprint([run.manifest.stages["classify"].files, config.output_settings()])
+    for path in formats.values():
+        if path not in chosen:
+            durable.remove(path)  # of another threshold
     if run.is_done("contigs", identity, needed=written):
         return
     rules = CallRules(
@@ -224,9 +228,6 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
             as_parquet=TableFormat.PARQUET in config.formats,
             stop=stop,
         )
-    for path in formats.values():
-        if path not in chosen:
-            durable.remove(path)  # of another threshold
     counts = {call.replace(" ", "_"): calls[call] for call in Call}
     run.record("contigs", identity, written, counts, seconds=seconds[0])
 
@@ -238,7 +239,6 @@ def close_prediction(
     List what is missing, prove that the counts add up, write the outcome into the manifest, and then the report.
 
     Raises:
-        ResultError: The counts do not add up.
         OutputError: A file cannot be written.
     """
     layout, manifest, config = run.layout, run.manifest, run.config
@@ -257,7 +257,7 @@ def close_prediction(
     _list_failed(run)
     prove_counts(manifest.counts)
     manifest.notes = notes_on_contigs(manifest.counts, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
-    manifest.notes += [f"{stage}: {note}" for stage, note in _embedding_notes(embeddings)]
+    manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
     manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
     manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -302,12 +302,6 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
 def _rows_of(run: PredictionRun, stage: str) -> Path:
     embedded = RunLayout(embedding_dir(run, stage))
     return embedded.embeddings if embedded.embeddings.exists() else embedded.partial_embeddings
-
-
-def _embedding_notes(embeddings: Sequence[RunResult]) -> list[tuple[str, str]]:
-    return [
-        (stage, note) for stage, result in zip(EMBEDDING_STAGES, embeddings, strict=False) for note in result.notes()
-    ]
 
 
 def _list_failed(run: PredictionRun) -> None:

@@ -103,7 +103,14 @@ class PredictionRun:
         return all(_is_intact(self.layout.output_dir / name, sha256) for name, sha256 in record.files.items())
 
     def record(
-        self, stage: str, stage_fingerprint: str, files: Sequence[Path], counts: dict[str, int], *, seconds: float
+        self,
+        stage: str,
+        stage_fingerprint: str,
+        files: Sequence[Path],
+        counts: dict[str, int],
+        *,
+        seconds: float,
+        notes: Sequence[str] = (),
     ) -> None:
         """
         Note that a stage is done.
@@ -116,6 +123,7 @@ class PredictionRun:
             seconds=round(seconds, 3),
             files={self._relative(path): durable.sha256_of(path) for path in files},
             counts=counts,
+            notes=list(notes),
         )
         self.manifest.write(self.layout.manifest)
 
@@ -156,8 +164,10 @@ def prepare_prediction(
         if folder.is_dir():
             durable.remove_strays(folder)
     if restart:
-        start_prediction_afresh(layout)
-    earlier = _earlier_manifest(layout, stems)
+        start_prediction_afresh(layout, input_files)
+    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
+    outputs = _outputs(layout, stems, config)
+    _refuse_foreign_files(layout, outputs, input_files, earlier)
     settings = config.scores_settings(devices[0].type)
     if earlier is not None and earlier.stages:
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
@@ -172,6 +182,8 @@ def prepare_prediction(
                 manifest=earlier,
                 already_complete=True,
             )
+    elif earlier is not None:  # it did not get anything done: what it began to write may be of another input
+        _remove(layout, set(earlier.outputs) - set(outputs), input_files)
     try:
         index = SequenceIndex.ensure(
             input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules
@@ -195,6 +207,7 @@ def prepare_prediction(
             **{name: installed_version(name) for name in COMPUTING_PACKAGES},
         },
         devices=[device.label for device in devices],
+        outputs=sorted({*outputs, *(earlier.outputs if earlier is not None else [])}),
         stages=earlier.stages if earlier is not None else {},
     )
     run = PredictionRun(
@@ -236,9 +249,13 @@ def timed() -> Iterator[list[float]]:
     seconds.append(time.monotonic() - begun)
 
 
-def start_prediction_afresh(layout: PredictionLayout) -> None:
+def start_prediction_afresh(layout: PredictionLayout, input_files: Sequence[str | Path] = ()) -> None:
     """
     Remove every file of an earlier identification, and nothing else; the manifest goes last.
+
+    Args:
+        layout: The run's folder.
+        input_files: Never removed, whatever the manifest says.
 
     Raises:
         OutputError: A file cannot be removed.
@@ -247,18 +264,45 @@ def start_prediction_afresh(layout: PredictionLayout) -> None:
     if not layout.manifest.exists():
         return
     manifest = PredictionManifest.read(layout.manifest)
-    names = {name for stage in manifest.stages.values() for name in stage.files} | set(manifest.files)
-    recorded = [layout.output_dir / name for name in names if _is_inside(name)]
     for embedding in (layout.dna_dir, layout.protein_dir):
         start_afresh(RunLayout(embedding))
+    _remove(layout, set(manifest.outputs), input_files)
     unpacked = RunLayout(layout.output_dir).unpacked()
-    for path in [*recorded, *layout.results(), *unpacked, layout.contig_index, layout.open_frames, layout.frame_scores]:
+    for path in [*unpacked, layout.contig_index, layout.open_frames, layout.frame_scores]:
         durable.remove(path)
     durable.remove(layout.manifest)
 
 
-def _is_inside(name: str) -> bool:
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
+def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionConfig) -> list[str]:
+    """Return the names of all files that a run is to write into its folder, beside the embedding runs."""
+    frames = [path(stem) for stem in stems for path in (layout.nucleotide_frames, layout.protein_frames)]
+    chunks = [layout.chunks(stem, config.chunk_nt) for stem in stems] if config.keep_chunks else []
+    return sorted(path.name for path in [*layout.results(), *frames, *chunks])
+
+
+def _refuse_foreign_files(
+    layout: PredictionLayout,
+    outputs: Sequence[str],
+    input_files: Sequence[str | Path],
+    earlier: PredictionManifest | None,
+) -> None:
+    """Refuse to write over an input, or over a file that no run of this folder was to write."""
+    announced = set(earlier.outputs) if earlier is not None else set()
+    inputs = {os.path.realpath(path) for path in input_files}
+    for name in outputs:
+        path = layout.output_dir / name
+        if os.path.realpath(path) in inputs:
+            raise OutputError(path, "it is an input, and the run would write a file of that name: use another folder")
+        if name not in announced and os.path.lexists(path):
+            raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
+
+
+def _remove(layout: PredictionLayout, names: set[str], input_files: Sequence[str | Path]) -> None:
+    inputs = {os.path.realpath(path) for path in input_files}
+    for name in sorted(names):
+        path = layout.output_dir / name
+        if os.path.realpath(path) not in inputs:
+            durable.remove(path)
 
 
 def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:
@@ -272,16 +316,6 @@ def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:
                 "rename one, or give each an output folder of its own"
             )
     return tuple(stems)
-
-
-def _earlier_manifest(layout: PredictionLayout, stems: Sequence[str]) -> PredictionManifest | None:
-    if layout.manifest.exists():
-        return PredictionManifest.read(layout.manifest)
-    frames = (path for stem in stems for path in (layout.nucleotide_frames(stem), layout.protein_frames(stem)))
-    for path in [*layout.results(), *frames]:
-        if path.exists():
-            raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
-    return None
 
 
 def _finished_as_asked(layout: PredictionLayout, earlier: PredictionManifest, config: PredictionConfig) -> bool:

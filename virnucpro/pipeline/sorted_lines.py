@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LINES_IN_MEMORY = 1 << 19
+MOST_FILES = 200
+"""Sorted pieces that are open at once, before they become one."""
 _LINES_PER_PIECE = 1 << 13
 
 
@@ -43,13 +45,21 @@ class SortedLines:
         if len(self._lines) < self._lines_in_memory:
             return
         self._lines.sort()
+        self._keep(self._lines)
+        self._lines = []
+        if len(self._sorted) == MOST_FILES:
+            pieces, self._sorted = self._sorted, []
+            self._keep(heapq.merge(*pieces))
+            for piece in pieces:
+                piece.close()
+
+    def _keep(self, lines: Iterable[bytes]) -> None:
         try:
             self._sorted.append(tempfile.TemporaryFile(dir=self._folder))  # noqa: SIM115  closed when this object ends
-            self._sorted[-1].writelines(self._lines)
+            self._sorted[-1].writelines(lines)
             self._sorted[-1].seek(0)
         except OSError as error:
             raise OutputError(self._folder, error.strerror or str(error)) from error
-        self._lines = []
 
     def pieces(self) -> Iterator[bytes]:
         """Yield everything in order, many lines at a time."""

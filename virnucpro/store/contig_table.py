@@ -53,7 +53,7 @@ class ContigCall:
     frame_support: float | None
     """Share of the scored frames that are viral, three decimals; None where there is no scored frame."""
     score: float | None
-    """P(virus) of the contig, nine digits: the number to rank by; None where there is no scored frame."""
+    """P(virus) of the contig, 15 digits: the number to rank by; None where there is no scored frame."""
     max_score: float | None
     """Highest P(virus) of its frames, as in ``prediction_results.txt``."""
     call: Call

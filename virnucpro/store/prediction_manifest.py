@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
@@ -34,6 +35,8 @@ class StageRecord:
     """Path of what it wrote, relative to the folder -> hex sha256."""
     counts: dict[str, int] = field(default_factory=dict)
     """What it counted."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know of it, a sentence each."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +67,9 @@ class PredictionManifest:
     """One name a worker."""
     finished: str | None = None
     """UTC, ISO 8601."""
+    outputs: list[str] = field(default_factory=list)
+    """Every file beside the embedding runs that this run or an earlier one was to write, relative to the folder. None
+    of them was there before."""
     stages: dict[str, StageRecord] = field(default_factory=dict)
     """The finished stages, by name."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -108,18 +114,34 @@ class PredictionManifest:
 
     def _check(self, path: Path) -> None:
         """Raise ``ResultError`` when something that a later start relies on is of another kind."""
-        kinds = {"state": str, "inputs": list, "settings": dict, "output_settings": dict, "counts": dict, "files": dict}
+        kinds = {
+            "state": str,
+            "inputs": list,
+            "outputs": list,
+            "settings": dict,
+            "output_settings": dict,
+            "counts": dict,
+            "files": dict,
+        }
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
         for name, stage in self.stages.items():
-            if not isinstance(stage.files, dict) or not isinstance(stage.counts, dict):
+            kinds_of_stage = ((stage.files, dict), (stage.counts, dict), (stage.notes, list))
+            if not all(isinstance(value, kind) for value, kind in kinds_of_stage):
                 raise ResultError(path, f"not a run manifest (stage {name!r} is none): {_REMEDY}")
+        if not all(isinstance(name, str) and _is_inside(name) for name in self.outputs):
+            raise ResultError(path, f"not a run manifest (an output outside its folder): {_REMEDY}")
         counts = [*self.counts.values(), *(n for stage in self.stages.values() for n in stage.counts.values())]
         if not all(type(count) is int for count in counts):
             raise ResultError(path, f"not a run manifest (a count is no whole number): {_REMEDY}")
         if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
             raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def is_prediction(path: Path) -> bool:
