@@ -55,7 +55,7 @@ def table() -> str:
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
             f"| {_peaks(memory)} |"
         )
-    others = [*_scaling_lines(), *_file_lines()]
+    others = [*_scaling_lines(), *_file_lines(), *_identification_lines()]
     if others:
         lines += ["", "| elsewhere | figure |", "| --- | --- |", *others]
     first = latest("embedding")
@@ -114,6 +114,35 @@ def _file_lines() -> list[str]:
                 f"| 8M, {name} on the CPU: times as fast as fp32; least cosine to it "
                 f"| {interval(figures['times_as_fast_as_fp32'])}; {figures['cosine']['least']} |"
             )
+    return lines
+
+
+def _identification_lines() -> list[str]:
+    lines = []
+    if fragments := latest("fragments"):
+        named = {"translate": "chunks and six frames", "write": "the same, from contigs on disk to frames on disk"}
+        lines += [
+            f"| {named[row['what']]}, chunks of {row['chunk_nt']} nt per CPU second "
+            f"| {interval(row['chunks_per_cpu_second'])} |"
+            for row in fragments["rows"]
+            if row["input"] == "genomes" and row["what"] in named
+        ]
+    if classification := latest("classification"):
+        lines += [
+            f"| from embeddings on disk ({widths} numbers a frame) to scores and tables, frames per CPU second "
+            f"| {interval(row['frames_per_cpu_second'])} |"
+            for widths, row in classification["widths (DNA,protein)"].items()
+        ]
+    if stages := latest("stages"):
+        lines.append(
+            f"| `predict` with ESM-2 8M, {stages['counts']['frames']:,} frames, {stages['workers']} workers: share of "
+            f"all stages other than embedding | {stages['share_of_other_stages']:.1%} |"
+        )
+    if both := latest("two_models"):
+        lines.append(
+            f"| both models side by side with a worker each, over one after the other with {both['workers']}, "
+            f"{both['frames']:,} frames: seconds | {interval(both['side_by_side_over_one_after_the_other'])} |"
+        )
     return lines
 
 
