@@ -27,6 +27,12 @@ LONGEST_FILES = (
     "test_run_against_fair_esm.py",
     "test_bad_input.py",
     "test_cached_blocks.py",
+    # and of the minutes-long tests
+    "test_bounded_memory.py",
+    "test_real_proteins.py",
+    "test_recovery.py",
+    "test_flow_command.py",
+    "test_prediction_kills.py",
 )
 """Begun first where files run side by side, so that none of them is left over for the end."""
 

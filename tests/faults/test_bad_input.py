@@ -37,7 +37,7 @@ EMPTY_ID = "write an id right behind '>'"
 PLAIN_ID = "remove it; an id ends at a space or tab only"
 ASCII = "are ASCII letters"
 CR = "convert them with: tr"
-NOT_DNA = "write DNA (T for U), or choose a model of proteins"
+NOT_DNA = "write DNA (T for U); to embed proteins, choose a model of proteins"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import virnucpro.commands.embed
 from tests.fakes import hash_config
 from tests.faults import command_line
 from tests.faults.forked import run_forked, small_input
-from virnucpro.errors import OutputError, ResultError, SettingsChangedError
+from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.verification import verify_run
@@ -52,6 +52,15 @@ def test_a_restart_removes_what_is_ours_and_nothing_else(finished):
     kept = {"notes.txt", "work/mine.h5", "shard_x.h5", "logs/worker_0.log.old", ".hidden"}
     assert found == kept | {"run.json", "work/sequences.index", "work/.reserved", ".run.lock"}
     assert all((out / name).read_text() == "somebody's" for name in kept)
+
+
+def test_a_restart_with_an_input_that_cannot_be_used_removes_nothing(finished):
+    fasta, out = finished
+    before = (out / "embeddings.h5").read_bytes()
+    with pytest.raises(BadInputError):
+        prepare(fasta.with_name("absent.fasta"), out, restart=True)
+    assert (out / "embeddings.h5").read_bytes() == before
+    assert run_forked(fasta, out, hash_config()).code == 0
 
 
 def test_a_restart_touches_no_folder_whose_owner_is_not_known(finished):

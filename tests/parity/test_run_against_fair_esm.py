@@ -66,7 +66,10 @@ def expected(one_at_a_time, proteins):
     return {name: one_at_a_time(sequence[:MAX_RESIDUES]) for name, sequence in proteins[1].items()}
 
 
-@pytest.mark.parametrize(("workers", "loader_workers", "token_budget"), [(1, 0, 4096), (2, 0, 1600), (1, 2, 3000)])
+@pytest.mark.parametrize(
+    ("workers", "loader_workers", "token_budget"),
+    [(1, 0, 4096), (2, 0, 1600), pytest.param(1, 2, 3000, marks=pytest.mark.slow)],
+)
 def test_every_row_equals_fair_esms_within_1e_5(
     tmp_path, checkpoint, proteins, expected, workers, loader_workers, token_budget
 ):

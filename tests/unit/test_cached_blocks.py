@@ -80,6 +80,7 @@ def test_a_block_of_which_a_sequence_is_missing_is_computed_whole(tmp_path, reco
     assert whole.num_cached_blocks == blocks, "what was computed is in the cache as well"
 
 
+@pytest.mark.slow
 def test_rows_of_another_model_precision_or_limit_are_never_served(tmp_path, records):
     run(tmp_path, "first", records)
     spaces = {fakes.hash_config().cache_space()}
@@ -95,6 +96,7 @@ def test_rows_of_another_model_precision_or_limit_are_never_served(tmp_path, rec
     assert cached_and_computed(run(tmp_path, "again", records, precision="bf16")) == (60, 0)
 
 
+@pytest.mark.slow
 def test_another_plan_is_served_too(tmp_path, records):
     run(tmp_path, "first", records)
     other = run(tmp_path, "other", records[::-1], ranks=3, token_budget=200)

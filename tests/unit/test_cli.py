@@ -219,6 +219,7 @@ def test_a_file_that_may_not_be_read_is_bad_input_and_not_a_usage_error(tmp_path
     assert f"{proteins}: Permission denied: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_standard_error_does_not_disturb_the_run(tmp_path, proteins):
     command = [
         sys.executable,

@@ -25,7 +25,12 @@ from virnucpro.errors import (
     WorkersFailedError,
 )
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import (
+    configure_model,
+    run_embedding,
+    run_esm2_multi_gpu,
+    run_multi_gpu_inference,
+)
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import write_part
@@ -188,6 +193,20 @@ def test_run_esm2_multi_gpu_embeds_with_the_bundled_model(tmp_path):
         assert embeddings.ids == ("one", "two")
         assert embeddings.hidden_dim > 0
         assert abs(embeddings["one"]).sum() > 0
+
+
+def test_run_multi_gpu_inference_serves_both_bundled_models(tmp_path):
+    for model, sequences in (
+        ("virnucpro-tiny-protein", ["MKVLAAGIVG", "MKVW"]),
+        ("virnucpro-tiny-dna", ["ACGTN", "GG"]),
+    ):
+        fasta, out = tmp_path / f"{model}.fasta", tmp_path / model
+        fasta.write_text("".join(f">s{number}\n{sequence}\n" for number, sequence in enumerate(sequences)))
+        path, failed = run_multi_gpu_inference([fasta], out, configure_model(model, device_type="cpu"), 1)
+        assert (path, failed) == (out / "embeddings.h5", [])
+        with read_embeddings(path) as embeddings:
+            assert embeddings.ids == ("s0", "s1")
+            assert not (embeddings["s0"] == embeddings["s1"]).any()
 
 
 def test_a_finished_run_is_not_computed_again(tmp_path, proteins):

@@ -49,10 +49,12 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
         (["--classifier", "nonsense"], 78, "nonsense"),
         (["--dna-model", "virnucpro-tiny-protein"], 78, "virnucpro-tiny-protein"),
         (["--threshold", "1.5"], 2, "--threshold"),
-        (["--threshold", "0"], 78, "between 0 and 1"),
+        (["--threshold", "0"], 2, "above 0 and below 1"),
         (["--format", "xlsx"], 2, "xlsx"),
         (["--min-length", "-3"], 2, "--min-length"),
         (["--clasifier", "x"], 2, "--clasifier"),
+        (["--output", ""], 2, "the name of the folder is empty"),
+        (["--protein-model", "esm2_t6_8M_UR50D"], 78, "was trained with"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path, contigs, options, code, said):

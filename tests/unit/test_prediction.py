@@ -303,6 +303,35 @@ def test_a_table_of_another_threshold_does_not_survive_a_kill(finished, tmp_path
     assert tables(out) == tables(folder / "out")
 
 
+def test_a_restart_with_an_input_that_cannot_be_used_removes_nothing(finished, tmp_path):
+    folder, _, config, _ = finished
+    out = tmp_path / "out"
+    run([folder / "in.fa"], out, config)
+    expected = tables(out)
+    (tmp_path / "bad.fa").write_text(">a\nACGT\n>a\nACGT\n")
+    for bad in (tmp_path / "absent.fa", tmp_path / "bad.fa"):
+        with pytest.raises(BadInputError):
+            predict([bad], out, config, restart=True)
+    with pytest.raises(OutputError, match="it is an input"):
+        predict([out / "viral.fasta"], out, config, restart=True)
+    assert tables(out) == expected
+    assert predict([folder / "in.fa"], out, config).was_complete
+
+
+def test_a_finished_folder_that_was_moved_is_mended_without_embedding_again(finished, tmp_path):
+    folder, _, config, _ = finished
+    run([folder / "in.fa"], tmp_path / "out", config)
+    moved = tmp_path / "moved"
+    (tmp_path / "out").rename(moved)
+    assert predict([folder / "in.fa"], moved, config).was_complete
+    before = (moved / "dna/embeddings.h5").stat().st_mtime_ns
+    (moved / "prediction_results.txt").unlink()
+    (moved / "work/frame_scores.f32").write_bytes(b"")
+    run([folder / "in.fa"], moved, config)
+    assert tables(moved) == tables(folder / "out")
+    assert (moved / "dna/embeddings.h5").stat().st_mtime_ns == before
+
+
 def test_a_folder_of_the_other_kind_is_refused(finished, tmp_path):
     folder, _, config, _ = finished
     with pytest.raises(ResultError, match="embedding run"):

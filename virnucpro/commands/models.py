@@ -77,15 +77,24 @@ def convert(
     protein_model: Annotated[
         str, typer.Option(metavar="NAME", help="Protein model that it was trained with.")
     ] = PUBLISHED_PROTEIN_MODEL,
+    weights_dir: WeightsDir = None,
 ) -> None:
     """
     Turn a published classifier into safetensors and a card, for `virnucpro predict --classifier DIR`.
 
     Nothing in the file is run: what it asks for besides the layers of such a classifier is refused by name.
     """
-    card = convert_classifier(source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model)
+    card = convert_classifier(
+        source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=weights_dir
+    )
     print(
         f"{output}: {card.name}, {card.input_dim:,} numbers a frame ({card.dna_model.name} {card.dna_model.hidden_dim:,}, "
         f"{card.protein_model.name} {card.protein_model.hidden_dim:,}), chunks of {card.chunk_nt} nt"
     )
+    by_name = [encoder.name for encoder in (card.dna_model, card.protein_model) if encoder.sha256 is None]
+    if by_name:
+        print(
+            f"{' and '.join(by_name)}: known by name only, since the weights are not here; convert again once they are, "
+            "and the classifier refuses any others"
+        )
     print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {output}")

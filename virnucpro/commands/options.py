@@ -80,12 +80,20 @@ AllowEmpty = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
 
+
+def output_folder(text: str) -> Path:
+    """Return the folder that was named; an empty name, as of an unset variable, is none."""
+    if not text:
+        raise typer.BadParameter("the name of the folder is empty")
+    return Path(text)
+
+
 OutputDir = Annotated[
     Path,
     typer.Option(
         "--output",
         "-o",
-        readable=False,
+        parser=output_folder,
         metavar="OUT",
         help="Folder of the run: result, manifest, logs.",
         show_default=False,

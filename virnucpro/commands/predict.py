@@ -99,10 +99,8 @@ def predict(
     threshold: Annotated[
         float | None,
         typer.Option(
-            min=0.0,
-            max=1.0,
             metavar="P",
-            help="P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.",
+            help="Above 0 and below 1: P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.",
             show_default="the classifier's",
         ),
     ] = None,
@@ -139,6 +137,8 @@ def predict(
     """
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    if threshold is not None and not 0 < threshold < 1:
+        raise typer.BadParameter(f"{threshold:g} is not above 0 and below 1.", param_hint="--threshold")
     if classifier is None:
         say(
             f"No --classifier given: using the bundled demonstration classifier {DEFAULT_CLASSIFIER} "
@@ -256,7 +256,7 @@ def _print_summary(result: PredictionResult) -> None:
         )
         if counts[name] or name in {"virus", "not_virus"}
     ]
-    print(f"{counts['contigs']:,} contigs: {', '.join(calls)}")
+    print(f"{counts['contigs']:,} contig{'s' * (counts['contigs'] != 1)}: {', '.join(calls)}")
     print(
         f"  {counts['chunks']:,} chunks, {counts['open_chunks']:,} with an open frame; "
         f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"

@@ -8,7 +8,6 @@ mode, in float32, on the CPU. Legend: B rows, D columns of features (DNA, then p
 from __future__ import annotations
 
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from virnucpro.models.classifier_card import (
     NUM_CLASSES,
     WEIGHTS_NAME,
     ClassifierCard,
+    check_weights,
     locate_classifier,
     read_card,
 )
@@ -128,23 +128,13 @@ def load_classifier(name_or_path: str | Path) -> Classifier:
     """
     folder = locate_classifier(name_or_path)
     card = read_card(folder)
-    tensors = _read_weights(folder / WEIGHTS_NAME, card)
+    tensors = _read_weights(folder / WEIGHTS_NAME, check_weights(folder, card), card)
     model = MLPClassifier(card.input_dim, card.hidden_dim, batch_norm_eps=card.batch_norm_eps)
     model.load_state_dict({**tensors, "bn1.num_batches_tracked": torch.tensor(0)})
     return Classifier(card, model)
 
 
-def _read_weights(path: Path, card: ClassifierCard) -> dict[str, torch.Tensor]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
-    found = sha256(data).hexdigest()
-    if found != card.weights_sha256:
-        what = (
-            f"{path} has sha256 {found}, its card says {card.weights_sha256}: convert or install the classifier again"
-        )
-        raise WeightsError(card.name, what)
+def _read_weights(path: Path, data: bytes, card: ClassifierCard) -> dict[str, torch.Tensor]:
     try:
         tensors = load(data)
     except SafetensorError as error:

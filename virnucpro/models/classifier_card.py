@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,27 @@ def read_card(folder: Path) -> ClassifierCard:
         raise WeightsError(folder.name, f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WeightsError(folder.name, f"{path} is not a classifier's card ({error})") from error
+
+
+def check_weights(folder: Path, card: ClassifierCard) -> bytes:
+    """
+    Return the content of a classifier's file of weights, once it is known to be what its card says.
+
+    Raises:
+        WeightsError: It is absent, or something else.
+    """
+    path = folder / WEIGHTS_NAME
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
+    found = sha256(data).hexdigest()
+    if found != card.weights_sha256:
+        what = (
+            f"{path} has sha256 {found}, its card says {card.weights_sha256}: convert or install the classifier again"
+        )
+        raise WeightsError(card.name, what)
+    return data
 
 
 def locate_classifier(name_or_path: str | Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,11 @@ from safetensors.numpy import save
 
 from virnucpro import durable
 from virnucpro.config import SequenceKind
-from virnucpro.errors import ClassifierFileError, ConfigurationError, UnknownModelError, printable
+from virnucpro.errors import ClassifierFileError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_archive import read_published
-from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
+from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder, read_card
 from virnucpro.models.classifier_pickle import RefusedPickleError
-from virnucpro.models.registry import MODELS
+from virnucpro.models.registry import MODELS, locate_weights
 
 if TYPE_CHECKING:
     from virnucpro.models.classifier_archive import FloatArray
@@ -39,9 +40,13 @@ def convert_classifier(
     chunk_nt: int | None = None,
     dna_model: str = PUBLISHED_DNA_MODEL,
     protein_model: str = PUBLISHED_PROTEIN_MODEL,
+    weights_dir: Path | None = None,
 ) -> ClassifierCard:
     """
     Turn a published classifier into a folder that ``load_classifier`` takes; the same file gives the same bytes.
+
+    The published file does not say with which weights of the models it was trained. Where these models are on this
+    machine the card pins theirs; else it knows them by name only.
 
     Args:
         pth_path: The published file.
@@ -49,20 +54,22 @@ def convert_classifier(
         chunk_nt: Nucleotides of the chunks that it was trained on; by default what the file's name begins with.
         dna_model: Registered name of the DNA model that it was trained on.
         protein_model: Registered name of the protein model.
+        weights_dir: Folder that is looked into first for the models' weights; nothing is fetched.
 
     Returns:
         The card that was written.
 
     Raises:
         ClassifierFileError: The file is refused; nothing in it was run and nothing was written.
-        UnknownModelError: A model is not registered.
-        ConfigurationError: The chunk length is not known, or a model is of the wrong kind.
+        ConfigurationError: The chunk length is not known, a model is not registered or of the wrong kind, or the
+            folder holds another classifier.
         OutputError: The folder cannot be written.
     """
     path, folder = Path(pth_path), Path(output_dir)
     if not path.exists():
         raise ClassifierFileError(path, "cannot be read (No such file or directory)")
-    dna, protein = _encoder(dna_model, SequenceKind.DNA), _encoder(protein_model, SequenceKind.PROTEIN)
+    dna = _encoder(dna_model, SequenceKind.DNA, weights_dir)
+    protein = _encoder(protein_model, SequenceKind.PROTEIN, weights_dir)
     chunk_nt = _chunk_nt(path) if chunk_nt is None else chunk_nt
     if chunk_nt < 1:
         raise ConfigurationError(f"a chunk of {chunk_nt} nucleotides: it must have at least 1")
@@ -75,6 +82,8 @@ def convert_classifier(
         raise ClassifierFileError(path, f"cannot be read ({error.strerror or error})") from error
     except RefusedPickleError as error:
         raise ClassifierFileError(path, str(error)) from error
+    if (folder / CARD_NAME).exists() and read_card(folder).source_sha256 != source_sha256:
+        raise ConfigurationError(f"{folder} holds another classifier: use another folder")
     weights = save(tensors)
     card = ClassifierCard(
         name=printable(path.stem),
@@ -91,13 +100,18 @@ def convert_classifier(
     return card
 
 
-def _encoder(name: str, kind: SequenceKind) -> Encoder:
+def _encoder(name: str, kind: SequenceKind, weights_dir: Path | None) -> Encoder:
     if name not in MODELS:
-        raise UnknownModelError(name, [spec.name for spec in MODELS.values() if spec.family.sequence_kind is kind])
+        known = [spec.name for spec in MODELS.values() if spec.family.sequence_kind is kind]
+        raise ConfigurationError(f"{name!r} is no registered model: name one of {', '.join(known)}")
     spec = MODELS[name]
     if spec.family.sequence_kind is not kind:
         raise ConfigurationError(f"{name} embeds {spec.family.sequence_kind}: name a model of {kind}")
-    return Encoder(name=name, sha256=spec.sha256, hidden_dim=spec.hidden_dim)
+    sha256 = spec.sha256
+    if sha256 is None:
+        with suppress(WeightsError):  # they are not here
+            sha256 = durable.sha256_of(locate_weights(name, weights_dir=weights_dir))
+    return Encoder(name=name, sha256=sha256, hidden_dim=spec.hidden_dim)
 
 
 def _chunk_nt(path: Path) -> int:

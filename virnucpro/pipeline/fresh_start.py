@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
@@ -10,12 +11,16 @@ from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 
 if TYPE_CHECKING:
+    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import RunLayout
 
 
-def start_afresh(layout: RunLayout) -> None:
+def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> None:
     """
     Remove every file that the layout names; the caller holds the folder's lock.
+
+    The index of what is to be done now stays, with what it reads: it was made first, so that an input that cannot be
+    used removes nothing.
 
     The manifest goes last: as long as it is there, the files are known to be ours. A folder whose result has no
     manifest is not touched, and preparing the run refuses it.
@@ -28,6 +33,7 @@ def start_afresh(layout: RunLayout) -> None:
         RunManifest.read(layout.manifest)
     elif layout.embeddings.exists() or layout.partial_embeddings.exists() or layout.failed_sequences.exists():
         return
+    needed = set() if index is None else {layout.index.absolute(), *(Path(file.read_path) for file in index.files)}
     for path in [
         layout.embeddings,
         layout.partial_embeddings,
@@ -39,7 +45,8 @@ def start_afresh(layout: RunLayout) -> None:
         *layout.worker_logs(),
         layout.reservation,
     ]:
-        durable.remove(path)
+        if path.absolute() not in needed:
+            durable.remove(path)
     try:
         for folder in (layout.output_dir, layout.work_dir, layout.parts_dir):
             if folder.is_dir():

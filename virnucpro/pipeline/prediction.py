@@ -8,6 +8,7 @@ whose files are intact is not done again.
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import threading
 from contextlib import nullcontext
@@ -35,6 +36,7 @@ from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
+from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -143,12 +145,18 @@ def cut_fragments(run: PredictionRun, stop: threading.Event | None = None) -> No
     run.record("fragments", run.scores_fingerprint, [*written, *(chunked or [])], counts_of(counts), seconds=seconds[0])
 
 
-def stages_to_embed(run: PredictionRun) -> tuple[str, ...]:
-    """Return the embedding runs that scores still need: none where every frame has its score."""
+def needs_scores(run: PredictionRun) -> bool:
+    """Whether some frame has no score yet, or what was scored is not as it was recorded."""
     record = run.manifest.stages.get("classify")
     all_scored = record is not None and record.counts.get("scored") == record.counts.get("frames")
-    is_done = all_scored and run.is_done("classify", run.scores_fingerprint)
-    return () if is_done else EMBEDDING_STAGES
+    return not (all_scored and run.is_done("classify", run.scores_fingerprint))
+
+
+def stages_to_embed(run: PredictionRun) -> tuple[str, ...]:
+    """Return the embedding runs that scores still need: none where every frame has its score."""
+    if not needs_scores(run):
+        return ()
+    return tuple(stage for stage in EMBEDDING_STAGES if not _has_moved_whole(run, stage))
 
 
 def embedding_dir(run: PredictionRun, stage: str) -> Path:
@@ -183,7 +191,7 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
 
 def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
     """Score every frame that has its embeddings, unless that is done."""
-    if not stages_to_embed(run):
+    if not needs_scores(run):
         return
     order = run.frame_order()
     with timed() as seconds:
@@ -209,7 +217,7 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
     written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
     identity = fingerprint([run.manifest.stages["classify"].files, config.output_settings()])
     for path in formats.values():
-        if path not in chosen:
+        if path not in chosen and path.name in run.manifest.outputs:
             durable.remove(path)  # of another threshold
     if run.is_done("contigs", identity, needed=written):
         return
@@ -297,6 +305,24 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
         embeddings=tuple(embeddings),
         was_complete=was_complete,
     )
+
+
+def _has_moved_whole(run: PredictionRun, stage: str) -> bool:
+    """
+    Whether an embedding run was recorded as done, and the folder has moved since with all that it holds.
+
+    An embedding run names its input by path, and so would not go on; but what is whole needs not to go on.
+    """
+    layout, files = RunLayout(embedding_dir(run, stage)), embedding_job(run, stage)[1]
+    record = run.manifest.stages.get(stage)
+    if record is None or record.fingerprint != run.scores_fingerprint or not layout.manifest.exists():
+        return False
+    earlier = RunManifest.read(layout.manifest)
+    if [item["path"] for item in earlier.inputs] == [os.path.realpath(path) for path in files]:
+        return False
+    is_same = [item["sha256"] for item in earlier.inputs] == [durable.sha256_of(path) for path in files]
+    whole = earlier.files.get(layout.embeddings.name)
+    return is_same and layout.embeddings.is_file() and durable.sha256_of(layout.embeddings) == whole
 
 
 def _rows_of(run: PredictionRun, stage: str) -> Path:

@@ -25,12 +25,13 @@ from virnucpro.errors import BadInputError, ConfigurationError, OutputError, Sto
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.pipeline.fresh_start import start_afresh
+from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, forget_unpacked, installed_version
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest, StageRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction_settings import PredictionConfig
@@ -163,11 +164,13 @@ def prepare_prediction(
     for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
         if folder.is_dir():
             durable.remove_strays(folder)
-    if restart:
-        start_prediction_afresh(layout, input_files)
-    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
     outputs = _outputs(layout, stems, config)
-    _refuse_foreign_files(layout, outputs, input_files, earlier)
+    _refuse_to_overwrite_inputs(layout, outputs, input_files)
+    if restart and layout.manifest.exists():
+        PredictionManifest.read(layout.manifest)
+        start_prediction_afresh(layout, _ensure_index(layout, input_files, config))
+    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
+    _refuse_foreign_files(layout, outputs, earlier)
     settings = config.scores_settings(devices[0].type)
     if earlier is not None and earlier.stages:
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
@@ -183,15 +186,9 @@ def prepare_prediction(
                 already_complete=True,
             )
     elif earlier is not None:  # it did not get anything done: what it began to write may be of another input
-        _remove(layout, set(earlier.outputs) - set(outputs), input_files)
-    try:
-        index = SequenceIndex.ensure(
-            input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules
-        )
-    except BadInputError:
-        if earlier is None:  # no run needs what was unpacked
-            forget_unpacked(layout.unpacked_dir, layout.work_dir)
-        raise
+        keep = {Path(os.path.realpath(path)) for path in input_files}
+        _remove(layout, set(earlier.outputs) - set(outputs), keep=keep)
+    index = _ensure_index(layout, input_files, config)
     manifest = PredictionManifest(
         run_id=run_id,
         state="running",
@@ -249,59 +246,71 @@ def timed() -> Iterator[list[float]]:
     seconds.append(time.monotonic() - begun)
 
 
-def start_prediction_afresh(layout: PredictionLayout, input_files: Sequence[str | Path] = ()) -> None:
+def start_prediction_afresh(layout: PredictionLayout, index: SequenceIndex) -> None:
     """
     Remove every file of an earlier identification, and nothing else; the manifest goes last.
 
     Args:
         layout: The run's folder.
-        input_files: Never removed, whatever the manifest says.
+        index: Of the contigs that are to be identified now; it stays, and so does what it reads.
 
     Raises:
         OutputError: A file cannot be removed.
         ResultError: ``run.json`` is of an embedding run, or none of ours.
     """
-    if not layout.manifest.exists():
-        return
     manifest = PredictionManifest.read(layout.manifest)
     for embedding in (layout.dna_dir, layout.protein_dir):
         start_afresh(RunLayout(embedding))
-    _remove(layout, set(manifest.outputs), input_files)
-    unpacked = RunLayout(layout.output_dir).unpacked()
-    for path in [*unpacked, layout.contig_index, layout.open_frames, layout.frame_scores]:
+    needed = {Path(file.read_path) for file in index.files}
+    _remove(layout, manifest.outputs, keep=needed | {Path(file.real_path) for file in index.files})
+    unpacked = [path for path in RunLayout(layout.output_dir).unpacked() if path.absolute() not in needed]
+    for path in [*unpacked, layout.open_frames, layout.frame_scores]:
         durable.remove(path)
     durable.remove(layout.manifest)
 
 
+def _ensure_index(
+    layout: PredictionLayout, input_files: Sequence[str | Path], config: PredictionConfig
+) -> SequenceIndex:
+    try:
+        return SequenceIndex.ensure(
+            input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules
+        )
+    except BadInputError:
+        if not layout.manifest.exists():  # no earlier run needs what was unpacked
+            forget_unpacked(layout.unpacked_dir, layout.work_dir)
+        raise
+
+
 def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionConfig) -> list[str]:
     """Return the names of all files that a run is to write into its folder, beside the embedding runs."""
+    formats = {layout.contigs_json: TableFormat.JSON, layout.contigs_parquet: TableFormat.PARQUET}
+    results = [path for path in layout.results() if formats.get(path, TableFormat.TSV) in config.formats]
     frames = [path(stem) for stem in stems for path in (layout.nucleotide_frames, layout.protein_frames)]
     chunks = [layout.chunks(stem, config.chunk_nt) for stem in stems] if config.keep_chunks else []
-    return sorted(path.name for path in [*layout.results(), *frames, *chunks])
+    return sorted(path.name for path in [*results, *frames, *chunks])
 
 
-def _refuse_foreign_files(
-    layout: PredictionLayout,
-    outputs: Sequence[str],
-    input_files: Sequence[str | Path],
-    earlier: PredictionManifest | None,
+def _refuse_to_overwrite_inputs(
+    layout: PredictionLayout, outputs: Sequence[str], input_files: Sequence[str | Path]
 ) -> None:
-    """Refuse to write over an input, or over a file that no run of this folder was to write."""
-    announced = set(earlier.outputs) if earlier is not None else set()
     inputs = {os.path.realpath(path) for path in input_files}
-    for name in outputs:
-        path = layout.output_dir / name
+    for path in (layout.output_dir / name for name in outputs):
         if os.path.realpath(path) in inputs:
             raise OutputError(path, "it is an input, and the run would write a file of that name: use another folder")
-        if name not in announced and os.path.lexists(path):
+
+
+def _refuse_foreign_files(layout: PredictionLayout, outputs: Sequence[str], earlier: PredictionManifest | None) -> None:
+    """Refuse to write over a file that no run of this folder was to write."""
+    announced = set(earlier.outputs) if earlier is not None else set()
+    for path in (layout.output_dir / name for name in outputs):
+        if path.name not in announced and os.path.lexists(path):
             raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
 
 
-def _remove(layout: PredictionLayout, names: set[str], input_files: Sequence[str | Path]) -> None:
-    inputs = {os.path.realpath(path) for path in input_files}
-    for name in sorted(names):
-        path = layout.output_dir / name
-        if os.path.realpath(path) not in inputs:
+def _remove(layout: PredictionLayout, names: Iterable[str], *, keep: set[Path]) -> None:
+    for path in (layout.output_dir / name for name in sorted(names)):
+        if path.resolve() not in keep:
             durable.remove(path)
 
 

@@ -23,8 +23,15 @@ from virnucpro.config import (
     computing_versions,
     fingerprint,
 )
-from virnucpro.errors import ConfigurationError
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER, ClassifierCard, locate_classifier, read_card
+from virnucpro.errors import ClassifierMismatchError, ConfigurationError
+from virnucpro.models.classifier_card import (
+    DEFAULT_CLASSIFIER,
+    ClassifierCard,
+    check_weights,
+    locate_classifier,
+    read_card,
+)
+from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.multi_gpu_inference import configure_model
 
 if TYPE_CHECKING:
@@ -80,7 +87,7 @@ class PredictionConfig:
     @property
     def fingerprint(self) -> str:
         """Identity of classifier, models and chunk length: scores of different ones are not to be compared."""
-        parts = [self.card.weights_sha256, self.chunk_nt]
+        parts: list[object] = [self.card.weights_sha256, self.card.batch_norm_eps, self.chunk_nt]
         parts += [config.cache_space() for config in (self.dna, self.protein)]
         return fingerprint(parts)[:FINGERPRINT_DIGITS]
 
@@ -95,6 +102,7 @@ class PredictionConfig:
         return {
             "classifier": self.card.name,
             "classifier sha256": self.card.weights_sha256,
+            "classifier batch norm eps": self.card.batch_norm_eps,
             "chunk length": self.chunk_nt,
             "minimal length": self.min_nt,
             "gaps": str(self.rules.gaps),
@@ -194,6 +202,10 @@ def configure_prediction(
     folder = locate_classifier(classifier)
     card = read_card(folder)
     card.check(chunk_nt=chunk_nt)
+    check_weights(folder, card)
+    for given, encoder in ((dna_model, card.dna_model), (protein_model, card.protein_model)):
+        if given is not None and given in MODELS and given != encoder.name:  # before its weights are fetched
+            raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, str(given))})
 
     def model(name: str | Path) -> ModelConfig:
         return configure_model(

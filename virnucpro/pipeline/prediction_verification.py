@@ -42,7 +42,8 @@ def verify_folder(output_dir: Path) -> Verification:
         problems = _check_counts(layout, manifest)
     for folder in (layout.dna_dir, layout.protein_dir):
         if folder.is_dir():  # else somebody needed the space: the scores do not depend on it
-            problems += verify_run(folder).problems
+            remedy = f"scores were made before; remove {folder} if nobody needs the embeddings"
+            problems += [f"{problem} ({remedy})" for problem in verify_run(folder).problems]
     scored = f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     return Verification(
         manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"contigs, {scored}"

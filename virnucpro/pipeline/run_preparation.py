@@ -133,8 +133,9 @@ def prepare_run(
     """
     layout = RunLayout(Path(output_dir))
     sweep(layout)
-    if restart:
-        start_afresh(layout)
+    if restart and layout.manifest.exists():
+        RunManifest.read(layout.manifest)
+        start_afresh(layout, index=_ensure_index(layout, fasta_files, model_config))
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)

@@ -163,7 +163,8 @@ def tracks(summary: Summary) -> Html:
     parts = [element("h2", "Along the long contigs"), element("p", wording.regions(summary), class_="note")]
     if summary.regions:
         rule = (
-            "The line is the mean of each chunk\u2019s reading frames; there is none where no frame is open. Shaded: "
+            "The line is each chunk\u2019s P(virus), by the rule of contigs; there is none where no "
+            "frame is open. Shaded: "
             "runs of at least three viral chunks, bridging two others at most; a chunk is viral when the highest "
             "score of its frames is one for virus. Every region is in viral_regions.bed, every track in "
             "tracks.bedgraph; both open in genome browsers."

@@ -101,9 +101,9 @@ class PredictionManifest:
             ResultError: It is absent, unreadable, of an embedding run, or of another layout.
         """
         data = _json_object(path)
-        if data.get("kind") != KIND:
+        if "kind" not in data and "plan" in data:
             raise ResultError(path, "is of an embedding run, not of an identification: use another output folder")
-        if data.get("format") != FORMAT:
+        if data.get("kind") != KIND or data.get("format") != FORMAT:
             raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
         try:
             manifest = cls(**{**data, "stages": {name: StageRecord(**one) for name, one in data["stages"].items()}})
