@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from virnucpro import durable
 from virnucpro.errors import StoppedError
-from virnucpro.models.classifier import OTHERS, VIRUS, is_virus
+from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
 from virnucpro.pipeline.chunk_scores import ChunkScores
 from virnucpro.pipeline.feature_join import RowStream, join
 from virnucpro.pipeline.sorted_lines import SortedLines
@@ -32,9 +33,11 @@ RESULTS_HEADER = "Sequence_ID\tPrediction\tscore1\tscore2\n"
 HIGHEST_HEADER = "Modified_ID\tIs_Virus\n"
 """Headers as the original program's users know them; it calls a chunk by its frames' ids less the frame."""
 
-FRAMES_AT_ONCE = 1 << 13
-"""Frames whose features are in memory at once: of the published models 109 MB."""
+FRAMES_AT_ONCE = BLOCK_ROWS
+"""Frames whose features are in memory at once: of the published models 27 MB."""
 
+_MOST_IN_SCIENTIFIC = np.float32(1e-4)
+"""numpy prints this and smaller numbers in scientific notation."""
 _LABELS = np.array([OTHERS, VIRUS])
 
 
@@ -111,10 +114,26 @@ def classify_frames(
 
 
 def _lines(names: list[str], probabilities: FloatArray) -> str:
-    """Return the lines of ``prediction_results.txt``: numbers as numpy prints float32, the shortest that read back."""
+    """Return the lines of ``prediction_results.txt``."""
     labels = _LABELS[is_virus(probabilities).astype(np.int8)].tolist()
-    columns = zip(names, labels, map(str, probabilities[:, 0]), map(str, probabilities[:, 1]), strict=True)
+    columns = zip(names, labels, *(texts_of(probabilities[:, column]) for column in (0, 1)), strict=True)
     return "".join([f"{name}\t{label}\t{other}\t{virus}\n" for name, label, other, virus in columns])
+
+
+def texts_of(probabilities: FloatArray) -> list[str]:
+    """
+    Return each number as numpy prints a float32: the shortest text that reads back as the same float32.
+
+    Args:
+        probabilities: float32 (rows,), from 0 to 1.
+    """
+    if not len(probabilities):
+        return []
+    numbers = np.ascontiguousarray(probabilities)
+    texts = orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode().split(",")
+    for row in np.flatnonzero(numbers <= _MOST_IN_SCIENTIFIC).tolist():  # orjson has another form for these
+        texts[row] = str(numbers[row])
+    return texts
 
 
 def _chunk_lines(batch: ContigBatch, scores: FloatArray) -> list[bytes]:

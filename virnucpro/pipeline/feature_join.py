@@ -119,6 +119,9 @@ def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[Bool
     has_protein, protein_rows = protein.take(frame_ids)
     has_both = has_dna & has_protein
     features = np.empty((int(has_both.sum()), dna.hidden_dim + protein.hidden_dim), dtype=np.float32)
-    features[:, : dna.hidden_dim] = dna_rows[has_both[has_dna]]
-    features[:, dna.hidden_dim :] = protein_rows[has_both[has_protein]]
+    for has_row, rows, columns in (
+        (has_dna, dna_rows, slice(0, dna.hidden_dim)),
+        (has_protein, protein_rows, slice(dna.hidden_dim, None)),
+    ):
+        features[:, columns] = rows if len(rows) == len(features) else rows[has_both[has_row]]
     return has_both, features
