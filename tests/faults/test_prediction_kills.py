@@ -70,11 +70,11 @@ def test_killed_and_interrupted_in_the_middle_it_gives_the_same_tables(examples_
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_killed_at_forty_moments_it_gives_the_same_tables(examples_dir, tmp_path, expected, soak_table, seed):
+def test_killed_at_any_moment_it_gives_the_same_tables(examples_dir, tmp_path, expected, soak_table, seed):
     wanted, whole_s = expected
     chooser = random.Random(seed)
     differing = landed = 0
-    for trial in range(10):
+    for trial in range(5):
         folder = tmp_path / f"trial{trial}"
         folder.mkdir()
         moments_s = [chooser.uniform(0.05, 0.9) * whole_s for _ in range(4)]

@@ -202,6 +202,23 @@ def test_an_input_without_any_open_frame_gives_empty_tables_with_headers(tmp_pat
     assert all(call.reason and call.score is None for call in calls)
 
 
+@pytest.mark.data
+def test_the_golden_empty_case_and_the_golden_frames(tmp_path, data_dir):
+    config = hash_prediction(tmp_path)
+    counts = run([data_dir / "golden/test_sequences_small.fa"], tmp_path / "small", config)
+    calls = list(read_contig_calls(tmp_path / "small/contigs.tsv"))
+    assert [call.call for call in calls] == [Call.NO_OPEN_FRAME] * counts["contigs"]
+    assert len(calls) == (data_dir / "golden/test_sequences_small.fa").read_text().count(">") == 11
+    assert (tmp_path / "small/prediction_results.txt").read_text().count("\n") == 1
+    counts = run([data_dir / "golden/test_with_orfs.fa"], tmp_path / "orfs", config)
+    recorded = (data_dir / "golden/reference_vanilla_output_prediction_results.txt").read_text().splitlines()
+    found = (tmp_path / "orfs/prediction_results.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in found] == [line.split("\t")[0] for line in recorded]
+    for name in ("identified_nucleotide.fa", "identified_protein.faa"):
+        golden = (data_dir / f"golden/test_with_orfs_{name}").read_bytes()
+        assert (tmp_path / f"orfs/test_with_orfs_{name}").read_bytes() == golden
+
+
 def test_short_contigs_and_bad_records_are_listed_with_their_reason(tmp_path):
     text = ">short\nACGT\n>bad\nAC!T\n>good\n" + "ATGGCC" * 100 + "\n"
     (tmp_path / "in.fa").write_text(text)
