@@ -30,8 +30,8 @@ from virnucpro.pipeline.prediction import (
     record_embedding,
     stages_to_embed,
 )
-from virnucpro.pipeline.prediction_preparation import PredictionRun, prediction_failure_noted, timed
 from virnucpro.pipeline.prediction_result import PredictionResult
+from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_noted, timed
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.report.artifacts import report_markdown, report_table

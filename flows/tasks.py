@@ -22,8 +22,9 @@ from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.devices import Device
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
 from virnucpro.pipeline.prediction import classify, close_prediction, cut_fragments, decide
-from virnucpro.pipeline.prediction_preparation import PredictionRun, prepare_prediction
+from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult
+from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS

@@ -24,14 +24,9 @@ from virnucpro.data.fragment_files import write_fragments
 from virnucpro.pipeline.contig_calls import CallRules, call_contigs
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
-from virnucpro.pipeline.prediction_preparation import (
-    PredictionRun,
-    counts_of,
-    prediction_failure_noted,
-    prepare_prediction,
-    timed,
-)
+from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
+from virnucpro.pipeline.prediction_run import PredictionRun, counts_of, prediction_failure_noted, timed
 from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import PredictionLayout, RunLayout
