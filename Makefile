@@ -46,10 +46,12 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		--durations 12
 
-# The same way; -rP shows what they measured.
+# What measures memory runs alone; the others two files at a time, and -rP shows what they measured.
+MEMORY_TESTS := tests/e2e/test_bounded_memory.py tests/e2e/test_bounded_memory_of_predictions.py
 e2e: $(READY)
+	$(PY) -m pytest -s -m slow $(MEMORY_TESTS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -rP -m 'slow and not long and not soak' --numprocesses 2 --dist loadfile \
-		--no-loadscope-reorder --durations 12
+		--no-loadscope-reorder --durations 12 $(addprefix --deselect ,$(MEMORY_TESTS))
 
 e2e-long: $(READY)
 	$(PY) -m pytest -s -m 'slow and long'

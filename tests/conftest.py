@@ -28,7 +28,6 @@ LONGEST_FILES = (
     "test_bad_input.py",
     "test_cached_blocks.py",
     # and of the minutes-long tests
-    "test_bounded_memory.py",
     "test_real_proteins.py",
     "test_recovery.py",
     "test_flow_command.py",
