@@ -15,25 +15,10 @@ LOG_NAME = re.compile(r"worker_\d+\.log")
 
 
 @dataclass(frozen=True)
-class RunLayout:
-    """The files of an embedding run, under one output folder."""
+class FolderLayout:
+    """What the folders of all runs have in common."""
 
     output_dir: Path
-
-    @property
-    def embeddings(self) -> Path:
-        """The result. This name exists only when every row that can be had is in it."""
-        return self.output_dir / "embeddings.h5"
-
-    @property
-    def partial_embeddings(self) -> Path:
-        """The rows that exist, when some are missing; removed by the run that completes it."""
-        return self.output_dir / "embeddings.partial.h5"
-
-    @property
-    def failed_sequences(self) -> Path:
-        """Sequences without a row: id, reason, attempts, tab-separated."""
-        return self.output_dir / "failed_sequences.tsv"
 
     @property
     def manifest(self) -> Path:
@@ -51,14 +36,38 @@ class RunLayout:
         return self.output_dir / "work"
 
     @property
+    def unpacked_dir(self) -> Path:
+        """FASTA copies of inputs that are compressed or of another format, for random access."""
+        return self.work_dir / "unpacked"
+
+    @property
+    def failed_sequences(self) -> Path:
+        """Sequences without a row or a score: id, reason, attempts, tab-separated."""
+        return self.output_dir / "failed_sequences.tsv"
+
+    def unpacked(self) -> list[Path]:
+        """Return the unpacked inputs that exist."""
+        return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
+
+
+@dataclass(frozen=True)
+class RunLayout(FolderLayout):
+    """The files of an embedding run, under one output folder."""
+
+    @property
+    def embeddings(self) -> Path:
+        """The result. This name exists only when every row that can be had is in it."""
+        return self.output_dir / "embeddings.h5"
+
+    @property
+    def partial_embeddings(self) -> Path:
+        """The rows that exist, when some are missing; removed by the run that completes it."""
+        return self.output_dir / "embeddings.partial.h5"
+
+    @property
     def index(self) -> Path:
         """The sequence index."""
         return self.work_dir / "sequences.index"
-
-    @property
-    def unpacked_dir(self) -> Path:
-        """Copies of compressed inputs, which need random access."""
-        return self.work_dir / "unpacked"
 
     @property
     def parts_dir(self) -> Path:
@@ -84,10 +93,6 @@ class RunLayout:
         """Everything that *rank* finished."""
         return self.output_dir / f"shard_{rank}.h5"
 
-    def unpacked(self) -> list[Path]:
-        """Return the unpacked inputs that exist."""
-        return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
-
     def worker_logs(self) -> list[Path]:
         """Return the log files that exist."""
         return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
@@ -100,35 +105,13 @@ class RunLayout:
 
 
 @dataclass(frozen=True)
-class PredictionLayout:
+class PredictionLayout(FolderLayout):
     """The files of an identification, under one output folder. The two embedding runs have folders of their own."""
-
-    output_dir: Path
-
-    @property
-    def manifest(self) -> Path:
-        """What the run is and how it went, stage by stage."""
-        return self.output_dir / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that works in this folder."""
-        return self.output_dir / ".run.lock"
-
-    @property
-    def work_dir(self) -> Path:
-        """What the run needs while it runs and to resume."""
-        return self.output_dir / "work"
 
     @property
     def contig_index(self) -> Path:
         """Index of the contigs."""
         return self.work_dir / "contigs.index"
-
-    @property
-    def unpacked_dir(self) -> Path:
-        """FASTA copies of inputs that are compressed or of another format."""
-        return self.work_dir / "unpacked"
 
     @property
     def open_frames(self) -> Path:
@@ -189,11 +172,6 @@ class PredictionLayout:
     def viral_regions(self) -> Path:
         """Runs of viral chunks in the long contigs, as BED."""
         return self.output_dir / "viral_regions.bed"
-
-    @property
-    def failed_sequences(self) -> Path:
-        """Records that were left out, and frames without a row: id, reason, attempts, tab-separated."""
-        return self.output_dir / "failed_sequences.tsv"
 
     @property
     def report(self) -> Path:

@@ -8,6 +8,7 @@ import pytest
 
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.store.manifest import RunManifest
+from virnucpro.store.prediction_manifest import PredictionManifest
 
 
 def manifest(**changes):
@@ -108,3 +109,27 @@ def test_a_manifest_without_what_a_later_start_relies_on_is_refused(tmp_path, ch
 def test_an_absent_manifest_is_named(tmp_path):
     with pytest.raises(ResultError, match=r"run\.json: No such file"):
         RunManifest.read(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"counts": {"contigs": "many"}}, "a count is no whole number"),
+        ({"counts": []}, "'counts' is no dict"),
+        ({"outputs": ["../elsewhere"]}, "an output outside its folder"),
+        ({"stages": {"dna": []}}, "not a run manifest"),
+        ({"stages": {"dna": {"fingerprint": "", "seconds": 1, "files": [], "counts": {}}}}, "stage 'dna' is none"),
+        ({"inputs": [{"path": "x"}]}, "an input without path or sha256"),
+        ({"format": 2}, "its format is not 1"),
+        ({"kind": "else"}, "its format is not 1"),
+    ],
+)
+def test_an_edited_manifest_of_an_identification_is_refused(tmp_path, changes, says):
+    texts = dict.fromkeys(("run_id", "state", "started", "host", "fingerprint"), "")
+    mappings = {name: {} for name in ("settings", "output_settings", "models", "versions")}
+    whole = PredictionManifest(**texts, **mappings, inputs=[], devices=[])
+    whole.write(tmp_path / "run.json")
+    assert PredictionManifest.read(tmp_path / "run.json") == whole
+    (tmp_path / "run.json").write_text(json.dumps({**json.loads((tmp_path / "run.json").read_text()), **changes}))
+    with pytest.raises(ResultError, match=says):
+        PredictionManifest.read(tmp_path / "run.json")

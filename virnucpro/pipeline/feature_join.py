@@ -34,15 +34,7 @@ class RowStream:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._file = schema.open_checked(path)
-        except FileNotFoundError as error:
-            raise ResultError(path, "is missing") from error
-        try:
-            self._rows = schema.embeddings_of(self._file, path)
-        except ResultError:
-            self._file.close()
-            raise
+        self._file, self._rows = schema.open_embeddings(path)
         self._ids = schema.iter_sequence_ids(self._file, path)
         self._ahead: list[str] = []
         self._next_row = 0

@@ -139,7 +139,7 @@ def start_prediction_afresh(layout: PredictionLayout, index: SequenceIndex) -> N
         start_afresh(RunLayout(embedding))
     needed = {Path(file.read_path) for file in index.files}
     _remove(layout, manifest.outputs, keep=needed | {Path(file.real_path) for file in index.files})
-    unpacked = [path for path in RunLayout(layout.output_dir).unpacked() if path.absolute() not in needed]
+    unpacked = [path for path in layout.unpacked() if path.absolute() not in needed]
     for path in [*unpacked, layout.open_frames, layout.frame_scores]:
         durable.remove(path)
     durable.remove(layout.manifest)

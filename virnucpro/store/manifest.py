@@ -7,18 +7,15 @@ so a reader never sees half of it.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
-from virnucpro.errors import ResultError
+from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
-_REMEDY = "restore it, or use another output folder"
 
 
 @dataclass(kw_only=True)
@@ -67,7 +64,7 @@ class RunManifest:
         Raises:
             OutputError: The system refused.
         """
-        durable.write_bytes(path, (json.dumps(asdict(self), indent=2, ensure_ascii=True) + "\n").encode())
+        write_manifest(path, self)
 
     @classmethod
     def read(cls, path: Path) -> RunManifest:
@@ -77,18 +74,13 @@ class RunManifest:
         Raises:
             ResultError: It is absent, unreadable, or of another layout.
         """
-        try:
-            data = json.loads(path.read_bytes())
-        except OSError as error:
-            raise ResultError(path, error.strerror or str(error)) from error
-        except (ValueError, RecursionError) as error:
-            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
+        data = read_object(path)
+        if data.get("format") != FORMAT:
+            raise not_a_manifest(path, f"its format is not {FORMAT}")
         try:
             manifest = cls(**data)
         except TypeError as error:
-            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
+            raise not_a_manifest(path, str(error)) from error
         manifest._check(path)
         return manifest
 
@@ -103,15 +95,10 @@ class RunManifest:
             "counts": dict,
             "files": dict,
         }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
-        if not all(type(count) is int for count in self.counts.values()):
-            raise ResultError(path, f"not a run manifest (a count is no whole number): {_REMEDY}")
+        check_common(path, self, kinds)
+        check_counts(path, self.counts.values())
         if not all(isinstance(rank, dict) for rank in self.ranks):
-            raise ResultError(path, f"not a run manifest (a rank is no object): {_REMEDY}")
-        if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
-            raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
+            raise not_a_manifest(path, "a rank is no object")
         numbers = [
             (self.settings, "settings", ["token_budget"]),
             (self.plan, "plan", ["token_budget", "blocks", "longest_sequence_tokens"]),
@@ -124,4 +111,4 @@ class RunManifest:
         for values, where, names in numbers:
             for name in names:
                 if type(values.get(name)) is not int:
-                    raise ResultError(path, f"not a run manifest ({where!r} without {name!r}): {_REMEDY}")
+                    raise not_a_manifest(path, f"{where!r} without {name!r}")

@@ -7,20 +7,18 @@ it was recorded. That is all that a resumed run relies on.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
 KIND = "prediction"
-_REMEDY = "restore it, or use another output folder"
 
 
 @dataclass(kw_only=True)
@@ -90,7 +88,7 @@ class PredictionManifest:
         Raises:
             OutputError: The system refused.
         """
-        durable.write_bytes(path, (json.dumps(asdict(self), indent=2, ensure_ascii=True) + "\n").encode())
+        write_manifest(path, self)
 
     @classmethod
     def read(cls, path: Path) -> PredictionManifest:
@@ -100,15 +98,15 @@ class PredictionManifest:
         Raises:
             ResultError: It is absent, unreadable, of an embedding run, or of another layout.
         """
-        data = _json_object(path)
+        data = read_object(path)
         if "kind" not in data and "plan" in data:
             raise ResultError(path, "is of an embedding run, not of an identification: use another output folder")
         if data.get("kind") != KIND or data.get("format") != FORMAT:
-            raise ResultError(path, f"not a run manifest of format {FORMAT}: {_REMEDY}")
+            raise not_a_manifest(path, f"its format is not {FORMAT}")
         try:
             manifest = cls(**{**data, "stages": {name: StageRecord(**one) for name, one in data["stages"].items()}})
         except (TypeError, KeyError, AttributeError) as error:
-            raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
+            raise not_a_manifest(path, str(error)) from error
         manifest._check(path)
         return manifest
 
@@ -123,20 +121,15 @@ class PredictionManifest:
             "counts": dict,
             "files": dict,
         }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ResultError(path, f"not a run manifest ({name!r} is no {kind.__name__}): {_REMEDY}")
+        check_common(path, self, kinds)
         for name, stage in self.stages.items():
             kinds_of_stage = ((stage.files, dict), (stage.counts, dict), (stage.notes, list))
             if not all(isinstance(value, kind) for value, kind in kinds_of_stage):
-                raise ResultError(path, f"not a run manifest (stage {name!r} is none): {_REMEDY}")
+                raise not_a_manifest(path, f"stage {name!r} is none")
+            check_counts(path, stage.counts.values())
+        check_counts(path, self.counts.values())
         if not all(isinstance(name, str) and _is_inside(name) for name in self.outputs):
-            raise ResultError(path, f"not a run manifest (an output outside its folder): {_REMEDY}")
-        counts = [*self.counts.values(), *(n for stage in self.stages.values() for n in stage.counts.values())]
-        if not all(type(count) is int for count in counts):
-            raise ResultError(path, f"not a run manifest (a count is no whole number): {_REMEDY}")
-        if not all(isinstance(item, dict) and {"path", "sha256"} <= item.keys() for item in self.inputs):
-            raise ResultError(path, f"not a run manifest (an input without path or sha256): {_REMEDY}")
+            raise not_a_manifest(path, "an output outside its folder")
 
 
 def _is_inside(name: str) -> bool:
@@ -151,16 +144,4 @@ def is_prediction(path: Path) -> bool:
     Raises:
         ResultError: There is no readable one.
     """
-    return _json_object(path).get("kind") == KIND
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ResultError(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise ResultError(path, f"not a run manifest ({error}): {_REMEDY}") from error
-    if not isinstance(data, dict):
-        raise ResultError(path, f"not a run manifest: {_REMEDY}")
-    return data
+    return read_object(path).get("kind") == KIND

@@ -33,12 +33,8 @@ class Embeddings(Mapping[str, "FloatArray"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file, self._rows = schema.open_embeddings(path)
         try:
-            self._file = schema.open_checked(path)
-        except FileNotFoundError as error:
-            raise ResultError(path, "is missing") from error
-        try:
-            self._rows = schema.embeddings_of(self._file, path)
             self.ids: tuple[str, ...] = tuple(
                 name for names in schema.iter_sequence_ids(self._file, path) for name in names
             )

@@ -171,6 +171,24 @@ def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
     return rows
 
 
+def open_embeddings(path: Path) -> tuple[h5py.File, h5py.Dataset]:
+    """
+    Open a file of embeddings; return it and its rows, float32 (num_sequences, hidden_dim). The caller closes it.
+
+    Raises:
+        ResultError: It is missing, or not an embeddings file.
+    """
+    try:
+        file = open_checked(path)
+    except FileNotFoundError as error:
+        raise ResultError(path, "is missing") from error
+    try:
+        return file, embeddings_of(file, path)
+    except ResultError:
+        file.close()
+        raise
+
+
 def integers_of(
     file: h5py.File, name: str, path: Path, *, shape: tuple[int | None, ...]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
