@@ -1,0 +1,252 @@
+"""
+What is known of a run at one moment: plain data for everything that shows it.
+
+Bars, metrics, status file and artifacts are all made from a ``RunSnapshot``, so that they cannot disagree. Sequences
+and rows are counted once, when they are durable; tokens of the plan (``tokens_left``, ``progress``) say how far a run
+is, since the long sequences come first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class RankState(StrEnum):
+    """What a rank is doing."""
+
+    WAITING = "waiting"
+    """It has no process yet."""
+    STARTING = "starting"
+    """Its process looks at what is done already."""
+    LOADING = "loading the model"
+    COMPUTING = "computing"
+    FINISHING = "finishing"
+    """Everything is computed; rows are being made durable and sealed."""
+    COMPLETE = "complete"
+    FAILED = "failed"
+    """Its process ended without finishing, and another one is to follow."""
+    LOST = "lost"
+    """It was given up; its work goes to the others."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a worker was last given to compute."""
+
+    block: int
+    """Its number in the plan."""
+    sequences: int
+    """Sequences in it."""
+    tokens: int
+    """Planned tokens of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSeconds:
+    """How long batches took."""
+
+    bounds: tuple[float, ...]
+    """Seconds: upper bounds of the buckets, ascending, without infinity."""
+    counts: tuple[int, ...]
+    """Batches in each bucket alone, one more than *bounds*: the last is for those above all bounds."""
+    total_s: float
+    """Seconds of all batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """One GPU as NVML saw it; what the driver does not tell is None."""
+
+    device: str
+    """The run's label of it, such as ``cuda:3``."""
+    uuid: str
+    """NVML's name of it."""
+    utilization: float | None = None
+    """Share of the last sampling period in which it computed, 0 to 1."""
+    memory_used_bytes: int | None = None
+    """Bytes in use, by whomever."""
+    memory_total_bytes: int | None = None
+    """Bytes it has."""
+    power_watts: float | None = None
+    """Watts that it draws."""
+    temperature_celsius: float | None = None
+    """Degrees Celsius."""
+    sm_clock_hertz: float | None = None
+    """Hertz of its multiprocessors."""
+    throttle: Mapping[str, bool] = field(default_factory=dict)
+    """Reason -> whether it is slowed down by it now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """One rank of an embedding run; counts are of this start of the run, over all its processes."""
+
+    rank: int
+    """Its number."""
+    device: str
+    """Label of its device, such as ``cuda:3`` or ``cpu``."""
+    state: RankState
+    """What it is doing."""
+    pid: int | None
+    """Of its running process."""
+    attempts: int
+    """Processes started."""
+    rows: int | None
+    """Rows that are durable, copies and those of earlier starts included; None until its process said what it found."""
+    sequences: int
+    """Sequences computed."""
+    tokens: int
+    """Tokens computed, special tokens included."""
+    batches: int
+    """Batches computed."""
+    batch_seconds: BatchSeconds
+    """How long they took."""
+    packing_efficiency: float | None
+    """Tokens over token budget of the batches computed, 0 to 1; None before the first."""
+    tokens_to_do: int
+    """Planned tokens that it was given to compute."""
+    tokens_left: int
+    """Of these not yet computed."""
+    tokens_per_second: float
+    """Planned tokens a second over the last minute of computing; 0 before the first batch."""
+    seconds_left: float | None
+    """Estimate from the two above; None while there is none."""
+    written_bytes: int
+    """Bytes of parts made durable."""
+    cache_hits: int
+    """Sequences taken from the embedding cache."""
+    oom_splits: int
+    """Batches computed in halves because they did not fit into memory."""
+    restarts: Mapping[str, int]
+    """Failure class -> processes started again after it."""
+    model_load_s: float | None
+    """Seconds that its last process took to load the model."""
+    last_progress: float | None
+    """Unix time at which a batch was last finished or rows became durable."""
+    last_batch: Batch | None
+    """What it was last given to compute."""
+    cpu_s: float | None
+    """Processor seconds of its processes; None where they could not be read."""
+    resident_bytes: int | None
+    """Resident memory of its running process."""
+
+    @property
+    def has_process(self) -> bool | None:
+        """Whether its process runs; None where it needs none any more, or not yet."""
+        if self.state in {RankState.WAITING, RankState.COMPLETE, RankState.STOPPED}:
+            return None
+        return self.state not in {RankState.FAILED, RankState.LOST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSnapshot:
+    """One embedding run: the run itself, or one of the two within an identification."""
+
+    model: str
+    """Name of the model."""
+    precision: str
+    """Number format of the forward pass."""
+    token_budget: int
+    """Tokens in one block at the most."""
+    records: int
+    """Records of the input, those that were left out included."""
+    copies: int
+    """Records that take the row of an identical sequence."""
+    skipped: int
+    """Records that break a rule and were left out."""
+    ranks: tuple[RankSnapshot, ...]
+    """By rank."""
+    tokens: int
+    """Tokens of the plan."""
+    tokens_left: int
+    """Of these not yet computed, and not found done."""
+    seconds_left: float | None
+    """Until the slowest rank has computed its share; None while there is no estimate, 0 at the end."""
+    failed: Mapping[str, int]
+    """Failure class -> sequences that got no row because computing them failed."""
+    quarantined: Mapping[str, int]
+    """Failure class -> sequences that are not computed any more because they ended processes."""
+    is_over: bool
+    """Whether its ranks have ended."""
+
+    @property
+    def progress(self) -> float:
+        """Share of the plan's tokens that is done, 0 to 1; of an empty plan 1."""
+        return 1 - self.tokens_left / self.tokens if self.tokens else 1.0
+
+    @property
+    def rows(self) -> int:
+        """Rows that are durable, as far as the ranks have said."""
+        return sum(rank.rows or 0 for rank in self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSnapshot:
+    """A stage that has begun."""
+
+    name: str
+    """Such as index, embed, aggregate; of an identification fragments, classify and so on as well."""
+    model: str
+    """The embedding run's that it belongs to; empty for stages of the whole."""
+    started: float
+    """Unix time."""
+    seconds: float
+    """Seconds that it took, or has taken so far."""
+    is_over: bool
+    """Whether it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSnapshot:
+    """A run, as it is now."""
+
+    run_id: str
+    """Unique to this start of the run."""
+    output_dir: str
+    """Its folder."""
+    started: float
+    """Unix time."""
+    now: float
+    """Unix time of this snapshot."""
+    stages: tuple[StageSnapshot, ...]
+    """In the order in which they began."""
+    embeddings: tuple[EmbeddingSnapshot, ...]
+    """In the order in which they began; an identification has up to two."""
+    gpus: tuple[GpuSample, ...]
+    """One a GPU of the run; none without a driver."""
+    disk_free_bytes: int | None
+    """Bytes that the run may still write to its file system."""
+    disk_size_bytes: int | None
+    """Bytes of that file system."""
+
+    @property
+    def stage(self) -> StageSnapshot | None:
+        """The innermost stage that goes on."""
+        return next((stage for stage in reversed(self.stages) if not stage.is_over), None)
+
+    @property
+    def embedding(self) -> EmbeddingSnapshot | None:
+        """The embedding run that began last."""
+        return self.embeddings[-1] if self.embeddings else None
+
+
+class View(Protocol):
+    """Something that shows a run. Its methods are called one at a time; it decides itself how often it shows what."""
+
+    def update(self, snapshot: RunSnapshot) -> None:
+        """Take in how the run is; called about twice a second while it goes on, and once at its end."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show lines for a person: what a worker warned of, or why one failed. Safe for a terminal."""
+        ...
+
+    def close(self) -> None:
+        """Show no more; called once."""
+        ...
