@@ -45,6 +45,26 @@ class FolderLayout:
         """Sequences without a row or a score: id, reason, attempts, tab-separated."""
         return self.output_dir / "failed_sequences.tsv"
 
+    @property
+    def live_status(self) -> Path:
+        """How the run is, rewritten every few seconds while it goes on; removed at its end."""
+        return self.work_dir / "status.json"
+
+    @property
+    def metrics_textfile(self) -> Path:
+        """The last figures of the run, for the textfile collector of Prometheus' node exporter."""
+        return self.output_dir / "metrics.prom"
+
+    @property
+    def trace(self) -> Path:
+        """The timeline of a profiled run, for Perfetto."""
+        return self.output_dir / "trace.json"
+
+    @property
+    def spans_dir(self) -> Path:
+        """What each process of a profiled run has measured, until the timeline is made of it."""
+        return self.work_dir / "spans"
+
     def unpacked(self) -> list[Path]:
         """Return the unpacked inputs that exist."""
         return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
