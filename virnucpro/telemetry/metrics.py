@@ -1,0 +1,425 @@
+"""
+Every metric of a run, declared once: its name, kind, labels and help, and where in a ``RunSnapshot`` its values are.
+
+``RunCollector`` reads them when somebody asks, so that nothing is counted twice and nothing is spent while nobody does.
+Names follow Prometheus: base units, ``_total`` on counters, and no label whose values grow with the input.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.core import Metric as MetricFamily
+
+    from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
+
+    Sample = tuple[tuple[str, ...], float | BatchSeconds]
+    """Values of the labels, and the value."""
+    Reader = Callable[[RunSnapshot], Iterable[Sample]]
+
+RANK = ("rank", "device", "model")
+MODEL = ("model",)
+STAGE = ("stage", "model")
+GPU = ("device", "uuid")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    """As Prometheus shows it."""
+    kind: str
+    """counter, gauge or histogram."""
+    labels: tuple[str, ...]
+    """Names of its labels."""
+    help: str
+    """What it is, with its unit."""
+    read: Reader
+    """Label values and value of each of its series; a series that has no value yet is left out."""
+
+
+def _of_ranks(value: Callable[[RankSnapshot], float | BatchSeconds | None]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        for embedding in snapshot.embeddings:
+            for rank in embedding.ranks:
+                if (number := value(rank)) is not None:
+                    yield (str(rank.rank), rank.device, embedding.model), number
+
+    return read
+
+
+def _restarts(snapshot: RunSnapshot) -> Iterator[Sample]:
+    for embedding in snapshot.embeddings:
+        for rank in embedding.ranks:
+            for failure, number in rank.restarts.items():
+                yield (str(rank.rank), rank.device, embedding.model, failure), number
+
+
+def _of_embeddings(value: Callable[[EmbeddingSnapshot], float | None]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        for embedding in snapshot.embeddings:
+            if (number := value(embedding)) is not None:
+                yield (embedding.model,), number
+
+    return read
+
+
+def _by_reason(value: Callable[[EmbeddingSnapshot], Iterable[tuple[str, int]]]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        for embedding in snapshot.embeddings:
+            for reason, number in value(embedding):
+                yield (embedding.model, reason), number
+
+    return read
+
+
+def _of_gpus(value: Callable[[GpuSample], float | None]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        for gpu in snapshot.gpus:
+            if (number := value(gpu)) is not None:
+                yield (gpu.device, gpu.uuid), number
+
+    return read
+
+
+def _throttled(snapshot: RunSnapshot) -> Iterator[Sample]:
+    for gpu in snapshot.gpus:
+        for reason, is_so in gpu.throttle.items():
+            yield (gpu.device, gpu.uuid, reason), float(is_so)
+
+
+def _of_run(value: Callable[[RunSnapshot], float | None]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        if (number := value(snapshot)) is not None:
+            yield (), number
+
+    return read
+
+
+def _stage_seconds(snapshot: RunSnapshot) -> Iterator[Sample]:
+    for stage in snapshot.stages:
+        yield (stage.name, stage.model), stage.seconds
+
+
+def _stage_running(snapshot: RunSnapshot) -> Iterator[Sample]:
+    for stage in snapshot.stages:
+        yield (stage.name, stage.model), float(not stage.is_over)
+
+
+def _build_info(_: RunSnapshot) -> Iterator[Sample]:
+    yield (version("virnucpro"), version("torch"), platform.python_version()), 1
+
+
+def _run_info(snapshot: RunSnapshot) -> Iterator[Sample]:
+    for embedding in snapshot.embeddings:
+        budget, workers = str(embedding.token_budget), str(len(embedding.ranks))
+        yield (snapshot.run_id, embedding.model, embedding.precision, budget, workers), 1
+
+
+METRICS = (
+    Metric(
+        "virnucpro_sequences_total",
+        "counter",
+        RANK,
+        "Rows that are durable, each counted once: those of earlier starts of the run, copies of identical sequences "
+        "and rows from the embedding cache included.",
+        _of_ranks(lambda rank: rank.rows),
+    ),
+    Metric(
+        "virnucpro_tokens_total",
+        "counter",
+        RANK,
+        "Tokens computed in this start of the run, special tokens included.",
+        _of_ranks(lambda rank: rank.tokens),
+    ),
+    Metric(
+        "virnucpro_batches_total",
+        "counter",
+        RANK,
+        "Batches computed in this start of the run.",
+        _of_ranks(lambda rank: rank.batches),
+    ),
+    Metric(
+        "virnucpro_written_bytes_total",
+        "counter",
+        RANK,
+        "Bytes of results made durable in this start of the run.",
+        _of_ranks(lambda rank: rank.written_bytes),
+    ),
+    Metric(
+        "virnucpro_cache_hits_total",
+        "counter",
+        RANK,
+        "Sequences whose rows came from the embedding cache.",
+        _of_ranks(lambda rank: rank.cache_hits),
+    ),
+    Metric(
+        "virnucpro_oom_splits_total",
+        "counter",
+        RANK,
+        "Batches computed in halves because they did not fit into memory.",
+        _of_ranks(lambda rank: rank.oom_splits),
+    ),
+    Metric(
+        "virnucpro_worker_restarts_total",
+        "counter",
+        (*RANK, "failure"),
+        "Worker processes started again, by the class of the failure before.",
+        _restarts,
+    ),
+    Metric(
+        "virnucpro_worker_cpu_seconds_total",
+        "counter",
+        RANK,
+        "Processor seconds, user and system, of a rank's processes.",
+        _of_ranks(lambda rank: rank.cpu_s),
+    ),
+    Metric(
+        "virnucpro_failed_sequences_total",
+        "counter",
+        (*MODEL, "reason"),
+        "Sequences that got no row because computing them failed, by failure class.",
+        _by_reason(lambda embedding: embedding.failed.items()),
+    ),
+    Metric(
+        "virnucpro_quarantined_sequences_total",
+        "counter",
+        (*MODEL, "reason"),
+        "Sequences that are not computed any more because they ended processes, by failure class.",
+        _by_reason(lambda embedding: embedding.quarantined.items()),
+    ),
+    Metric(
+        "virnucpro_deduplicated_sequences_total",
+        "counter",
+        MODEL,
+        "Records that take the row of an identical sequence.",
+        _of_embeddings(lambda embedding: embedding.copies),
+    ),
+    Metric(
+        "virnucpro_skipped_records_total",
+        "counter",
+        MODEL,
+        "Records that break a rule of the input and were left out, as was asked for.",
+        _of_embeddings(lambda embedding: embedding.skipped),
+    ),
+    Metric(
+        "virnucpro_batch_duration_seconds",
+        "histogram",
+        RANK,
+        "Seconds a batch took, from the end of the one before or its own start, whichever is later, to its rows.",
+        _of_ranks(lambda rank: rank.batch_seconds if rank.batches else None),
+    ),
+    Metric(
+        "virnucpro_packing_efficiency_ratio",
+        "gauge",
+        RANK,
+        "Tokens over token budget of the batches computed, 0 to 1.",
+        _of_ranks(lambda rank: rank.packing_efficiency),
+    ),
+    Metric(
+        "virnucpro_model_load_seconds",
+        "gauge",
+        RANK,
+        "Seconds that the rank's last process took to load the model.",
+        _of_ranks(lambda rank: rank.model_load_s),
+    ),
+    Metric(
+        "virnucpro_worker_up",
+        "gauge",
+        RANK,
+        "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed.",
+        _of_ranks(lambda rank: None if rank.has_process is None else float(rank.has_process)),
+    ),
+    Metric(
+        "virnucpro_worker_resident_memory_bytes",
+        "gauge",
+        RANK,
+        "Bytes of resident memory of the rank's process.",
+        _of_ranks(lambda rank: rank.resident_bytes),
+    ),
+    Metric(
+        "virnucpro_worker_tokens_left",
+        "gauge",
+        RANK,
+        "Planned tokens that the rank was given and has not computed yet.",
+        _of_ranks(lambda rank: rank.tokens_left),
+    ),
+    Metric(
+        "virnucpro_last_progress_timestamp_seconds",
+        "gauge",
+        RANK,
+        "Unix time at which the rank last finished a batch or made rows durable.",
+        _of_ranks(lambda rank: rank.last_progress),
+    ),
+    Metric(
+        "virnucpro_progress_ratio",
+        "gauge",
+        MODEL,
+        "Share of the plan's tokens that is done, 0 to 1.",
+        _of_embeddings(lambda embedding: embedding.progress),
+    ),
+    Metric(
+        "virnucpro_tokens_left",
+        "gauge",
+        MODEL,
+        "Planned tokens that are not computed yet.",
+        _of_embeddings(lambda embedding: embedding.tokens_left),
+    ),
+    Metric(
+        "virnucpro_estimated_seconds_left",
+        "gauge",
+        MODEL,
+        "Estimated seconds until the slowest rank has computed its share; absent before there is a rate.",
+        _of_embeddings(lambda embedding: embedding.seconds_left),
+    ),
+    Metric(
+        "virnucpro_stage_duration_seconds",
+        "gauge",
+        STAGE,
+        "Seconds that a stage took, or has taken so far; model is empty for stages of the whole run.",
+        _stage_seconds,
+    ),
+    Metric(
+        "virnucpro_stage_running",
+        "gauge",
+        STAGE,
+        "1 while a stage goes on, 0 once it has ended.",
+        _stage_running,
+    ),
+    Metric(
+        "virnucpro_disk_free_bytes",
+        "gauge",
+        (),
+        "Bytes that may still be written to the file system of the output folder.",
+        _of_run(lambda run: run.disk_free_bytes),
+    ),
+    Metric(
+        "virnucpro_disk_size_bytes",
+        "gauge",
+        (),
+        "Bytes of the file system of the output folder.",
+        _of_run(lambda run: run.disk_size_bytes),
+    ),
+    Metric(
+        "virnucpro_gpu_utilization_ratio",
+        "gauge",
+        GPU,
+        "Share of the driver's last sampling period in which the GPU computed, 0 to 1.",
+        _of_gpus(lambda gpu: gpu.utilization),
+    ),
+    Metric(
+        "virnucpro_gpu_memory_used_bytes",
+        "gauge",
+        GPU,
+        "Bytes of GPU memory in use, by whomever.",
+        _of_gpus(lambda gpu: gpu.memory_used_bytes),
+    ),
+    Metric(
+        "virnucpro_gpu_memory_total_bytes",
+        "gauge",
+        GPU,
+        "Bytes of GPU memory.",
+        _of_gpus(lambda gpu: gpu.memory_total_bytes),
+    ),
+    Metric(
+        "virnucpro_gpu_power_watts",
+        "gauge",
+        GPU,
+        "Watts that the GPU draws.",
+        _of_gpus(lambda gpu: gpu.power_watts),
+    ),
+    Metric(
+        "virnucpro_gpu_temperature_celsius",
+        "gauge",
+        GPU,
+        "Temperature of the GPU in degrees Celsius.",
+        _of_gpus(lambda gpu: gpu.temperature_celsius),
+    ),
+    Metric(
+        "virnucpro_gpu_sm_clock_hertz",
+        "gauge",
+        GPU,
+        "Clock of the GPU's multiprocessors in hertz.",
+        _of_gpus(lambda gpu: gpu.sm_clock_hertz),
+    ),
+    Metric(
+        "virnucpro_gpu_throttled",
+        "gauge",
+        (*GPU, "reason"),
+        "1 while the GPU is slowed down for this reason, else 0.",
+        _throttled,
+    ),
+    Metric(
+        "virnucpro_build_info",
+        "gauge",
+        ("version", "torch", "python"),
+        "Versions that compute; always 1.",
+        _build_info,
+    ),
+    Metric(
+        "virnucpro_run_info",
+        "gauge",
+        ("run_id", "model", "precision", "token_budget", "workers"),
+        "What is computed, and how; always 1.",
+        _run_info,
+    ),
+)
+"""All of them."""
+
+
+class RunCollector(Collector):
+    """
+    Gives the metrics of a run to whoever asks.
+
+    Args:
+        snapshot: Returns how the run is now; called from the thread of the one who asks.
+    """
+
+    def __init__(self, snapshot: Callable[[], RunSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[MetricFamily]:
+        """Return nothing: there may be no run yet whose series could be named."""
+        return []
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield every metric that has a series now."""
+        snapshot = self._snapshot()
+        for metric in METRICS:
+            samples = list(metric.read(snapshot))
+            if samples:
+                yield _family(metric, samples)
+
+
+def _family(metric: Metric, samples: list[Sample]) -> MetricFamily:
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, seconds in samples:
+            assert not isinstance(seconds, float | int)
+            histogram.add_metric(labels, _cumulative(seconds), seconds.total_s)
+        return histogram
+    family_type = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = family_type(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        assert isinstance(value, float | int)
+        family.add_metric(labels, value)
+    return family
+
+
+def _cumulative(seconds: BatchSeconds) -> list[tuple[str, float]]:
+    """Return Prometheus' buckets: upper bound and batches up to it."""
+    buckets, through = [], 0
+    for bound, count in zip((*seconds.bounds, float("inf")), seconds.counts, strict=True):
+        through += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(through)))
+    return buckets
