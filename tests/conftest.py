@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 from pathlib import Path
 
@@ -87,6 +88,25 @@ def one_thread(threads_as_before):
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def logging_as_before():
+    """Undo what a worker's logging does to this process."""
+    import structlog
+
+    from virnucpro.telemetry.worker_logging import HANDLER_NAME
+
+    root = logging.getLogger()
+    level = root.level
+    yield
+    logging.captureWarnings(capture=False)
+    for handler in [item for item in root.handlers if item.get_name() == HANDLER_NAME]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.hookimpl(wrapper=True)

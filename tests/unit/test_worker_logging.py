@@ -13,21 +13,10 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virnucpro.telemetry.worker_logging import HANDLER_NAME, setup_worker_logging
+from virnucpro.pipeline.worker_process import MAX_MESSAGE_BYTES
+from virnucpro.telemetry.worker_logging import HANDLER_NAME, MOST_TOLD, setup_worker_logging
 
-
-@pytest.fixture(autouse=True)
-def own_logging():
-    root = logging.getLogger()
-    level = root.level
-    yield
-    logging.captureWarnings(capture=False)
-    for handler in [item for item in root.handlers if item.get_name() == HANDLER_NAME]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(level)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def lines_of(path):
@@ -174,3 +163,76 @@ def test_a_log_whose_disk_is_full_says_so_once(tmp_path, capfd):
     said = capfd.readouterr().err
     assert said.count(f"lines of {path} are lost: [Errno 28] No space left on device") == 1
     assert "Traceback" not in said
+
+
+class Told(list):
+    """What the parent is told, as it comes out of the pipe."""
+
+    def put(self, message):
+        data = json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        assert len(data) <= MAX_MESSAGE_BYTES
+        self.append(json.loads(data))
+
+
+def test_warnings_and_errors_are_told_to_the_parent_without_what_it_knows(tmp_path):
+    told = Told()
+    setup_worker_logging(1, tmp_path, reports=told, run_id="r", device="cuda:3", attempt=2)
+    log = structlog.get_logger("virnucpro.test")
+    log.info("part.written", part="p.h5")
+    log.warning("block.resplit", block=3, tokens=64)
+    logging.getLogger("library").error("went %s", "wrong")
+    try:
+        {}["no\nluck"]
+    except KeyError:
+        log.exception("worker.failed", failure="died")
+    assert told == [
+        {"kind": "log", "level": "warning", "event": "block.resplit", "fields": {"block": 3, "tokens": 64}},
+        {"kind": "log", "level": "error", "event": "went wrong", "fields": {"logger": "library"}},
+        {
+            "kind": "log",
+            "level": "error",
+            "event": "worker.failed",
+            "fields": {"failure": "died", "exception": "KeyError: 'no\\nluck'"},
+        },
+    ]
+
+
+def test_a_flood_of_warnings_is_told_up_to_a_number_and_that_there_are_more(tmp_path):
+    told = Told()
+    path = setup_worker_logging(1, tmp_path, reports=told)
+    for number in range(MOST_TOLD + 20):
+        structlog.get_logger("virnucpro.test").warning("again", number=number)
+    assert [message["event"] for message in told] == ["again"] * MOST_TOLD + ["log.more"]
+    assert len(lines_of(path)) == MOST_TOLD + 20
+
+
+@given(st.lists(st.text(alphabet=st.sampled_from("a\x00\x1b\n\u2028é\ud800\U0001f9ec"), max_size=3000), max_size=40))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_told_always_fits_the_pipe(tmp_path_factory, texts):
+    told = Told()
+    setup_worker_logging(1, tmp_path_factory.mktemp("logs"), reports=told)
+    structlog.get_logger().warning("event" * 1000, **{f"value_{number}": text for number, text in enumerate(texts)})
+    (message,) = told
+    assert message["event"].startswith("event")
+
+
+def test_a_parent_that_has_gone_harms_nobody(tmp_path, capfd):
+    class Gone:
+        def put(self, message):
+            raise BrokenPipeError
+
+    path = setup_worker_logging(1, tmp_path, reports=Gone())
+    structlog.get_logger("virnucpro.test").error("loud")
+    structlog.get_logger("virnucpro.test").error("afterwards", value=object)
+    assert [line["event"] for line in lines_of(path)] == ["loud", "afterwards"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_line_that_a_killed_process_left_unfinished_does_not_swallow_the_next(tmp_path):
+    path = setup_worker_logging(0, tmp_path)
+    path.write_text('{"event": "part.wri')
+    setup_worker_logging(0, tmp_path)
+    structlog.get_logger("virnucpro.test").info("worker.started")
+    torn, whole = path.read_text().splitlines()
+    assert torn == '{"event": "part.wri'
+    assert json.loads(whole)["event"] == "worker.started"

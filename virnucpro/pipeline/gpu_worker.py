@@ -31,7 +31,7 @@ from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import DEVICE_ERROR, AsyncInferenceRunner
 from virnucpro.pipeline.block_writer import BlockWriter
 from virnucpro.pipeline.cached_blocks import BlockCache
-from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE
+from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 from virnucpro.pipeline.failures import classify_error, exit_code_of
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.recovery import Assignment
@@ -83,9 +83,7 @@ def gpu_worker(
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
     """
     layout = RunLayout(Path(output_dir))
-    device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
-    run_id = assignment.run_id if assignment is not None else ""
-    setup_worker_logging(rank, layout.log_dir, level=model_config.log_level, device=device_token, run_id=run_id)
+    begin_logging(rank, layout, model_config, results_queue, assignment)
     with failure_reported(rank, results_queue):
         hold_worker_lock(layout.output_dir, rank)
         stop = _stop_on_sigterm()
@@ -97,6 +95,17 @@ def gpu_worker(
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
+
+
+def begin_logging(
+    rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
+) -> None:
+    """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
+    bound: dict[str, object] = {"device": Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label}
+    if assignment is not None:
+        bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
+        bound |= {"task": assignment.task} if assignment.task else {}
+    setup_worker_logging(rank, layout.log_dir, level=config.log_level, reports=reports, **bound)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ that follows it on the device.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,9 @@ from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.devices import VISIBLE_VARIABLE
-from virnucpro.pipeline.gpu_worker import failure_reported, load_model, own_device
+from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported, load_model, own_device
 from virnucpro.pipeline.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.run_layout import RunLayout
-from virnucpro.telemetry.worker_logging import setup_worker_logging
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
@@ -60,8 +57,7 @@ def probe_worker(
     Raises:
         SystemExit: It failed; its code tells the class of the failure, the report tells the reason.
     """
-    device_token = os.environ.get(VISIBLE_VARIABLE) or "cpu"
-    setup_worker_logging(rank, RunLayout(Path(output_dir)).log_dir, level=model_config.log_level, device=device_token)
+    begin_logging(rank, RunLayout(Path(output_dir)), model_config, results_queue)
     with failure_reported(rank, results_queue):
         device = own_device(model_config)
         model, tokenizer = load_model(model_config, device, results_queue)

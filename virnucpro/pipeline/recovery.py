@@ -56,6 +56,10 @@ class Assignment:
     """Index positions of sequences that are not computed."""
     run_id: str = ""
     """Of the run, for the log."""
+    attempt: int = 1
+    """Which process of the rank this is, for the log."""
+    task: str = ""
+    """The orchestrator's name of what started it, for the log."""
     after_failure: bool = False
     """Whether a process failed before: then blocks are computed one at a time, and each is made durable at once."""
 
@@ -113,6 +117,8 @@ class _Rank:
     """Excused by the running process since it last had a success."""
     got_something_done: bool = False
     """In the running process."""
+    attempts: int = 0
+    """Processes started, in all waves."""
     fruitless: int = 0
     """Failed processes since the last one that got something done, that one included."""
     starts: int = 0
@@ -156,8 +162,8 @@ class Recovery:
         self._running = 0
         self._most_running = world_size
 
-    def worker_args(self, rank: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the next process of *rank*: *args* and its assignment."""
+    def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
+        """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
             state = self._ranks[rank]
             of_lone_suspects = {self._block_of[position]: 1 for position in self._blame.lone}
@@ -169,6 +175,8 @@ class Recovery:
                     lone_suspects=frozenset(self._blame.lone),
                     excused=frozenset(self._blame.excused),
                     run_id=self._run_id,
+                    attempt=state.attempts,
+                    task=task,
                     after_failure=state.fruitless > 0,
                 ),
             )
@@ -182,6 +190,7 @@ class Recovery:
             self._running += 1
             state = self._ranks[rank]
             state.starts += 1
+            state.attempts += 1
             state.in_flight, state.fresh_excuses, state.got_something_done = {}, [], False
         try:
             yield

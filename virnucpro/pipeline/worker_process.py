@@ -53,7 +53,7 @@ class ReportPipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a warning that is raised while we send is sent as well
 
     def put(self, message: dict[str, Any]) -> None:
         """

@@ -1,0 +1,153 @@
+"""
+One line of a worker's log: read from its JSON, and put into words for a person.
+
+``log_sentence`` is the one form in which a log line is shown, on the terminal, in ``virnucpro logs`` and under Prefect.
+Whatever a line holds, what is shown of it is one line without control characters or escape sequences: a value that
+could be taken for something else stands in quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+"""From the least to the most severe."""
+BOUND = ("run_id", "task", "rank", "device", "attempt")
+"""What every line of a worker is bound with."""
+NO_TIME = datetime.min.replace(tzinfo=UTC)
+"""Of text before the first line that has a time."""
+
+_PLAIN_VALUE = re.compile(r"[^\s\"'`=|\\]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """One line of a worker's log."""
+
+    event: str
+    """What happened; of a line that is not ours to read, the line itself."""
+    level: str = "INFO"
+    """One of ``LEVELS``."""
+    time: datetime = NO_TIME
+    """When, in UTC."""
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    """Those of ``BOUND`` that the line has."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that it says."""
+    exception: Sequence[Mapping[str, Any]] = ()
+    """The exception that was raised last, then what it came from, as structlog's ``ExceptionDictTransformer`` does."""
+    is_text: bool = False
+    """Whether it is no line of ours: torn, or written by somebody else."""
+
+    @property
+    def process(self) -> tuple[Any, Any]:
+        """Run and attempt: which process wrote it."""
+        return self.bound.get("run_id"), self.bound.get("attempt")
+
+
+def parse_line(line: bytes) -> LogEntry:
+    """Read one line without its line end; what is no JSON line of ours becomes an entry of text."""
+    text = LogEntry(event=line.decode("utf-8", "backslashreplace"), is_text=True)
+    try:
+        found = json.loads(line)
+        time = datetime.fromisoformat(found.pop("timestamp"))
+        event, level = found.pop("event"), str(found.pop("level", "info")).upper()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return text
+    if not isinstance(event, str) or time.tzinfo is None:
+        return text
+    exception = found.pop("exception", ())
+    if not isinstance(exception, list) or not all(isinstance(item, dict) for item in exception):
+        found, exception = ({**found, "exception": exception} if exception else found), []
+    return LogEntry(
+        event=event,
+        level=level if level in LEVELS else "INFO",
+        time=time.astimezone(UTC),
+        bound={name: found.pop(name) for name in BOUND if name in found},
+        fields=found,
+        exception=exception,
+    )
+
+
+def log_sentence(message: Mapping[str, Any]) -> str:
+    """Return the line that a person sees of *message*: ``event``, and ``fields`` by name."""
+    fields = dict(message.get("fields") or {})
+    logger = fields.pop("logger", None)  # of a library: its event is any text
+    event = printable(str(message["event"]))
+    said = [event if logger is None else f"{_shown(logger)}: {event}"]
+    said += [f"{_shown(name)}={_shown(value)}" for name, value in fields.items()]
+    return " ".join(said)
+
+
+def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> str:
+    """
+    Return the one line that a person sees of *entry*, without its exception's frames.
+
+    Args:
+        entry: The line.
+        stage: Put before the rank, where an identification has several.
+        rank: Of the worker whose file it is; by default it is left out, with the device.
+    """
+    time = "" if entry.time == NO_TIME else f"{entry.time:%Y-%m-%d %H:%M:%S}.{entry.time.microsecond // 1000:03d}Z"
+    head = f"{time:24} {entry.level if not entry.is_text else '':7}"
+    if rank is not None:
+        head += f" {f'{stage} ' * bool(stage)}{_who(rank, entry):14}"
+    if entry.is_text:
+        return f"{head} | {printable(entry.event)}"
+    fields = dict(entry.fields)
+    if entry.event == "worker.started":  # once a process
+        fields |= {name: entry.bound[name] for name in ("run_id", "task") if entry.bound.get(name)}
+    if entry.exception:
+        fields["exception"] = exception_sentence(entry.exception)
+    return f"{head} {log_sentence({'event': entry.event, 'fields': fields})}"
+
+
+def exception_sentence(exception: Sequence[Mapping[str, Any]]) -> str:
+    """Return type and text of the exception that was raised last, as they are."""
+    return _kind_and_text(exception[0])
+
+
+def frame_lines(exception: Sequence[Mapping[str, Any]], *, frames: int = 30) -> Iterator[str]:
+    """
+    Yield where an exception was raised, innermost frame first, and the same of those that it came from.
+
+    Args:
+        exception: As an entry has it.
+        frames: Frames of each at the most.
+    """
+    for number, one in enumerate(exception):
+        if number:
+            yield f"{'caused by' if one.get('is_cause') else 'while handling'} {printable(_kind_and_text(one))}"
+        found = one.get("frames")
+        for frame in list(reversed(found if isinstance(found, list) else []))[:frames]:
+            if isinstance(frame, dict):
+                where = f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
+                yield f"  at {printable(where)}"
+
+
+def _kind_and_text(one: Mapping[str, Any]) -> str:
+    return f"{one.get('exc_type')}: {one.get('exc_value')}".removesuffix(": ")
+
+
+def _who(rank: int, entry: LogEntry) -> str:
+    device, attempt = entry.bound.get("device"), entry.bound.get("attempt", 1)
+    on = f" {_shown(device)}" if device is not None else ""
+    return f"rank {rank}{on}" + (f" #{attempt}" if isinstance(attempt, int) and attempt > 1 else "")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        if _PLAIN_VALUE.fullmatch(value) and value.isprintable():
+            return value
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{printable(escaped)}"'
+    return printable(json.dumps(value, ensure_ascii=False, default=str))

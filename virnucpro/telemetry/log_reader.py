@@ -1,0 +1,248 @@
+"""
+The workers' log files of a run, read back in the order of time.
+
+Files are read line by line, so their size does not matter; they may grow, be cut or be replaced while they are read.
+A line that is torn or not ours is text, at the time of the line before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import stat
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from virnucpro.errors import ResultError
+from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.telemetry.log_lines import LogEntry, parse_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+MAX_LINE_BYTES = 1 << 20
+"""Bytes of a line that are read; a longer one is text, and its rest is passed over."""
+_WINDOW_BYTES = 256 << 10
+"""Bytes at the end of a file that are looked at first for its last lines."""
+_RANK = re.compile(r"worker_(\d+)\.log")
+
+
+class LogFile:
+    """
+    One worker's log; context manager that closes it.
+
+    Args:
+        path: The file; it may not be there yet.
+
+    Attributes:
+        path: As given.
+        rank: Of the worker, as its name has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        match = _RANK.fullmatch(path.name)
+        assert match is not None
+        self.path, self.rank = path, int(match[1])
+        self._file: BinaryIO | None = None
+        self._before = LogEntry(event="")
+
+    def read_on(self, *, is_over: bool = True) -> Iterator[LogEntry]:
+        """
+        Yield the lines that were not read yet.
+
+        Args:
+            is_over: Nothing more will be written: what stands at the end without a line end is a line too.
+
+        Raises:
+            ResultError: The file cannot be read.
+        """
+        if self._file is not None and not self._is_at_path():
+            yield from self._lines(self._file, is_over=True)
+            self.__exit__()
+        if self._file is None:
+            self._file = self._open()
+        if self._file is not None:
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():  # cut: it begins again
+                self._file.seek(0)
+            yield from self._lines(self._file, is_over=is_over)
+
+    def last(self, count: int, is_wanted: Callable[[LogEntry], bool]) -> list[LogEntry]:
+        """
+        Return the last *count* lines that are wanted, and go on reading behind them.
+
+        Raises:
+            ResultError: The file cannot be read.
+        """
+        self._file = self._open()
+        found: deque[LogEntry] = deque(maxlen=count)
+        if self._file is not None:
+            size_bytes, window_bytes = os.fstat(self._file.fileno()).st_size, _WINDOW_BYTES
+            while True:
+                found.clear()
+                self._before = LogEntry(event="")
+                start = max(0, size_bytes - window_bytes)
+                self._file.seek(max(0, start - 1))
+                if start:
+                    self._pass_over_line(self._file)
+                found.extend(entry for entry in self._lines(self._file, is_over=True) if is_wanted(entry))
+                if len(found) == count or not start:
+                    break
+                window_bytes *= 8
+        return list(found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> BinaryIO | None:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ResultError(self.path, error.strerror or str(error)) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ResultError(self.path, "it is no file of a worker's log")
+        return os.fdopen(descriptor, "rb")
+
+    def _is_at_path(self) -> bool:
+        assert self._file is not None
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _lines(self, file: BinaryIO, *, is_over: bool) -> Iterator[LogEntry]:
+        while line := file.readline(MAX_LINE_BYTES):
+            if not line.endswith(b"\n"):
+                if len(line) == MAX_LINE_BYTES:
+                    self._pass_over_line(file)
+                elif not is_over:  # the rest is being written
+                    file.seek(-len(line), os.SEEK_CUR)
+                    return
+            if not line.strip():
+                continue
+            entry = parse_line(line.removesuffix(b"\n"))
+            if entry.is_text:
+                entry = replace(entry, time=self._before.time, bound=self._before.bound)
+            self._before = entry
+            yield entry
+
+    @staticmethod
+    def _pass_over_line(file: BinaryIO) -> None:
+        while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+            pass
+
+
+@dataclass(frozen=True)
+class FoundEntry:
+    """A line, and whose it is."""
+
+    entry: LogEntry
+    rank: int
+    stage: str
+    """``dna`` or ``protein`` within an identification, else empty."""
+
+
+class RunLogs:
+    """
+    All workers' logs of a run; a context manager that closes them.
+
+    Args:
+        output_dir: Folder of an embedding run, or of an identification with its two.
+        is_wanted: Which lines are read.
+        rank: Only this one.
+    """
+
+    def __init__(
+        self, output_dir: Path, is_wanted: Callable[[LogEntry], bool] = lambda _: True, *, rank: int | None = None
+    ) -> None:
+        prediction = PredictionLayout(output_dir)
+        self._folders = {
+            "": RunLayout(output_dir),
+            "dna": RunLayout(prediction.dna_dir),
+            "protein": RunLayout(prediction.protein_dir),
+        }
+        self._is_wanted = is_wanted
+        self._rank = rank
+        self._files: dict[Path, tuple[str, LogFile]] = {}
+        self._to_close = ExitStack()
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that have a log."""
+        return sorted({LogFile(path).rank for layout in self._folders.values() for path in layout.worker_logs()})
+
+    def last(self, count: int) -> list[FoundEntry]:
+        """
+        Return the last *count* lines of all; ``read_on`` goes on behind them.
+
+        Raises:
+            ResultError: A file cannot be read.
+        """
+        self._look_for_files()
+        found = (
+            [FoundEntry(entry, file.rank, stage) for entry in file.last(count, self._is_wanted)]
+            for stage, file in self._files.values()
+        )
+        return list(deque(_by_time(found), maxlen=count))
+
+    def read_on(self, *, is_over: bool = True) -> Iterator[FoundEntry]:
+        """
+        Yield the lines that were not read yet, those of new files included.
+
+        Raises:
+            ResultError: A file cannot be read.
+        """
+        self._look_for_files()
+        yield from _by_time(self._wanted_of(stage, file, is_over=is_over) for stage, file in self._files.values())
+
+    def _wanted_of(self, stage: str, file: LogFile, *, is_over: bool) -> Iterator[FoundEntry]:
+        for entry in file.read_on(is_over=is_over):
+            if self._is_wanted(entry):
+                yield FoundEntry(entry, file.rank, stage)
+
+    def _look_for_files(self) -> None:
+        for stage, layout in self._folders.items():
+            for path in sorted(layout.worker_logs()):
+                if path not in self._files:
+                    file = self._to_close.enter_context(LogFile(path))
+                    if self._rank in {None, file.rank}:
+                        self._files[path] = (stage, file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._to_close.close()
+
+
+def last_of_process(path: Path, *, attempt: int, run_id: str | None, count: int) -> list[LogEntry]:
+    """
+    Return the last lines of a log that one process wrote.
+
+    Args:
+        path: The file; without it there are none.
+        attempt: Of the process.
+        run_id: Of its run; None takes the run that wrote last.
+        count: Lines at the most.
+
+    Raises:
+        ResultError: The file cannot be read.
+    """
+    with LogFile(path) as file:
+        entries = file.last(count, lambda _: True)
+    run = entries[-1].process[0] if run_id is None and entries else run_id
+    return [entry for entry in entries if entry.process == (run, attempt)]
+
+
+def _by_time(entries: Iterable[Iterable[FoundEntry]]) -> Iterator[FoundEntry]:
+    return heapq.merge(*entries, key=lambda found: found.entry.time)
