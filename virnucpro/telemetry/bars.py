@@ -1,0 +1,192 @@
+"""
+The lines that a terminal shows of a run: a bar a rank, one for all of them, and what goes on around.
+
+Every line fits the terminal: where it is narrow, words get shorter and figures go; where it is low, the ranks that a
+person would look for are shown, and the others are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from virnucpro.telemetry import wording
+from virnucpro.telemetry.snapshot import RankState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot
+
+_LEAST_BAR, _MOST_BAR = 6, 40
+_LEAST_RANKS = 2
+_LONGEST_NAME = 24
+_GAP = "  "
+_STYLES = {
+    RankState.WAITING: "dim",
+    RankState.STARTING: "dim",
+    RankState.LOADING: "cyan",
+    RankState.COMPUTING: "",
+    RankState.FINISHING: "cyan",
+    RankState.COMPLETE: "green",
+    RankState.FAILED: "bold red",
+    RankState.LOST: "bold red",
+    RankState.STOPPED: "yellow",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What lines must fit."""
+
+    columns: int
+    """Characters of a line."""
+    lines: int
+    """Lines of the terminal."""
+    is_ascii: bool = False
+    """It shows no other characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One line with a bar."""
+
+    name: str
+    share: float
+    sequences: int
+    rate: float
+    seconds_left: float | None
+    state: str | None
+    """Instead of rate and time left."""
+    style: str
+
+
+def lines_of(snapshot: RunSnapshot, screen: Screen, *, tick: int, is_stopping: bool = False) -> list[Text]:
+    """
+    Return the lines of a run that goes on; none where nothing does.
+
+    Args:
+        snapshot: The run.
+        screen: What they must fit.
+        tick: Counts the calls, so that something moves.
+        is_stopping: The run was told to stop.
+    """
+    stage, embedding = snapshot.stage, snapshot.embedding
+    if stage is None:
+        return []
+    spinner = r"-\|/" if screen.is_ascii else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+    title = f"{spinner[tick % len(spinner)]} {wording.doing(snapshot)}, {wording.about(stage.seconds)}"
+    head = Text(f"{title}; stopping" if is_stopping else title, style="bold")
+    lines = [head]
+    if embedding is not None and embedding.ranks and not embedding.is_over:
+        lines += _of_embedding(embedding, screen, now=snapshot.now)
+    for line in lines:
+        line.truncate(screen.columns, overflow="crop" if screen.is_ascii else "ellipsis")
+    return lines
+
+
+def _of_embedding(embedding: EmbeddingSnapshot, screen: Screen, *, now: float) -> list[Text]:
+    ranks = list(embedding.ranks)
+    room = max(screen.lines - 5, _LEAST_RANKS)  # the head, all ranks, the others, the notes, and the line of the cursor
+    shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
+    rows = [_of_rank(rank, now=now) for rank in shown]
+    if len(ranks) > 1:
+        rows.append(_of_all(embedding))
+    lines = _in_columns(rows, screen)
+    if others := [rank for rank in ranks if rank not in shown]:
+        lines.insert(len(shown), Text(f"and {len(others)} others: {wording.states(others)}", style="dim"))
+    if notes := wording.notes(embedding):
+        lines.append(Text(", ".join(notes), style="dim"))
+    return lines
+
+
+def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> list[RankSnapshot]:
+    """Return *number* ranks, by rank: those in trouble first, then the slowest."""
+
+    def urgency(rank: RankSnapshot) -> tuple[bool, bool, float]:
+        is_in_trouble = rank.state in {RankState.FAILED, RankState.LOST} or wording.silence(rank, now=now) is not None
+        is_open = rank.state not in {RankState.COMPLETE, RankState.STOPPED}
+        return is_in_trouble, is_open, -math.inf if rank.seconds_left is None else rank.seconds_left
+
+    return sorted(sorted(ranks, key=urgency, reverse=True)[:number], key=lambda rank: rank.rank)
+
+
+def _of_rank(rank: RankSnapshot, *, now: float) -> _Row:
+    done = 1 - rank.tokens_left / rank.tokens_to_do if rank.tokens_to_do else float(rank.rows is not None)
+    name = wording.rank_name(rank)
+    return _Row(
+        name=name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + "..",
+        share=1.0 if rank.state is RankState.COMPLETE else done,
+        sequences=rank.sequences,
+        rate=rank.tokens_per_second,
+        seconds_left=rank.seconds_left,
+        state=wording.rank_state(rank, now=now),
+        style=_STYLES[rank.state] if wording.silence(rank, now=now) is None else "yellow",
+    )
+
+
+def _of_all(embedding: EmbeddingSnapshot) -> _Row:
+    rate = wording.tokens_per_second(embedding)
+    return _Row(
+        name=f"all {len(embedding.ranks)} ranks",
+        share=embedding.progress,
+        sequences=sum(rank.sequences for rank in embedding.ranks),
+        rate=rate,
+        seconds_left=embedding.seconds_left,
+        state=None if rate > 0 else "",
+        style="bold",
+    )
+
+
+def _in_columns(rows: Sequence[_Row], screen: Screen) -> list[Text]:
+    """Return a line a row, with as many figures as leave room for a bar."""
+    names = max(len(row.name) for row in rows)
+    for words in range(4):
+        figures = _figures(rows, words)
+        bar = screen.columns - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
+        if bar >= _LEAST_BAR:
+            break
+    bar = min(bar, _MOST_BAR)
+    done_sign, open_sign = ("#", ".") if screen.is_ascii else ("█", "░")
+    lines = []
+    for row, text in zip(rows, figures, strict=True):
+        line = Text(no_wrap=True)
+        line.append(row.name.ljust(names) + _GAP, style=row.style)
+        if bar >= _LEAST_BAR:
+            filled = int(bar * min(max(row.share, 0.0), 1.0))
+            line.append(done_sign * filled, style="green" if row.share >= 1 else "cyan")
+            line.append(open_sign * (bar - filled) + _GAP, style="dim")
+        line.append(f"{wording.percent(row.share):>5}{_GAP}", style=row.style)
+        line.append(text, style=row.style)
+        lines.append(line)
+    return lines
+
+
+def _figures(rows: Sequence[_Row], words: int) -> list[str]:
+    """
+    Return sequences, rate and time left of each row, in columns.
+
+    Args:
+        rows: They.
+        words: 0 says all, 1 says it short, 2 leaves the sequences out, 3 the rate as well.
+    """
+    sequences, tokens, left = (" sequences", " tokens/s", " left") if words == 0 else (" seqs", " tok/s", "")
+    table = [
+        (
+            f"{row.sequences:,}{sequences}" if words < 2 else "",
+            f"{row.rate:,.0f}{tokens}" if words < 3 and row.state is None else "",
+            f"{wording.clock(row.seconds_left)}{left}" if row.seconds_left is not None and row.state is None else "",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row, cells in zip(rows, table, strict=True):
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True) if width]
+        if row.state is not None:
+            padded = [*(padded[:1] if widths[0] and row.sequences else []), row.state]
+        lines.append(_GAP.join(padded).rstrip())
+    return lines

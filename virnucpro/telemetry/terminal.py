@@ -1,0 +1,149 @@
+"""
+The last lines of a terminal, drawn again and again, and everything else that is printed meanwhile above them.
+
+The cursor waits below the lines and stays visible, so that a killed run leaves the terminal as it should be. A terminal
+that is gone is written to no more, and nobody is told: who would read it?
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from math import ceil
+from typing import TYPE_CHECKING, TextIO, cast
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
+
+
+class Terminal:
+    """
+    Safe for several threads.
+
+    Args:
+        stream: The terminal, or what may be one.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._console = Console(file=io.StringIO(), force_terminal=_is_terminal(stream), highlight=False)
+        """Knows size and colours, and never writes to the stream itself: at a closed pipe it would end the process."""
+        self._lock = threading.RLock()
+        self._drawn: list[Text] = []
+        self._begun = ""
+        """The line that is being printed above, without its end."""
+        self._is_gone = False
+        self._redirected: TextIO | None = None
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether lines can be drawn again there."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    @property
+    def columns(self) -> int:
+        """Characters of a line."""
+        return self._console.width
+
+    @property
+    def lines(self) -> int:
+        """Its height."""
+        return self._console.height
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether it shows no other characters."""
+        return not (self._stream.encoding or "utf-8").lower().startswith("utf")
+
+    def draw(self, lines: Sequence[Text] | None, *, above: Sequence[Text] = ()) -> None:
+        """
+        Replace the last lines.
+
+        Args:
+            lines: The new ones, each no wider than the terminal; None keeps those that are there.
+            above: Lines that stay, printed above them.
+        """
+        with self._lock:
+            if self._redirected is None:
+                self._redirected, sys.stderr = sys.stderr, cast("TextIO", _StandardError(self, self._stream))
+            erase = self._erase()
+            self._drawn = self._drawn if lines is None else list(lines)
+            self._write(erase + "".join(f"{self._rendered(line)}\n" for line in (*above, *self._drawn)))
+
+    def print_above(self, text: str) -> None:
+        """Print the lines that *text* ends; one that it begins waits for its end."""
+        with self._lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if lines:
+                self.draw(None, above=[Text.from_ansi(line) for line in lines])
+
+    def let_go(self) -> None:
+        """Leave the lines where they are: the next ones come below whatever is written until then."""
+        with self._lock:
+            self._drawn = []
+
+    def close(self) -> None:
+        """Take the lines away."""
+        with self._lock:
+            if self._redirected is not None:
+                self._write(self._erase() + self._begun)
+                sys.stderr, self._redirected = self._redirected, None
+                self._drawn, self._begun = [], ""
+
+    def _erase(self) -> str:
+        """Return what takes the cursor from below the lines to their place, on which nothing is left."""
+        columns = self.columns  # a narrower terminal than before has wrapped them
+        return _ERASE_LINE_ABOVE * sum(max(1, ceil(line.cell_len / columns)) for line in self._drawn)
+
+    def _rendered(self, line: Text) -> str:
+        with self._console.capture() as captured:
+            self._console.print(line, end="", soft_wrap=True)
+        return captured.get()
+
+    def _write(self, text: str) -> None:
+        if self._is_gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._is_gone = True
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+class _StandardError(io.TextIOBase):
+    """Stands for ``sys.stderr`` while lines are drawn."""
+
+    def __init__(self, terminal: Terminal, stream: TextIO) -> None:
+        self._terminal = terminal
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._terminal.print_above(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._stream.errors

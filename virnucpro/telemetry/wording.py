@@ -1,0 +1,169 @@
+"""Figures, states and stages of a run in the words that people read, the same wherever they read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from virnucpro.errors import printable
+from virnucpro.telemetry.snapshot import RankState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot, StageSnapshot
+
+STALL_S = 300.0
+"""Seconds without a finished batch after which a computing rank is said to be silent."""
+LOW_DISK_BYTES = 2 * 2**30
+"""Free bytes below which a disk is said to be nearly full."""
+LOW_DISK_SHARE = 0.02
+"""Free share of a disk below which it is."""
+
+_TITLES = {
+    "index": "checking and indexing the input",
+    "probe": "trying the devices out",
+    "embed": "computing embeddings",
+    "aggregate": "putting the result together",
+    "validate": "checking the result",
+    "fragments": "cutting the contigs into chunks and frames",
+    "dna": "embedding the frames' DNA",
+    "protein": "embedding the frames' proteins",
+    "classify": "classifying the frames",
+    "contigs": "calling the contigs",
+    "report": "writing the report",
+}
+_STATES = {
+    RankState.WAITING: "waiting",
+    RankState.STARTING: "looking at what is done",
+    RankState.LOADING: "loading the model",
+    RankState.COMPUTING: "computing its first batch",
+    RankState.FINISHING: "writing its last rows",
+    RankState.COMPLETE: "complete",
+    RankState.FAILED: "failed, starts again",
+    RankState.LOST: "lost, others do its work",
+    RankState.STOPPED: "stopped",
+}
+
+
+def duration(seconds: float) -> str:
+    """Return how long something took, in two units at the most: ``3.2 s``, ``1 min 23 s``, ``1 h 12 min``."""
+    whole = round(seconds)
+    if whole < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if whole < 60:
+        return f"{whole} s"
+    for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError(seconds)
+
+
+def about(seconds: float) -> str:
+    """Return an estimate: as ``duration``, without fractions."""
+    return duration(seconds) if seconds >= 10 else f"{max(0, round(seconds))} s"
+
+
+def clock(seconds: float) -> str:
+    """Return an estimate as a clock shows it, ``1:23`` or ``1:12:05``; of days as ``duration`` does."""
+    whole = max(0, round(seconds))
+    if whole >= 86400:
+        return duration(whole)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def percent(share: float, *, decimals: int = 0) -> str:
+    """Return a share from 0 to 1 in percent, rounded down: 100 % is the end and nothing less."""
+    scale = 10**decimals
+    floored = int(min(max(share, 0.0), 1.0) * 100 * scale + 1e-9) / scale
+    return f"{floored:.{decimals}f} %"
+
+
+def size(num_bytes: int) -> str:
+    """Return bytes in the unit that suits them."""
+    if num_bytes < 2**20:
+        return f"{num_bytes / 2**10:,.0f} KiB"
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
+
+
+def stage_title(stage: StageSnapshot) -> str:
+    """Return what a stage does; safe for a terminal."""
+    title = _TITLES.get(stage.name, printable(stage.name))
+    return f"{title} with {printable(stage.model)}" if stage.model and stage.name == "embed" else title
+
+
+def doing(snapshot: RunSnapshot) -> str | None:
+    """Return what a run does, the innermost stage last; None where nothing goes on. Safe for a terminal."""
+    stages = [stage for stage in snapshot.stages if not stage.is_over]
+    if not stages:
+        return None
+    *outer, inner = stages
+    if outer and inner.name == "embed":
+        return f"{stage_title(outer[-1])} with {printable(inner.model)}"
+    return ": ".join(stage_title(stage) for stage in [*outer[-1:], inner])
+
+
+def rank_name(rank: RankSnapshot) -> str:
+    """Return number and device of a rank; safe for a terminal."""
+    return f"rank {rank.rank} {printable(rank.device)}"
+
+
+def rank_state(rank: RankSnapshot, *, now: float) -> str | None:
+    """
+    Return what a rank is doing in a few words; None where its rate and what is left say more.
+
+    Args:
+        rank: It.
+        now: Unix time of its snapshot.
+    """
+    if rank.state is not RankState.COMPUTING:
+        return _STATES[rank.state]
+    if (silent_s := silence(rank, now=now)) is not None:
+        return f"no batch for {duration(silent_s)}"
+    return None if rank.tokens_per_second > 0 else _STATES[rank.state]
+
+
+def silence(rank: RankSnapshot, *, now: float) -> float | None:
+    """Return the seconds for which a rank that computes has finished nothing, if they are worth a word."""
+    if rank.state is not RankState.COMPUTING or rank.last_progress is None or now - rank.last_progress <= STALL_S:
+        return None
+    return now - rank.last_progress
+
+
+def states(ranks: Sequence[RankSnapshot]) -> str:
+    """Return how many ranks do what, the most frequent first."""
+    return ", ".join(f"{number} {state.value}" for state, number in Counter(rank.state for rank in ranks).most_common())
+
+
+def done_before(embedding: EmbeddingSnapshot) -> float:
+    """Return the share of the plan's tokens that earlier starts have computed, as far as the ranks have said."""
+    now_done = sum(rank.tokens_to_do - rank.tokens_left for rank in embedding.ranks)
+    before = embedding.tokens - embedding.tokens_left - now_done
+    return min(max(before / embedding.tokens, 0.0), 1.0) if embedding.tokens else 0.0
+
+
+def tokens_per_second(embedding: EmbeddingSnapshot) -> float:
+    """Return the planned tokens a second of the ranks that compute now."""
+    return sum(rank.tokens_per_second for rank in embedding.ranks if rank.state is RankState.COMPUTING)
+
+
+def notes(embedding: EmbeddingSnapshot) -> list[str]:
+    """Return what else a person should know of an embedding run, a few words each; safe for a terminal."""
+    kept = embedding.records - embedding.skipped
+    found = [f"{embedding.rows:,} of {kept:,} rows on disk"] if embedding.rows else []
+    if (before := done_before(embedding)) >= 0.01:
+        found.append(f"{percent(before)} was done before")
+    if restarts := sum(sum(rank.restarts.values()) for rank in embedding.ranks):
+        found.append(f"{restarts:,} restart{'s' * (restarts != 1)}")
+    if missing := sum(embedding.failed.values()) + sum(embedding.quarantined.values()):
+        found.append(f"{missing:,} sequence{'s' * (missing != 1)} failed")
+    return found
+
+
+def is_nearly_full(free_bytes: int | None, size_bytes: int | None) -> bool:
+    """Whether a disk has so little space left that somebody should look at it."""
+    if free_bytes is None:
+        return False
+    return free_bytes < LOW_DISK_BYTES or (size_bytes is not None and free_bytes < LOW_DISK_SHARE * size_bytes)
