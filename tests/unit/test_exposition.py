@@ -1,0 +1,250 @@
+"""Metrics over HTTP and as a file: what readers get, and that none of them can hold up a run."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes import another_user
+from virnucpro.errors import OutputError
+from virnucpro.telemetry import exposition
+from virnucpro.telemetry.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER, MetricsServer, write_textfile
+
+SCRAPER = {SCRAPER_HEADER: "10"}
+
+
+@pytest.fixture
+def registry():
+    registry = CollectorRegistry()
+    Gauge("answer", "What it is.", ["who"], registry=registry).labels('a"b\\c\nd').set(42)
+    return registry
+
+
+@contextmanager
+def serving(registry, port=0):
+    """A started server and its port."""
+    server = MetricsServer(registry, port)
+    try:
+        yield server, server.start()
+    finally:
+        server.stop()
+
+
+def ask(port, path="/metrics", **headers):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=20) as answer:
+        return answer.headers, answer.read()
+
+
+def scrape(port):
+    return ask(port, **SCRAPER)
+
+
+def value_of(text):
+    """The one sample's labels and value."""
+    (family,) = text_string_to_metric_families(text.decode())
+    (sample,) = family.samples
+    return sample.labels, sample.value
+
+
+def test_a_reader_gets_the_registry_as_it_is_now(registry):
+    values = iter([1.0, 2.0])
+
+    class Changing:
+        def collect(self):
+            yield GaugeMetricFamily("changing", "Another value each time.", value=next(values))
+
+    with serving(registry) as (_, port):
+        headers, text = ask(port)
+        assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert value_of(text) == ({"who": 'a"b\\c\nd'}, 42)
+        assert text.count(b"\n") == 3
+    changing = CollectorRegistry()
+    changing.register(Changing())
+    with serving(changing) as (_, port):
+        assert [value_of(ask(port)[1])[1] for _ in range(2)] == [1, 2]
+
+
+def test_a_reader_gets_the_format_that_it_asks_for(registry):
+    with serving(registry) as (_, port):
+        headers, text = ask(port, Accept="application/openmetrics-text; version=1.0.0")
+        assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert text.endswith(b"# EOF\n")
+        headers, text = ask(port, **{"Accept-Encoding": "gzip"})
+        assert value_of(gzip.decompress(text))[1] == 42
+
+
+@pytest.mark.parametrize("path", ["/", "/metric", "/favicon.ico", "/metrics/x"])
+def test_there_is_nothing_but_the_metrics(registry, path):
+    with serving(registry) as (server, port):
+        with pytest.raises(urllib.error.HTTPError, match="metrics are at /metrics") as caught:
+            ask(port, path, **SCRAPER)
+        assert caught.value.code == 404
+        assert server.patience_s == 0
+
+
+def test_only_this_host_is_served(registry):
+    with serving(registry) as (_, port), socket.socket() as other:
+        assert ask(port)[1]
+        other.bind(("127.0.0.2", port))  # free: we are not on all addresses
+
+
+def test_a_taken_port_is_an_error_and_two_runs_with_port_0_have_two(registry):
+    with serving(registry) as (_, port), serving(registry) as (_, other):
+        assert port != other
+        assert ask(port)[1] == ask(other)[1]
+        taken = MetricsServer(registry, port)
+        with pytest.raises(OSError, match="in use"):
+            taken.start()
+        taken.stop()
+        assert not taken.wait_for_scrape(10)
+        assert taken.patience_s == 0
+    with serving(registry, port) as (_, again):  # at once, though its connections have not timed out yet
+        assert again == port
+        assert ask(port)[1]
+
+
+def test_it_is_gone_when_it_is_stopped(registry):
+    server = MetricsServer(registry, 0)
+    port = server.start()
+    server.stop()
+    server.stop()
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        ask(port)
+
+
+def test_readers_that_hang_are_dropped_and_others_served_meanwhile(registry, monkeypatch, capfd):
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
+    with serving(registry) as (server, port):
+        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        hanging[0].sendall(b"GET /metrics HT")
+        began_s = time.monotonic()
+        assert scrape(port)[1]
+        assert time.monotonic() - began_s < 0.5
+        for connection in hanging:
+            connection.settimeout(10)
+            assert connection.recv(100) == b""
+            connection.close()
+        server.stop()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_reader_that_takes_nothing_is_dropped(monkeypatch, capfd):
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.3)
+    registry = CollectorRegistry()
+    Gauge("large", "x" * (32 << 20), registry=registry)
+    with serving(registry) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"GET /metrics HTTP/1.0\r\n" + f"{SCRAPER_HEADER}: 10\r\n\r\n".encode())
+            assert not server.wait_for_scrape(2)  # what it has not taken it has not seen
+        assert not [thread for thread in threading.enumerate() if "process_request" in thread.name]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_more_readers_than_places_are_turned_away(registry, monkeypatch):
+    monkeypatch.setattr(exposition._Handler, "timeout", 20)
+    with serving(registry) as (_, port):
+        hanging = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.MOST_READERS)]
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            ask(port)
+        hanging[0].close()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                assert ask(port)[1]
+                break
+            except (urllib.error.URLError, ConnectionError):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+        for connection in hanging:
+            connection.close()
+
+
+def test_a_defect_of_ours_is_seen_and_the_next_reader_served(capfd):
+    class Broken:
+        def collect(self):
+            raise ZeroDivisionError
+
+    registry = CollectorRegistry()
+    registry.register(Broken())
+    with serving(registry) as (server, port):
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                scrape(port)
+        assert server.patience_s == 0
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_scraper_is_waited_for_as_long_as_its_rhythm_says(registry):
+    with serving(registry) as (server, port):
+        ask(port)  # a person with curl does not come back
+        assert server.patience_s == 0
+        scrape(port)
+        assert server.patience_s == LONGEST_PATIENCE_S
+        time.sleep(0.3)
+        scrape(port)
+        assert 0.6 <= server.patience_s < 3
+
+
+def test_the_wait_ends_with_a_scrape_that_began_after_it(registry):
+    with serving(registry) as (server, port):
+        scrape(port)
+        began_s = time.monotonic()
+        assert not server.wait_for_scrape(0.2)  # the one before does not count
+        assert time.monotonic() - began_s >= 0.2
+        later = threading.Timer(0.2, scrape, [port])
+        later.start()
+        assert server.wait_for_scrape(20)
+        assert 0.2 <= time.monotonic() - began_s < 10
+        later.join()
+
+
+def test_a_scrape_that_had_begun_before_the_end_does_not_count():
+    collecting, goes_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def collect(self):
+            collecting.set()
+            assert goes_on.wait(20)
+            yield GaugeMetricFamily("slow", "Takes its time.", value=1)
+
+    registry = CollectorRegistry()
+    registry.register(Slow())
+    with serving(registry) as (server, port):
+        early = threading.Thread(target=scrape, args=[port])
+        early.start()
+        assert collecting.wait(20)
+        threading.Timer(0.1, goes_on.set).start()
+        assert not server.wait_for_scrape(0.5)
+        early.join()
+        assert server.patience_s > 0
+
+
+def test_the_text_file_is_what_a_reader_gets(registry, tmp_path):
+    path = tmp_path / "metrics.prom"
+    path.write_text("old")
+    write_textfile(registry, path)
+    with serving(registry) as (_, port):
+        assert path.read_bytes() == ask(port)[1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
+
+
+def test_a_text_file_that_cannot_be_written_leaves_nothing(registry, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    tmp_path.chmod(0o755)
+    folder.chmod(0o555)
+    with another_user(), pytest.raises(OutputError, match=r"metrics\.prom"):
+        write_textfile(registry, folder / "metrics.prom")
+    assert list(folder.iterdir()) == []

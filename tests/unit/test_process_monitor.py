@@ -1,0 +1,81 @@
+"""What processes cost, read from real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from virnucpro.telemetry.process_monitor import ProcessMonitor
+
+TICK_S = 0.03
+"""The system counts in hundredths of a second, user and system apart."""
+BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint(flush=True)\ninput()\n"
+PARENT = (
+    "import subprocess, sys\n"
+    f"child = subprocess.Popen([sys.executable, '-c', {BURN.format(seconds=0.4)!r}],"
+    " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    "child.stdout.readline()\n"
+    "print(flush=True)\n"
+    "input()\n"
+    "child.communicate(b'\\n')\n"
+    "print(flush=True)\n"
+    "input()\n"
+)
+
+
+def started(program):
+    """A process that has said its first line."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process
+
+
+def test_this_process_costs_what_the_system_says():
+    sample = ProcessMonitor().sample({4: os.getpid()})[4]
+    times = os.times()
+    assert 0 < sample.cpu_s <= sum(times[:4]) + 0.1
+    assert sample.resident_bytes > 10 << 20
+
+
+def test_what_a_worker_starts_counts_as_its_own_before_and_after_it_ends():
+    process = started(PARENT)
+    monitor = ProcessMonitor()
+    with_child = monitor.sample({0: process.pid})[0]
+    assert with_child.cpu_s >= 0.4 - TICK_S
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    alone = monitor.sample({0: process.pid})[0]
+    assert alone.cpu_s >= with_child.cpu_s
+    assert alone.resident_bytes < with_child.resident_bytes - (1 << 20)
+    process.communicate(b"\n")
+
+
+def test_the_seconds_of_a_rank_go_on_with_its_next_process():
+    monitor = ProcessMonitor()
+    first = started(BURN.format(seconds=0.3))
+    before = monitor.sample({0: first.pid})[0].cpu_s
+    assert 0.3 - TICK_S <= before < 5
+    first.kill()
+    first.wait()
+    assert monitor.sample({0: first.pid}) == {}
+    assert monitor.sample({}) == {}
+    second = started(BURN.format(seconds=0.3))
+    after = monitor.sample({0: second.pid, 1: os.getpid()})
+    assert after[0].cpu_s >= before + 0.3 - TICK_S
+    assert after.keys() == {0, 1}
+    second.kill()
+    second.wait()
+
+
+def test_a_process_that_ended_and_was_not_waited_for_does_no_harm():
+    process = started(BURN.format(seconds=0.1))
+    monitor = ProcessMonitor()
+    before = monitor.sample({0: process.pid})[0]
+    process.kill()
+    time.sleep(0.2)
+    sample = monitor.sample({0: process.pid}).get(0)
+    assert sample is None or (sample.cpu_s >= before.cpu_s and sample.resident_bytes == 0)
+    process.wait()

@@ -1,0 +1,248 @@
+"""Metrics to a pushgateway that works, is down, is slow or talks nonsense; the servers are real, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
+
+from virnucpro.errors import ConfigurationError
+from virnucpro.telemetry import pushgateway
+from virnucpro.telemetry.pushgateway import FORGOTTEN_S, Pushgateway
+
+HOST = socket.gethostname()
+RUN_ID = "0123456789ab"
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """Keeps what it is asked; the server's attributes say how it answers."""
+
+    def _answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append((self.command, unquote(self.path), body))
+        self.server.goes_on.wait(20)
+        status, said = self.server.answers.get(self.command, (200, b""))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    do_GET = do_PUT = do_DELETE = _answer
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@contextmanager
+def a_gateway(**answers):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        server.asked, server.answers, server.goes_on = [], answers, threading.Event()
+        server.goes_on.set()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.goes_on.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def registry():
+    registry = CollectorRegistry()
+    Gauge("answer", "What it is.", registry=registry).set(42)
+    return registry
+
+
+def group(labels, pushed_s_ago):
+    metric = {"labels": labels, "value": f"{time.time() - pushed_s_ago:.15e}"}
+    return {"labels": labels, "push_time_seconds": {"type": "GAUGE", "metrics": [metric]}}
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_push_replaces_what_the_run_had_there(registry):
+    with a_gateway() as gateway:
+        assert Pushgateway(gateway.url + "/", registry, RUN_ID).push() is None
+        ((method, path, body),) = gateway.asked
+    assert (method, path) == ("PUT", f"/metrics/job/virnucpro/instance/{HOST}/run_id/{RUN_ID}")
+    assert b"answer 42.0" in body
+
+
+def test_a_url_may_lack_its_scheme_or_have_a_path(registry):
+    with a_gateway() as gateway:
+        assert Pushgateway(gateway.url.removeprefix("http://") + "/push", registry, RUN_ID).push() is None
+        assert gateway.asked[0][1].startswith("/push/metrics/job/virnucpro/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "ftp://gateway", "file:///etc/passwd", "http://", "http://[", "http://a:b", "http://a:99999", "http://a b",
+     "http://a/\x1b[31m", "http://a?x=1", "http://" + "a" * 64],
+)  # fmt: skip
+def test_what_is_no_url_of_a_gateway_is_refused(url, registry):
+    with pytest.raises(ConfigurationError, match="give a URL such as"):
+        Pushgateway(url, registry, RUN_ID)
+
+
+def test_a_password_is_refused_and_not_shown(registry):
+    with pytest.raises(ConfigurationError, match="password") as caught:
+        Pushgateway("http://me:secret@gateway:9091", registry, RUN_ID)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [(b"inconsistent\x1b[2J metrics\nmore", r"500 inconsistent\x1b[2J metrics"), (b"", "500 Internal Server Error")],
+)
+def test_a_gateway_that_refuses_is_one_sentence(registry, said, shown):
+    with a_gateway(PUT=(500, said)) as gateway:
+        problem = Pushgateway(gateway.url, registry, RUN_ID).push()
+        assert problem == f"the pushgateway {gateway.url} refused the metrics: {shown}"
+
+
+def test_a_gateway_that_is_down_is_one_sentence(registry):
+    with socket.socket() as bound:  # a port that nobody listens on while we hold it
+        bound.bind(("127.0.0.1", 0))
+        problem = Pushgateway(f"127.0.0.1:{bound.getsockname()[1]}", registry, RUN_ID).push()
+    assert "cannot be reached" in problem
+    assert "refused" in problem
+
+
+def test_a_gateway_that_speaks_something_else_is_one_sentence(registry):
+    def answer():
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        problem = Pushgateway(f"127.0.0.1:{listening.getsockname()[1]}", registry, RUN_ID).push()
+        thread.join()
+    assert "cannot be reached" in problem
+
+
+def test_a_gateway_that_hangs_is_given_up(registry, monkeypatch):
+    monkeypatch.setattr(pushgateway, "REQUEST_LIMIT_S", 0.2)
+    with a_gateway() as gateway:
+        gateway.goes_on.clear()
+        began_s = time.monotonic()
+        assert "timed out" in Pushgateway(gateway.url, registry, RUN_ID).push()
+        assert 0.2 <= time.monotonic() - began_s < 5
+
+
+def test_a_run_pushes_regularly_and_once_more_at_its_end(monkeypatch):
+    monkeypatch.setattr(pushgateway, "INTERVAL_S", 0.05)
+    numbers = iter(range(1000))
+
+    class Counting:
+        def collect(self):
+            yield GaugeMetricFamily("number", "Of the push.", value=next(numbers))
+
+    registry = CollectorRegistry()
+    registry.register(Counting())
+    told = []
+    with a_gateway() as gateway:
+        mine = Pushgateway(gateway.url, registry, RUN_ID)
+        mine.stop()
+        mine.start(told.append)
+        wait_until(lambda: len(gateway.asked) >= 4)
+        monkeypatch.setattr(pushgateway, "INTERVAL_S", 1000)
+        time.sleep(0.2)
+        before = len(gateway.asked)
+        mine.stop()
+        mine.stop()
+        pushes = [body for method, _, body in gateway.asked if method == "PUT"]
+        assert len(gateway.asked) == before + 1
+    assert [body.splitlines()[-1] for body in pushes] == [f"number {n}.0".encode() for n in range(len(pushes))]
+    assert told == []
+
+
+def test_what_goes_wrong_is_said_once_and_pushing_goes_on(registry, monkeypatch):
+    monkeypatch.setattr(pushgateway, "INTERVAL_S", 0.02)
+    told = []
+    with a_gateway(PUT=(503, b"busy")) as gateway:
+        mine = Pushgateway(gateway.url, registry, RUN_ID)
+        mine.start(told.append)
+        wait_until(lambda: len(gateway.asked) >= 5)
+        mine.stop()
+        assert told == [f"the pushgateway {gateway.url} refused the metrics: 503 busy"]
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_gateway_that_hangs(registry, monkeypatch):
+    monkeypatch.setattr(pushgateway, "LAST_PUSH_LIMIT_S", 0.3)
+    with a_gateway() as gateway:
+        mine = Pushgateway(gateway.url, registry, RUN_ID)
+        mine.start(lambda _: None)
+        wait_until(lambda: gateway.asked)
+        gateway.goes_on.clear()
+        began_s = time.monotonic()
+        mine.stop()
+        assert time.monotonic() - began_s < 5
+
+
+def test_groups_that_runs_of_this_host_left_are_removed_and_no_others(registry):
+    old, job = FORGOTTEN_S + 60, "virnucpro"
+    groups = [
+        group({"job": job, "instance": HOST, "run_id": "forgotten"}, old),
+        group({"job": job, "instance": HOST, "run_id": "goes-on"}, FORGOTTEN_S - 60),
+        group({"job": job, "instance": f"{HOST}x", "run_id": "elsewhere"}, old),
+        group({"job": "other", "instance": HOST, "run_id": "of-other-job"}, old),
+        group({"job": job, "instance": HOST}, old),
+        group({"job": job, "instance": HOST, "run_id": "a", "more": "b"}, old),
+    ]
+    with a_gateway(GET=(200, json.dumps({"status": "success", "data": groups}).encode())) as gateway:
+        Pushgateway(gateway.url, registry, RUN_ID).remove_forgotten()
+        assert [(method, path) for method, path, _ in gateway.asked] == [
+            ("GET", "/api/v1/metrics"),
+            ("DELETE", f"/metrics/job/virnucpro/instance/{HOST}/run_id/forgotten"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, b""),
+        (500, b"{}"),
+        (200, b""),
+        (200, b"\xff\xfe"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"data": 3}'),
+        (200, b'{"data": [3]}'),
+        (200, b'{"data": [{"labels": ["job"]}]}'),
+        (200, json.dumps({"data": [{"labels": {"job": "virnucpro", "instance": HOST, "run_id": "a"}}]}).encode()),
+        (200, b'{"data": [' + b"[" * 100_000),
+    ],
+)
+def test_a_server_without_such_a_list_is_pushed_to_all_the_same(registry, status, said):
+    told = []
+    with a_gateway(GET=(status, said)) as gateway:
+        mine = Pushgateway(gateway.url, registry, RUN_ID)
+        mine.start(told.append)
+        wait_until(lambda: any(method == "PUT" for method, *_ in gateway.asked))
+        mine.stop()
+        assert not [path for method, path, _ in gateway.asked if method == "DELETE"]
+    assert told == []

@@ -1,0 +1,144 @@
+"""
+A run's metrics to a Prometheus Pushgateway, for hosts that no Prometheus can reach.
+
+A gateway that is down, slow or answers nonsense costs one sentence and nothing else: everything is said to it by one
+daemon thread. A gateway never forgets, so a run first removes what earlier runs of this host left there.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import orjson
+from prometheus_client import delete_from_gateway, push_to_gateway
+
+from virnucpro.errors import ConfigurationError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import CollectorRegistry
+
+JOB = "virnucpro"
+INTERVAL_S = 10.0
+"""Seconds between pushes."""
+REQUEST_LIMIT_S = 5.0
+"""Seconds that the gateway may take for each step of an answer."""
+LAST_PUSH_LIMIT_S = 12.0
+"""Seconds that the end of a run waits for the last push."""
+FORGOTTEN_S = 600.0
+"""Seconds since its last push after which a group of this host is nobody's any more."""
+_MOST_BYTES = 1 << 26
+_MOST_REASON_BYTES = 300
+
+
+class Pushgateway:
+    """
+    Pushes a registry to a gateway, under job, instance (this host) and run_id.
+
+    Args:
+        url: Of the gateway, such as ``http://gateway:9091``; http where it has no scheme.
+        registry: Collected anew for each push.
+        run_id: Of the run.
+
+    Raises:
+        ConfigurationError: The URL is none of http or https, or has a password in it.
+    """
+
+    def __init__(self, url: str, registry: CollectorRegistry, run_id: str) -> None:
+        self.url = _checked(url)
+        self._registry = registry
+        self._group = {"instance": socket.gethostname(), "run_id": run_id}
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, warn: Callable[[str], None]) -> None:
+        """
+        Remove forgotten groups, then push every ``INTERVAL_S`` seconds, all from a thread of its own.
+
+        Args:
+            warn: Told the first time that a push fails, from that thread.
+        """
+        self._thread = threading.Thread(target=self._go_on, args=(warn,), name="pushgateway", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Push a last time, within ``LAST_PUSH_LIMIT_S``, and end; does nothing where nothing was started."""
+        if self._thread is None:
+            return
+        self._ending.set()
+        self._thread.join(LAST_PUSH_LIMIT_S)
+        self._thread = None
+
+    def push(self) -> str | None:
+        """Push once; return what went wrong, as a sentence."""
+        try:
+            push_to_gateway(self.url, JOB, self._registry, self._group, timeout=REQUEST_LIMIT_S)
+        except HTTPError as error:
+            return f"the pushgateway {self.url} refused the metrics: {error.code} {_reason(error)}"
+        except (OSError, HTTPException) as error:
+            return f"the pushgateway {self.url} cannot be reached: {printable(str(getattr(error, 'reason', error)))}"
+        return None
+
+    def remove_forgotten(self) -> None:
+        """Remove the groups of this host that were last pushed to more than ``FORGOTTEN_S`` seconds ago."""
+        # another kind of server may take pushes without this list, and then there is nothing of ours to remove
+        with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            address = f"{self.url}/api/v1/metrics"
+            with urlopen(address, timeout=REQUEST_LIMIT_S) as answer:  # noqa: S310  http or https, checked
+                groups = orjson.loads(answer.read(_MOST_BYTES))["data"]
+            for labels in self._forgotten(groups):
+                delete_from_gateway(self.url, labels.pop("job"), labels, timeout=REQUEST_LIMIT_S)
+
+    def _forgotten(self, groups: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+        for group in groups:
+            labels = group["labels"]
+            if labels.keys() != {"job", *self._group} or labels["job"] != JOB:
+                continue
+            pushed = float(group["push_time_seconds"]["metrics"][0]["value"])
+            if labels["instance"] == self._group["instance"] and time.time() - pushed > FORGOTTEN_S:
+                yield labels
+
+    def _go_on(self, warn: Callable[[str], None]) -> None:
+        self.remove_forgotten()
+        was_told = False
+        while True:
+            is_last = self._ending.is_set()
+            problem = self.push()
+            if problem is not None and not was_told:
+                was_told = True
+                warn(problem)
+            if is_last:
+                return
+            self._ending.wait(INTERVAL_S)
+
+
+def _checked(url: str) -> str:
+    full = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        parts = urlsplit(full)
+        is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or parts.query or parts.fragment or full != printable(full) or " " in full:
+        raise ConfigurationError("--pushgateway: give a URL such as http://gateway:9091")
+    if "@" in parts.netloc:
+        raise ConfigurationError("--pushgateway: a URL with a user name or password in it cannot be used")
+    return full
+
+
+def _reason(error: HTTPError) -> str:
+    """Return the beginning of what the gateway said, or what its number means."""
+    with suppress(OSError, HTTPException):
+        said = error.read(_MOST_REASON_BYTES).decode("utf-8", "replace").strip()
+        if said:
+            return printable(said.splitlines()[0])
+    return printable(str(error.reason))
