@@ -23,6 +23,11 @@ from virnucpro.telemetry.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER, M
 SCRAPER = {SCRAPER_HEADER: "10"}
 
 
+@pytest.fixture(autouse=True)
+def _soon_stopped(monkeypatch):
+    monkeypatch.setattr(exposition, "_POLL_S", 0.01)
+
+
 @pytest.fixture
 def registry():
     registry = CollectorRegistry()
@@ -147,7 +152,7 @@ def test_a_reader_that_takes_nothing_is_dropped(monkeypatch, capfd):
     with serving(registry) as (server, port):
         with socket.create_connection(("127.0.0.1", port)) as slow:
             slow.sendall(b"GET /metrics HTTP/1.0\r\n" + f"{SCRAPER_HEADER}: 10\r\n\r\n".encode())
-            assert not server.wait_for_scrape(2)  # what it has not taken it has not seen
+            assert not server.wait_for_scrape(1)  # what it has not taken it has not seen
         assert not [thread for thread in threading.enumerate() if "process_request" in thread.name]
     assert capfd.readouterr() == ("", "")
 

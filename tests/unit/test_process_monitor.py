@@ -13,7 +13,8 @@ TICK_S = 0.03
 """The system counts in hundredths of a second, user and system apart."""
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\nprint(flush=True)\ninput()\n"
 PARENT = (
-    "import subprocess, sys\n"
+    "import signal, subprocess, sys\n"
+    "signal.signal(signal.SIGCHLD, signal.{reaping})\n"
     f"child = subprocess.Popen([sys.executable, '-c', {BURN.format(seconds=0.4)!r}],"
     " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
     "child.stdout.readline()\n"
@@ -40,7 +41,7 @@ def test_this_process_costs_what_the_system_says():
 
 
 def test_what_a_worker_starts_counts_as_its_own_before_and_after_it_ends():
-    process = started(PARENT)
+    process = started(PARENT.format(reaping="SIG_DFL"))
     monitor = ProcessMonitor()
     with_child = monitor.sample({0: process.pid})[0]
     assert with_child.cpu_s >= 0.4 - TICK_S
@@ -53,21 +54,31 @@ def test_what_a_worker_starts_counts_as_its_own_before_and_after_it_ends():
     process.communicate(b"\n")
 
 
-def test_the_seconds_of_a_rank_go_on_with_its_next_process():
+def test_each_process_has_its_own_seconds_and_one_that_has_gone_none():
     monitor = ProcessMonitor()
-    first = started(BURN.format(seconds=0.3))
-    before = monitor.sample({0: first.pid})[0].cpu_s
-    assert 0.3 - TICK_S <= before < 5
+    first = started(BURN.format(seconds=0.5))
+    assert 0.5 - TICK_S <= monitor.sample({0: first.pid})[0].cpu_s < 5
     first.kill()
-    first.wait()
+    first.communicate()
     assert monitor.sample({0: first.pid}) == {}
-    assert monitor.sample({}) == {}
-    second = started(BURN.format(seconds=0.3))
-    after = monitor.sample({0: second.pid, 1: os.getpid()})
-    assert after[0].cpu_s >= before + 0.3 - TICK_S
-    assert after.keys() == {0, 1}
+    second = started(BURN.format(seconds=0))
+    both = monitor.sample({0: second.pid, 1: os.getpid()})
+    assert both.keys() == {0, 1}
+    assert both[0].cpu_s < 0.5 - TICK_S < both[1].cpu_s
     second.kill()
-    second.wait()
+    second.communicate()
+
+
+def test_seconds_do_not_fall_when_a_child_is_not_waited_for():
+    process = started(PARENT.format(reaping="SIG_IGN"))  # its seconds go with it
+    monitor = ProcessMonitor()
+    before = monitor.sample({0: process.pid})[0].cpu_s
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    assert ProcessMonitor().sample({0: process.pid})[0].cpu_s < before - 0.2
+    assert monitor.sample({0: process.pid})[0].cpu_s >= before
+    process.communicate(b"\n")
 
 
 def test_a_process_that_ended_and_was_not_waited_for_does_no_harm():

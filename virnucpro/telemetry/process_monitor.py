@@ -1,5 +1,5 @@
 """
-What the workers cost: processor time and memory of each rank's process, with the processes that it started.
+What workers cost: processor time and memory of each rank's process, with the processes that it started.
 
 Linux tells a process's children directly, so that a look costs the same however many processes the host has.
 """
@@ -19,55 +19,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """One rank's processes at one moment."""
+    """One rank's process at one moment, with the processes that it started."""
 
     cpu_s: float
-    """Processor seconds, user and system, of all processes that the rank has had, each as it was last seen."""
+    """Processor seconds, user and system, since it began; never less than the sample before said."""
     resident_bytes: int
-    """Resident memory of those that run; what they share counts once for each."""
-
-
-@dataclass
-class _Rank:
-    process: psutil.Process
-    cpu_s: float = 0.0
-    """Of this process and its descendants."""
-    earlier_s: float = 0.0
-    """Of the processes before."""
+    """Resident memory; what they share counts once for each."""
 
 
 class ProcessMonitor:
-    """Adds up processor time over the processes that a rank has one after the other, so that it never falls."""
+    """Looks at processes; remembers what each had used, for the seconds of a child that nobody waited for are lost."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Rank] = {}
+        self._highest: dict[tuple[int, float], float] = {}
+        """Process and when it began -> seconds."""
 
     def sample(self, pids: Mapping[int, int]) -> dict[int, ProcessSample]:
         """
         Return how it is now, by rank.
 
         Args:
-            pids: Rank -> its process, which must be one of ours that was not waited for yet, so that its number is
-                nobody else's. A rank whose process cannot be read is left out.
+            pids: Rank -> its process. A rank whose process has gone, or cannot be read, is left out.
         """
         samples = {}
-        for number, pid in pids.items():
+        for rank, pid in pids.items():
             with suppress(psutil.Error):
-                samples[number] = self._sample(number, pid)
+                samples[rank] = self._sample(psutil.Process(pid))
         return samples
 
-    def _sample(self, number: int, pid: int) -> ProcessSample:
-        rank = self._ranks.get(number)
-        if rank is None or rank.process.pid != pid:
-            earlier_s = rank.earlier_s + rank.cpu_s if rank is not None else 0.0
-            rank = self._ranks[number] = _Rank(psutil.Process(pid), earlier_s=earlier_s)
-        cpu_s, resident_bytes = _usage(rank.process)
-        for child in _descendants(pid):
+    def _sample(self, process: psutil.Process) -> ProcessSample:
+        cpu_s, resident_bytes = _usage(process)
+        for child in _descendants(process.pid):
             with suppress(psutil.Error):  # it has just ended, and its seconds are its parent's next time
                 child_s, child_bytes = _usage(psutil.Process(child))
                 cpu_s, resident_bytes = cpu_s + child_s, resident_bytes + child_bytes
-        rank.cpu_s = max(rank.cpu_s, cpu_s)
-        return ProcessSample(rank.earlier_s + rank.cpu_s, resident_bytes)
+        key = process.pid, process.create_time()
+        self._highest[key] = max(cpu_s, self._highest.get(key, 0.0))
+        return ProcessSample(self._highest[key], resident_bytes)
 
 
 def _usage(process: psutil.Process) -> tuple[float, int]:
