@@ -468,39 +468,3 @@ def gpu_worker_after_an_edit(rank, world_size, results_queue, *args):
     edit, path = os.environ["EDIT_INPUT"].split(":", 1)
     getattr(test_input_changes, edit)(Path(path))
     gpu_worker(rank, world_size, results_queue, *args)
-
-
-# --- what is known of a run ---
-
-
-def rank_snapshot(**changes):
-    """A rank that computes, on a CPU, half done."""
-    from virnucpro.telemetry.snapshot import BatchSeconds, RankSnapshot, RankState
-
-    known = {
-        "rank": 0,
-        "device": "cpu",
-        "state": RankState.COMPUTING,
-        "pid": 4711,
-        "attempts": 1,
-        "rows": 50,
-        "sequences": 50,
-        "tokens": 5000,
-        "batches": 5,
-        "batch_seconds": BatchSeconds(bounds=(1.0,), counts=(5, 0), total_s=2.5),
-        "packing_efficiency": 0.9,
-        "tokens_to_do": 10_000,
-        "tokens_left": 5000,
-        "tokens_per_second": 2000.0,
-        "seconds_left": 2.5,
-        "written_bytes": 10_000,
-        "cache_hits": 0,
-        "oom_splits": 0,
-        "restarts": {},
-        "model_load_s": 1.0,
-        "last_progress": 1_700_000_000.0,
-        "last_batch": None,
-        "cpu_s": 3.0,
-        "resident_bytes": 1 << 30,
-    }
-    return RankSnapshot(**{**known, **changes})

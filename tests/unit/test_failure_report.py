@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.fakes import rank_snapshot
+from tests.snapshots import rank_snapshot
 from virnucpro.telemetry.failure_report import TAIL_LINES, failure_report
 from virnucpro.telemetry.snapshot import Batch
 from virnucpro.telemetry.worker_logging import setup_worker_logging

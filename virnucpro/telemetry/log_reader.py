@@ -70,9 +70,14 @@ class LogFile:
                 self._file.seek(0)
             yield from self._lines(self._file, is_over=is_over)
 
-    def last(self, count: int, is_wanted: Callable[[LogEntry], bool]) -> list[LogEntry]:
+    def last(self, count: int, is_wanted: Callable[[LogEntry], bool], *, is_over: bool = True) -> list[LogEntry]:
         """
-        Return the last *count* lines that are wanted, and go on reading behind them.
+        Return the last *count* lines that are wanted; ``read_on`` goes on behind them.
+
+        Args:
+            count: Lines at the most.
+            is_wanted: Which are counted.
+            is_over: As ``read_on`` has it.
 
         Raises:
             ResultError: The file cannot be read.
@@ -88,7 +93,7 @@ class LogFile:
                 self._file.seek(max(0, start - 1))
                 if start:
                     self._pass_over_line(self._file)
-                found.extend(entry for entry in self._lines(self._file, is_over=True) if is_wanted(entry))
+                found.extend(entry for entry in self._lines(self._file, is_over=is_over) if is_wanted(entry))
                 if len(found) == count or not start:
                     break
                 window_bytes *= 8
@@ -181,16 +186,20 @@ class RunLogs:
         """Return the ranks that have a log."""
         return sorted({LogFile(path).rank for layout in self._folders.values() for path in layout.worker_logs()})
 
-    def last(self, count: int) -> list[FoundEntry]:
+    def last(self, count: int, *, is_over: bool = True) -> list[FoundEntry]:
         """
         Return the last *count* lines of all; ``read_on`` goes on behind them.
+
+        Args:
+            count: Lines at the most.
+            is_over: Nothing more will be written.
 
         Raises:
             ResultError: A file cannot be read.
         """
         self._look_for_files()
         found = (
-            [FoundEntry(entry, file.rank, stage) for entry in file.last(count, self._is_wanted)]
+            [FoundEntry(entry, file.rank, stage) for entry in file.last(count, self._is_wanted, is_over=is_over)]
             for stage, file in self._files.values()
         )
         return list(deque(_by_time(found), maxlen=count))
@@ -198,6 +207,9 @@ class RunLogs:
     def read_on(self, *, is_over: bool = True) -> Iterator[FoundEntry]:
         """
         Yield the lines that were not read yet, those of new files included.
+
+        Args:
+            is_over: Nothing more will be written.
 
         Raises:
             ResultError: A file cannot be read.

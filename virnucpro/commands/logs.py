@@ -1,0 +1,105 @@
+"""``virnucpro logs``: what the workers of a run have logged, by time, for a person."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.style import Style
+
+from virnucpro.commands.options import LOG_LEVELS, RunDir, check_choice
+from virnucpro.errors import ExitCode, ResultError
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.run_lock import is_held
+from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
+from virnucpro.telemetry.log_reader import RunLogs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from virnucpro.telemetry.log_reader import FoundEntry
+
+POLL_S = 0.5
+"""Seconds between two looks at the files of a run that goes on."""
+_STYLES = {
+    "DEBUG": Style(dim=True),
+    "WARNING": Style(color="yellow"),
+    "ERROR": Style(color="red", bold=True),
+    "CRITICAL": Style(color="red", bold=True),
+}
+
+
+def logs(
+    output: RunDir,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this worker.", show_default="all")] = None,
+    level: Annotated[
+        str, typer.Option(metavar="|".join(LOG_LEVELS), help="Only lines that are at least as severe.")
+    ] = "DEBUG",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines until the run is over, or Ctrl-C.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Only the last N lines.", show_default="all")
+    ] = None,
+) -> None:
+    """Show what the workers of a run have logged, by time (UTC)."""
+    check_choice("--level", level.upper(), LOG_LEVELS)
+    least = LEVELS.index(level.upper())
+    lock = RunLayout(output).lock
+    if not any(path.exists() for path in (RunLayout(output).manifest, lock, RunLayout(output).log_dir)):
+        raise ResultError(output, "it is no folder of a run")
+    screen = _Screen()
+    try:
+        with RunLogs(output, lambda entry: LEVELS.index(entry.level) >= least, rank=rank) as files:
+            is_over = not (follow and is_held(lock))
+            _check_rank(rank, files.ranks(), is_over=is_over, output=output)
+            screen.show(files.read_on(is_over=is_over) if tail is None else files.last(tail, is_over=is_over))
+            while not is_over:
+                time.sleep(POLL_S)
+                is_over = not is_held(lock)  # looked at first: what was written before it went is read
+                screen.show(files.read_on(is_over=is_over))
+    except KeyboardInterrupt:
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    except BrokenPipeError:  # who reads us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_rank(rank: int | None, ranks: list[int], *, is_over: bool, output: Path) -> None:
+    """
+    Say that there are no logs.
+
+    Raises:
+        typer.BadParameter: There are some, but none of *rank*.
+    """
+    if not ranks:
+        waiting = "no worker has logged anything yet" if is_held(RunLayout(output).lock) else "no worker has logged"
+        print(f"{output}: {waiting}", file=sys.stderr)
+    elif rank is not None and rank not in ranks and is_over:
+        there_are = ", ".join(map(str, ranks))
+        raise typer.BadParameter(f"rank {rank} has no log here: there are {there_are}.", param_hint="--rank")
+
+
+class _Screen:
+    """Standard output: in colours where a person looks at it."""
+
+    def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may not have every letter
+            sys.stdout.reconfigure(errors="backslashreplace")
+        console = Console()
+        self._is_coloured = console.color_system is not None and not console.no_color
+
+    def show(self, found: Iterable[FoundEntry]) -> None:
+        for item in found:
+            style = _STYLES.get(item.entry.level) if self._is_coloured else None
+            for line in (
+                entry_line(item.entry, rank=item.rank, stage=item.stage),
+                *(f"    {frame}" for frame in frame_lines(item.entry.exception)),
+            ):
+                sys.stdout.write(f"{line if style is None else style.render(line)}\n")
+        sys.stdout.flush()
