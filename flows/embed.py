@@ -66,6 +66,7 @@ def embed(
     keep_shards: bool = False,
     restart: bool = False,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
+    profile: bool = False,
     worker_retries: int = 2,
 ) -> State[Any]:
     """
@@ -96,6 +97,8 @@ def embed(
         keep_shards: Keep each worker's shard beside the result.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
         log_level: Of the workers' log files.
+        profile: Record when each worker did what to every batch, and write OUT/trace.json, a timeline for
+            ui.perfetto.dev.
         worker_retries: How often in a row a rank's process is started again after it failed without getting
             anything done, before its work goes to the other ranks.
     """
@@ -127,6 +130,7 @@ def embed(
             cache_dir=cache_dir,
             cache_gib=cache_gib,
             log_level=log_level,
+            profile=profile,
         )
         chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
         with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):

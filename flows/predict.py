@@ -66,6 +66,7 @@ def predict(
     allow_partial: bool = False,
     restart: bool = False,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
+    profile: bool = False,
     worker_retries: int = 2,
 ) -> State[Any]:
     """
@@ -98,6 +99,8 @@ def predict(
         allow_partial: Complete with the name Partial when some frames could not be embedded.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
         log_level: Of the workers' log files.
+        profile: Record when each worker did what to every batch, and write OUT/trace.json, a timeline for
+            ui.perfetto.dev.
         worker_retries: As in the flow embed.
     """
     run_id = new_run_id()
@@ -133,6 +136,7 @@ def predict(
             cache_dir=cache_dir,
             cache_gib=cache_gib,
             log_level=log_level,
+            profile=profile,
         )
         embedding_parameters = {
             "devices": devices,
@@ -147,6 +151,7 @@ def predict(
             "cache_gib": cache_gib,
             "allow_partial": True,
             "log_level": log_level,
+            "profile": profile,
             "worker_retries": worker_retries,
         }
         names = {"dna": dna_model or config.card.dna_model.name}

@@ -97,6 +97,7 @@ _NO_EFFECT_ON_ROWS = (
     "sequences_per_part",
     "cache_dir",
     "cache_max_bytes",
+    "profile",
 )
 
 DEFAULT_CACHE_GIB = 10.0
@@ -197,6 +198,8 @@ class ModelConfig:
     """Folder of the embedding cache, on a local disk; None uses none. A run served from it promises tolerance."""
     cache_max_bytes: int = int(DEFAULT_CACHE_GIB * 2**30)
     """Bytes of the embedding cache's file at the most."""
+    profile: bool = False
+    """Whether workers record when they did what, for a timeline. Never changes a row."""
 
     def __post_init__(self) -> None:
         check_choices(

@@ -187,6 +187,7 @@ CHANGES_NO_ROW = {
     "loader_workers": 2,
     "workers_per_device": 2,
     "sequences_per_part": 1,
+    "profile": True,
 }
 
 

@@ -127,6 +127,7 @@ def test_a_setting_that_changed_is_refused_with_both_values(tmp_path, fasta, cha
         {"loader_workers": 2},
         {"weights_path": "/moved/here.pt"},
         {"log_level": "DEBUG"},
+        {"profile": True},
     ],
 )
 @pytest.mark.parametrize("is_finished", [False, True])

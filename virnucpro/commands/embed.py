@@ -26,6 +26,7 @@ from virnucpro.commands.options import (
     OnBadRecord,
     OutputDir,
     PrecisionName,
+    Profile,
     Restart,
     Stop,
     Threads,
@@ -104,6 +105,7 @@ def embed(
     restart: Restart = False,
     flow: Flow = False,
     log_level: LogLevel = "INFO",
+    profile: Profile = False,
     as_json: AsJson = False,
 ) -> None:
     """
@@ -142,6 +144,7 @@ def embed(
             keep_shards=keep_shards,
             restart=restart,
             log_level=log_level,
+            profile=profile,
         )
     else:
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
@@ -163,6 +166,7 @@ def embed(
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
                 log_level=log_level,
+                profile=profile,
                 on_download=download.advance,
             )
         chosen = devices_for(chosen, config, fasta, workers=workers)

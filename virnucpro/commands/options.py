@@ -162,4 +162,12 @@ Restart = Annotated[
 
 Flow = Annotated[bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")]
 
+Profile = Annotated[
+    bool,
+    typer.Option(
+        "--profile",
+        help="Record when each worker did what to every batch, and write OUT/trace.json, a timeline for ui.perfetto.dev.",
+    ),
+]
+
 LogLevel = Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")]

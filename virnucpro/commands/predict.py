@@ -25,6 +25,7 @@ from virnucpro.commands.options import (
     OnBadRecord,
     OutputDir,
     PrecisionName,
+    Profile,
     Restart,
     Threads,
     TokenBudget,
@@ -127,6 +128,7 @@ def predict(
     restart: Restart = False,
     flow: Flow = False,
     log_level: LogLevel = "INFO",
+    profile: Profile = False,
     as_json: AsJson = False,
 ) -> None:
     """
@@ -172,6 +174,7 @@ def predict(
             allow_partial=allow_partial,
             restart=restart,
             log_level=log_level,
+            profile=profile,
         )
     else:
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
@@ -197,6 +200,7 @@ def predict(
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
                 log_level=log_level,
+                profile=profile,
                 on_download=download.advance,
             )
         with stop_on_signals() as stopping:

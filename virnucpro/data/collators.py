@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from virnucpro.data.windows import count_windows, windows_of
 from virnucpro.errors import SequenceError
+from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +76,8 @@ class PackedBatch:
 
     def pin_memory(self) -> PackedBatch:
         """Return the batch in page-locked memory, for copies to a GPU that overlap (called by the DataLoader)."""
-        return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
+        with span(PACKING, self, name="page-locking"):
+            return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
 
     def one_row_each(self, rows_WD: FloatArray) -> FloatArray:
         """Return float32 (S, D): the mean of each sequence's windows, summed in float64; one window's row as it is."""
@@ -145,24 +147,26 @@ class VarlenCollator:
     def __call__(self, records: Sequence[SequenceRecord]) -> PackedBatch:
         """Pack *records* in the order given; those that the model has no tokens for are named in the batch instead."""
         unreadable: tuple[UnreadableSequence, ...] = ()
-        try:
-            input_ids, lengths = self._encode(records)
-        except SequenceError:
-            unreadable = tuple(self._unreadable(records))
-            wrong = {item.position for item in unreadable}
-            records = [record for record in records if record.position not in wrong]
-            input_ids, lengths = self._encode(records)
-        cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1:])
-        return PackedBatch(
-            positions=tuple(record.position for record in records),
-            sequence_ids=tuple(record.sequence_id for record in records),
-            input_ids_T=torch.from_numpy(input_ids),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            lengths=tuple(lengths.tolist()),
-            unreadable=unreadable,
-            windows=self._windows(records),
-        )
+        with span(TOKENISING, records):
+            try:
+                input_ids, lengths = self._encode(records)
+            except SequenceError:
+                unreadable = tuple(self._unreadable(records))
+                wrong = {item.position for item in unreadable}
+                records = [record for record in records if record.position not in wrong]
+                input_ids, lengths = self._encode(records)
+        with span(PACKING, records, tokens=len(input_ids)):
+            cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+            np.cumsum(lengths, out=cu_seqlens[1:])
+            return PackedBatch(
+                positions=tuple(record.position for record in records),
+                sequence_ids=tuple(record.sequence_id for record in records),
+                input_ids_T=torch.from_numpy(input_ids),
+                cu_seqlens=torch.from_numpy(cu_seqlens),
+                lengths=tuple(lengths.tolist()),
+                unreadable=unreadable,
+                windows=self._windows(records),
+            )
 
     def _windows(self, records: Sequence[SequenceRecord]) -> tuple[int, ...]:
         if not self.in_windows or all(len(record.sequence) <= self.max_residues for record in records):
@@ -216,4 +220,5 @@ def create_async_dataloader(
         num_workers=loader_workers,
         multiprocessing_context="spawn" if loader_workers else None,
         pin_memory=pin_memory,
+        worker_init_fn=loader_start(),
     )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from virnucpro.spans import READING, span
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,4 +43,7 @@ class IndexBasedDataset:
 
     def __getitems__(self, numbers: Sequence[int]) -> list[SequenceRecord]:
         """Read several sequences of this dataset, in the order asked for."""
-        return [self[number] for number in numbers]
+        records: list[SequenceRecord] = []
+        with span(READING, records):
+            records.extend(self[number] for number in numbers)
+        return records

@@ -18,22 +18,26 @@ from __future__ import annotations
 import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from virnucpro import spans
 from virnucpro.errors import SequenceError, VirNucProError
+from virnucpro.pipeline.device_clock import DeviceClock
 from virnucpro.pipeline.failures import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from threading import Event
 
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
+    from virnucpro.pipeline.device_clock import DeviceMarks
 
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 
@@ -102,6 +106,7 @@ class _Flight:
     """On the host; of a GPU's batch complete once *arrived* is."""
     arrived: torch.cuda.Event | None = None
     on_device: tuple[torch.Tensor, ...] = ()
+    marks: DeviceMarks | None = None
 
     def wait(self) -> None:
         """Return when the device is done with the batch and its rows are on the host."""
@@ -139,6 +144,7 @@ class AsyncInferenceRunner:
             torch.set_float32_matmul_precision("highest")
             self._copies_in = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._copies_out = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._clock = DeviceClock(self.device) if self._is_gpu and spans.is_enabled() else None
 
     def run(
         self,
@@ -228,7 +234,10 @@ class AsyncInferenceRunner:
         if not batch.positions:
             return _Flight(batch, torch.empty(0, self.model.hidden_dim))
         try:
-            return self._start_on_gpu(batch) if self._is_gpu else self._compute(batch)
+            if not self._is_gpu:
+                return self._compute(batch)
+            with spans.span(spans.LAUNCHING, batch):
+                return self._start_on_gpu(batch)
         except torch.OutOfMemoryError:
             what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
             return _Problem(FailureClass.DEVICE_OUT_OF_MEMORY, what)
@@ -243,28 +252,34 @@ class AsyncInferenceRunner:
 
     @torch.inference_mode()
     def _compute(self, batch: PackedBatch) -> _Flight:
-        return _Flight(batch, self.model(batch.input_ids_T, batch.cu_seqlens, batch.lengths).float())
+        with spans.span(spans.COMPUTE, batch):
+            return _Flight(batch, self.model(batch.input_ids_T, batch.cu_seqlens, batch.lengths).float())
 
     @torch.inference_mode()
     def _start_on_gpu(self, batch: PackedBatch) -> _Flight:
         """Put the copies and the computation of *batch* into the device's queues, and return at once."""
         compute = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._copies_in):
+        marks = None if self._clock is None else self._clock.marks()
+        with torch.cuda.stream(self._copies_in), _marked(marks, spans.HOST_TO_DEVICE, self._copies_in):
             input_ids_T = batch.input_ids_T.to(self.device, non_blocking=True)
             cu_seqlens = batch.cu_seqlens.to(self.device, non_blocking=True)
         compute.wait_stream(self._copies_in)
-        embeddings_SD = self.model(input_ids_T, cu_seqlens, batch.lengths).float()
+        with _marked(marks, spans.COMPUTE, compute):
+            embeddings_SD = self.model(input_ids_T, cu_seqlens, batch.lengths).float()
         self._copies_out.wait_stream(compute)
         rows_SD = torch.empty(embeddings_SD.shape, dtype=torch.float32, pin_memory=True)
         with torch.cuda.stream(self._copies_out):
-            rows_SD.copy_(embeddings_SD, non_blocking=True)
+            with _marked(marks, spans.DEVICE_TO_HOST, self._copies_out):
+                rows_SD.copy_(embeddings_SD, non_blocking=True)
             arrived = self._copies_out.record_event()
-        return _Flight(batch, rows_SD, arrived, (input_ids_T, cu_seqlens, embeddings_SD))
+        return _Flight(batch, rows_SD, arrived, (input_ids_T, cu_seqlens, embeddings_SD), marks)
 
     def _finish(self, flight: _Flight) -> InferenceResult:
         """Wait for the rows of a batch, and leave out those that are not finite."""
         flight.wait()
         batch = flight.batch
+        if flight.marks is not None:
+            flight.marks.record(batch)
         # page-locked memory goes back to its pool; a result may be kept for long
         rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         embeddings_SD = batch.one_row_each(rows_WD)
@@ -321,6 +336,11 @@ class AsyncInferenceRunner:
         if self._failed_in_a_row >= SYSTEMATIC_FAILURES:
             what = f"{counted[-1].what} (as did {self._failed_in_a_row - 1} sequences before it, and none succeeded)"
             raise SequenceError(counted[-1].sequence_id, what)
+
+
+def _marked(marks: DeviceMarks | None, lane: str, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+    """Mark what the block puts into *stream*, where spans are recorded; else do nothing."""
+    return nullcontext() if marks is None else marks.around(lane, stream)
 
 
 def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult]) -> InferenceResult:

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from virnucpro.errors import CacheError
+from virnucpro.spans import WRITING, span
 from virnucpro.store.embedding_cache import EmbeddingCache
 from virnucpro.store.parts import BlockRows
 from virnucpro.store.schema import BlockOrigin
@@ -76,7 +77,8 @@ class BlockCache:
             return
         hashes = self._index.sequence_hashes[np.concatenate([item.positions for item in blocks])]
         try:
-            self._cache.put(hashes, np.concatenate([item.embeddings for item in blocks]))
+            with span(WRITING, name="cache", blocks=len(blocks)):
+                self._cache.put(hashes, np.concatenate([item.embeddings for item in blocks]))
         except CacheError as error:
             self._give_up(error)
 

@@ -22,6 +22,7 @@ import numpy as np
 import structlog
 import torch
 
+from virnucpro import spans
 from virnucpro.config import KERNEL_SEPARATOR
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.packing import make_plan
@@ -91,6 +92,9 @@ def gpu_worker(
         index = SequenceIndex.open(Path(index_path))
         plan = make_plan(index, model_config, device_type=device.type)
         assignment = assignment or Assignment(blocks=plan.rank_blocks(rank, world_size))
+        if model_config.profile:
+            process: dict[str, int | str] = {"rank": rank, "device": _own_label(), "attempt": assignment.attempt}
+            spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         work = _Work(index, plan, layout, model_config, assignment, results_queue, stop)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
@@ -101,7 +105,7 @@ def begin_logging(
     rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
 ) -> None:
     """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
-    bound: dict[str, object] = {"device": Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label}
+    bound: dict[str, object] = {"device": _own_label()}
     if assignment is not None:
         bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
         bound |= {"task": assignment.task} if assignment.task else {}
@@ -148,9 +152,10 @@ class _Work:
         plan, config = self.plan, self.config
         mine = self.assignment.blocks
         among = mine if isinstance(mine, range) else frozenset(mine)
-        finished = find_finished_blocks(
-            self.layout, plan, among=among, excused=self.assignment.excused, on_step=self._step
-        ).blocks
+        with spans.span(spans.PREPARING, name="check what is done"):
+            finished = find_finished_blocks(
+                self.layout, plan, among=among, excused=self.assignment.excused, on_step=self._step
+            ).blocks
         todo = [block for block in mine if block not in finished and len(self._positions(block))]
         resumed = sum(len(self._positions(block)) for block in mine if block in finished)
         log.info("worker.started", blocks=len(mine), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid())
@@ -163,7 +168,8 @@ class _Work:
                 model, tokenizer = load_model(config, device, self.reports)
                 self._compute(todo, AsyncInferenceRunner(model, device), tokenizer, cache)
                 hidden_dim = model.hidden_dim
-        return seal_shard(rank, among, plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
+        with spans.span(spans.SEALING):
+            return seal_shard(rank, among, plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
 
     def _write_cached(self, todo: list[int], cache: BlockCache) -> set[int]:
         """Make those blocks durable that the cache holds whole; return their numbers."""
@@ -266,7 +272,8 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
     started_s = time.monotonic()
     module, function = config.loader.split(":")
     load = getattr(importlib.import_module(module), function)
-    model, tokenizer = load(config.weights_path, device, precision=config.precision)
+    with spans.span(spans.PREPARING, name="load model"):
+        model, tokenizer = load(config.weights_path, device, precision=config.precision)
     seconds = round(time.monotonic() - started_s, 3)
     log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
     attention = model.attention
@@ -278,6 +285,10 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
         )
     reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name})
     return model, tokenizer
+
+
+def _own_label() -> str:
+    return Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label
 
 
 def _stop_on_sigterm() -> threading.Event:

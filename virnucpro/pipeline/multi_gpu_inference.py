@@ -146,6 +146,7 @@ def configure_model(
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
     log_level: str = "INFO",
+    profile: bool = False,
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> ModelConfig:
     """
@@ -169,6 +170,7 @@ def configure_model(
         cache_dir: Folder of the embedding cache, on a local disk; None uses none.
         cache_gib: GiB that the cache takes at the most.
         log_level: Of the workers' log files.
+        profile: Whether workers record when they did what.
         on_download: Called with bytes fetched and bytes in all.
 
     Raises:
@@ -201,6 +203,7 @@ def configure_model(
         cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
         cache_max_bytes=int(cache_gib * 2**30),
         log_level=log_level,
+        profile=profile,
     )
 
 

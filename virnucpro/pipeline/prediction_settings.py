@@ -164,6 +164,7 @@ def configure_prediction(
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
     log_level: str = "INFO",
+    profile: bool = False,
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> PredictionConfig:
     """
@@ -190,6 +191,7 @@ def configure_prediction(
         cache_dir: Folder of the embedding cache.
         cache_gib: GiB that it takes at the most.
         log_level: Of the workers' log files.
+        profile: Whether workers record when they did what.
         on_download: Called with bytes fetched and bytes in all.
 
     Raises:
@@ -220,6 +222,7 @@ def configure_prediction(
             cache_dir=cache_dir,
             cache_gib=cache_gib,
             log_level=log_level,
+            profile=profile,
             on_download=on_download,
         )
 

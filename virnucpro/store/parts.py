@@ -25,6 +25,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.spans import WRITING, span
 from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
 
@@ -156,6 +157,17 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
     for item in blocks:
         assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
     table = np.array([(item.block, len(item.positions), item.origin) for item in blocks], dtype=np.int64)
+    which = hashlib.sha256(table[:, :2].tobytes()).hexdigest()[
+        :12
+    ]  # parts of other blocks never take each other's name
+    path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
+    with span(WRITING, block=blocks[0].block, blocks=len(blocks), sequences=int(table[:, 1].sum())):
+        durable.write_bytes(path, _image(blocks, table, plan_fingerprint) + _contents(table), seal=True)
+    return path
+
+
+def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) -> bytes:
+    """Return the HDF5 file of a part."""
     with h5py.File("part", "w", driver="core", backing_store=False) as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
         embeddings = np.concatenate([item.embeddings for item in blocks])
@@ -164,13 +176,8 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
         file.create_dataset(schema.SEQUENCE_IDS, data=ids, dtype=schema.UTF8, track_times=False)
         _write_bookkeeping(file, table, np.concatenate([item.positions for item in blocks]))
         file.flush()
-        image = file.id.get_file_image()
-    which = hashlib.sha256(table[:, :2].tobytes()).hexdigest()[
-        :12
-    ]  # parts of other blocks never take each other's name
-    path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
-    durable.write_bytes(path, image + _contents(table), seal=True)
-    return path
+        image: bytes = file.id.get_file_image()
+    return image
 
 
 def read_block_numbers(path: Path) -> IntArray:

@@ -1,0 +1,283 @@
+"""
+When this process did what: spans of time in lanes, written to a file of its own as they end.
+
+Nothing is recorded until ``enable`` was called; before that ``with span(...)`` costs a fraction of a microsecond. Each
+span is one line, appended with one write when it ends: memory does not grow, and what is written outlives the process,
+however it ends. The clock is CLOCK_MONOTONIC, which all processes of a host share. ``virnucpro.telemetry.trace`` makes
+the timeline of a run from these files.
+
+Recording never harms what is recorded: when a line cannot be written, or there are too many, it ends with a warning.
+
+The first line of a file is a JSON object that says which process this is. A span is an array
+``[lane, name, begin, duration, details]``, times in nanoseconds. Where recording ended early, the last line is an
+object again and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+log = logging.getLogger(__name__)  # the standard library's: instrumented code also runs where little is installed
+
+PREPARING = "preparing"
+READING = "reading"
+TOKENISING = "tokenising"
+PACKING = "packing"
+LAUNCHING = "launching"
+"""The host puts a batch into a GPU's queues."""
+HOST_TO_DEVICE = "host-to-device"
+COMPUTE = "compute"
+DEVICE_TO_HOST = "device-to-host"
+WRITING = "writing"
+SEALING = "sealing"
+LANES = (
+    PREPARING,
+    READING,
+    TOKENISING,
+    PACKING,
+    LAUNCHING,
+    HOST_TO_DEVICE,
+    COMPUTE,
+    DEVICE_TO_HOST,
+    WRITING,
+    SEALING,
+)
+"""What a worker does, in the order in which a batch goes through it. Spans in one lane of a process never overlap."""
+
+MOST_SPANS = 250_000
+"""Spans of one process that are recorded, some 30 MB: more than a viewer shows at ease."""
+
+
+class Batch(Protocol):
+    """What a span may be about."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Index positions of its sequences."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens."""
+        ...
+
+
+class Record(Protocol):
+    """A sequence; a span may be about those of a batch."""
+
+    @property
+    def position(self) -> int:
+        """Its index position."""
+        ...
+
+
+def span(
+    lane: str, about: Batch | Sequence[Record] | None = None, *, name: str = "", **details: int
+) -> AbstractContextManager[None]:
+    """
+    Record how long the block of a ``with`` statement takes.
+
+    Args:
+        lane: One of ``LANES``.
+        about: A batch, or its records, looked at when the span ends: tells block, sequences and tokens.
+        name: What is shown, by default the lane's name.
+        details: Numbers that are shown with it.
+    """
+    return _NO_SPAN if _recorder is None else _Span(_recorder, lane, about, name, details)
+
+
+def add(
+    lane: str,
+    begin_ns: int,
+    end_ns: int,
+    about: Batch | Sequence[Record] | None = None,
+    *,
+    name: str = "",
+    **details: int | str,
+) -> None:
+    """Record a span that was timed elsewhere, on the clock of ``time.monotonic_ns``; else as ``span``."""
+    if _recorder is not None:
+        _recorder.add(lane, begin_ns, end_ns, about, name, details)
+
+
+def is_enabled() -> bool:
+    """Whether spans are recorded."""
+    return _recorder is not None
+
+
+def enable(
+    folder: Path, process: Mapping[str, int | str], *, block_of: Callable[[int], int], loader: int | None = None
+) -> None:
+    """
+    Record the spans of this process, its start included, in a new file.
+
+    Args:
+        folder: Where the files of a run are; made when absent.
+        process: The worker's ``rank``, ``device`` and ``attempt``.
+        block_of: Tells the block of an index position; picklable, for loader processes.
+        loader: Number of the loader process of the worker; None in the worker itself.
+    """
+    global _recorder  # noqa: PLW0603  one a process
+    disable()
+    now_ns = time.monotonic_ns()
+    begin_ns = _process_begin_ns()
+    head = {**process, "loader": loader, "pid": os.getpid(), "begin_ns": begin_ns}
+    try:
+        _recorder = _Recorder(folder / f"process_{os.getpid()}_{now_ns}.jsonl", head, block_of)
+    except OSError as error:
+        log.warning("spans.unwritable: %s: %s", folder, error.strerror or error)
+        return
+    if loader is None:
+        add(PREPARING, begin_ns, now_ns, name="start process")
+
+
+def disable() -> None:
+    """Record no more in this process."""
+    global _recorder  # noqa: PLW0603  as in enable
+    if _recorder is not None:
+        _recorder.close()
+    _recorder = None
+
+
+def loader_start() -> Callable[[int], None] | None:
+    """Return what each loader process calls with its number, so that it records like this process; None if not."""
+    return None if _recorder is None else _recorder.loader_start()
+
+
+class _NoSpan:
+    """What a span is while nothing is recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, __: object, ___: object) -> None:
+        return None
+
+
+class _Span:
+    """A span that goes on."""
+
+    __slots__ = ("_about", "_begin_ns", "_details", "_lane", "_name", "_recorder")
+
+    def __init__(
+        self,
+        recorder: _Recorder,
+        lane: str,
+        about: Batch | Sequence[Record] | None,
+        name: str,
+        details: dict[str, int],
+    ) -> None:
+        self._recorder = recorder
+        self._lane = lane
+        self._about = about
+        self._name = name
+        self._details: dict[str, int | str] = {**details}
+        self._begin_ns = 0
+
+    def __enter__(self) -> None:
+        self._begin_ns = time.monotonic_ns()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        end_ns = time.monotonic_ns()
+        if error is not None:
+            self._details["failed"] = type(error).__name__
+        self._recorder.add(self._lane, self._begin_ns, end_ns, self._about, self._name, self._details)
+
+
+class _Recorder:
+    """The file of this process."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any], block_of: Callable[[int], int]) -> None:
+        self._head = head
+        self._block_of = block_of
+        self._path = path
+        self._left = MOST_SPANS
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(path, flags, 0o666)  # less what the user's umask takes away
+        self._append(head)
+
+    def add(
+        self,
+        lane: str,
+        begin_ns: int,
+        end_ns: int,
+        about: Batch | Sequence[Record] | None,
+        name: str,
+        details: dict[str, int | str],
+    ) -> None:
+        with self._lock:
+            if self._descriptor is None:
+                return
+            if self._left == 0:
+                self._end(f"{MOST_SPANS:,} spans of this process are recorded, and no more", at_ns=begin_ns)
+                return
+            self._left -= 1
+            self._append([lane, name or lane, begin_ns, end_ns - begin_ns, {**self._told_by(about), **details}])
+
+    def _told_by(self, about: Batch | Sequence[Record] | None) -> dict[str, int]:
+        """Return block, sequences and tokens as far as they are known."""
+        if about is None:
+            return {}
+        if isinstance(about, Sequence):
+            positions, told = [record.position for record in about], {}
+        else:
+            positions, told = list(about.positions), {"tokens": about.num_tokens}
+        block = {"block": self._block_of(positions[0])} if positions else {}
+        return {**block, "sequences": len(positions), **told}
+
+    def _append(self, line: object) -> None:
+        assert self._descriptor is not None, "the file is open"
+        try:
+            os.write(self._descriptor, _LINES.encode(line).encode() + b"\n")
+        except OSError as error:  # nobody may lose work for want of a timeline
+            log.warning("spans.unwritable: %s: %s", self._path, error.strerror or error)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _end(self, why: str, *, at_ns: int) -> None:
+        log.warning("spans.ended: %s", why)
+        self._append({"ended_ns": at_ns, "why": why})
+        self.close()
+
+    def loader_start(self) -> Callable[[int], None]:
+        return partial(_enable_in_loader, self._path.parent, dict(self._head), self._block_of)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+
+def _enable_in_loader(
+    folder: Path, process: Mapping[str, int | str], block_of: Callable[[int], int], loader: int
+) -> None:
+    enable(folder, process, block_of=block_of, loader=loader)
+
+
+def _process_begin_ns() -> int:
+    """Return when this process began, to 10 ms, on the clock of ``time.monotonic_ns``; Linux counts it from boot."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123  no import for one line
+        ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5): the second may hold spaces
+    since_boot_ns = ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    return since_boot_ns - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns())
+
+
+_LINES = json.JSONEncoder(separators=(",", ":"), default=int)  # numpy's integers are integers
+_NO_SPAN = _NoSpan()
+_recorder: _Recorder | None = None
