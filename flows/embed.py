@@ -19,6 +19,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.allowed_roots import check_allowed
 from flows.command_line import run_here
+from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, RunLimits
 from virnucpro.errors import VirNucProError
@@ -103,6 +104,7 @@ def embed(
             anything done, before its work goes to the other ranks.
     """
     clock = StageClock()
+    send_lines_to_prefect()
     run_id = new_run_id()
     try:
         check_allowed(

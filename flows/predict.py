@@ -16,6 +16,7 @@ from prefect.states import Completed, Failed
 from flows.allowed_roots import check_allowed
 from flows.command_line import run_here
 from flows.embed import embed
+from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
 from virnucpro.errors import VirNucProError
@@ -103,6 +104,7 @@ def predict(
             ui.perfetto.dev.
         worker_retries: As in the flow embed.
     """
+    send_lines_to_prefect()
     run_id = new_run_id()
     try:
         check_allowed(

@@ -17,6 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.states import Failed
 
+from flows.parent_lines import log_level
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.devices import Device
@@ -33,6 +34,7 @@ from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
+from virnucpro.telemetry.log_lines import log_sentence
 
 Result = TypeVar("Result")
 
@@ -103,16 +105,22 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
     """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
     logger = get_run_logger()
     recovery = book.recovery
+
+    def hear(rank: int, message: dict[str, Any]) -> None:
+        recovery.hear(rank, message)
+        if message.get("kind") == "log":
+            logger.log(log_level(message["level"]), "%s", log_sentence(message))
+
     with recovery.turn(rank, book.stop):
         outcome = run_rank(
             GPU_WORKER,
-            recovery.worker_args(rank, run.worker_args),
+            recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
             outcome=book.outcomes[rank],
             world_size=run.world_size,
             device=run.devices[rank],
             limits=recovery.limits,
             stop=book.stop,
-            on_message=recovery.hear,
+            on_message=hear,
             oom_kills=recovery.oom_kills,
         )
     is_final = not recovery.another_attempt(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 import psutil
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.logging.handlers import APILogWorker
 
 
 def worker_processes():
@@ -49,3 +51,11 @@ def artifact(key):
             },
         ).json()
     return found[0]["data"]
+
+
+def logs_of_runs():
+    """Every line that the API has, by time: (level, message, task run or None)."""
+    APILogWorker.drain_all(timeout=30, at_exit=False)
+    with get_client(sync_client=True) as client:
+        found = client.request("POST", "/logs/filter", json={"sort": "TIMESTAMP_ASC", "limit": 200}).json()
+    return [(logging.getLevelName(item["level"]), item["message"], item["task_run_id"]) for item in found]

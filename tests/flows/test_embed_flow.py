@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,8 @@ pytest.importorskip("prefect")
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.embed import embed, run_from_command_line
-from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
+from tests import fakes
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, logs_of_runs, worker_processes
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.store.reader import read_embeddings
@@ -191,3 +193,28 @@ def test_an_interrupt_leaves_no_process_and_a_folder_that_resumes(tmp_path, smal
     thread.join()
     assert worker_processes() == {}
     assert embed([str(small)], str(out), devices="cpu", workers=2, token_budget=1500, return_state=True).is_completed()
+
+
+@pytest.mark.slow
+def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypatch):
+    fasta, out = tmp_path / "in.fasta", tmp_path / "out"
+    hostile = 'x"|`$(id)=1'
+    fasta.write_text(f">{hostile}\nMKVPPP\n" + "".join(f">p{n}\n{'ACDEFGHIKL'[n % 10] * 20}\n" for n in range(40)))
+    plan = {"rank": 0, "how": "device_error", "before_batch": 1, "poison": {"MKVPPP": "raise"}}
+    config = fakes.faulty_config(tmp_path / "control.json", plan)
+    monkeypatch.setattr("flows.embed.configure_model", lambda *_, **__: config)
+    result = run_from_command_line(
+        fasta_files=[str(fasta)], output_dir=str(out), devices="cpu", workers=1, allow_partial=True
+    )
+    assert (result.num_rows, result.num_missing) == (40, 1)
+    lines = logs_of_runs()
+    failed = r'sequence_id="x\"|`$(id)=1" failure=application_error'
+    assert any(level == "ERROR" and text.startswith("sequence.failed ") and failed in text for level, text, _ in lines)
+    assert any(level == "INFO" and text.startswith("result.written ") for level, text, _ in lines)
+    (task,) = {task for _, text, task in lines if text.startswith("sequence.failed ")}
+    started = [
+        json.loads(line)
+        for line in (out / "logs" / "worker_0.log").read_text().splitlines()
+        if "worker.started" in line
+    ]
+    assert [(line["task"], line["attempt"]) for line in started] == [(task, 1), (task, 2)]
