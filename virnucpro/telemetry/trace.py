@@ -1,0 +1,196 @@
+"""
+The timeline of a profiled run: the spans of its processes and the stages of the run, in one file for Perfetto.
+
+The file is in Chrome's trace event format, as an object: complete events (``X``) with microseconds, a process for the
+run and one for each worker process, in it a thread for each lane, named by metadata events. A rank whose process was
+started again has several, so that nothing in a lane overlaps. Gaps in a lane are real: there the process did something
+else, or nothing.
+
+Times are those of CLOCK_MONOTONIC; Unix times of stages are put on it by the difference between both when this module
+was imported. Files of spans are read a line at a time; their number, not their length, decides the memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from virnucpro import durable
+from virnucpro.spans import LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.telemetry.snapshot import StageSnapshot
+
+_MONOTONIC_LESS_UNIX_NS = time.monotonic_ns() - time.time_ns()
+_RUN = 1
+"""Number of the run itself among the processes of a timeline; 0 means the kernel to some viewers."""
+_LANES_APART = 100
+"""From the numbers of the lanes of one process to those of the next: viewers want every thread to have its own."""
+_SAME_NS = 5_000_000
+"""Nanoseconds that a stage may begin before the end of the one before and still come after it."""
+_WRITE_BYTES = 1 << 20
+
+
+def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSnapshot], path: Path) -> bool:
+    """
+    Put the timeline of a run together, and remove what it was made of.
+
+    Args:
+        spans_dirs: Folders of the spans of each embedding run, with a word that tells one from the other, or none.
+        stages: Of the run.
+        path: The timeline; whole or as it was.
+
+    Returns:
+        Whether it was written: not where no process recorded anything.
+
+    Raises:
+        OutputError: It cannot be written; the spans are still there.
+    """
+    processes = sorted(process for label, folder in spans_dirs for process in _processes(label, folder))
+    if not processes:
+        return False
+    begins_ns = [process.begin_ns for process in processes] + [_on_our_clock(stage.started) for stage in stages]
+    timeline = _Timeline(begin_ns=min(begins_ns))
+    began = datetime.fromtimestamp((min(begins_ns) - _MONOTONIC_LESS_UNIX_NS) / 1e9, UTC).isoformat()
+    with durable.replacing(path) as file:
+        buffer = bytearray(b'{"displayTimeUnit":"ms","otherData":{"began":"%s"},"traceEvents":[' % began.encode())
+        separator = b"\n"
+        for event in timeline.events(processes, stages):
+            buffer += separator + orjson.dumps(event)
+            separator = b",\n"
+            if len(buffer) > _WRITE_BYTES:
+                file.write(bytes(buffer))
+                buffer.clear()
+        file.write(bytes(buffer) + b"\n]}\n")
+    remove_spans(folder for _, folder in spans_dirs)
+    return True
+
+
+def remove_spans(folders: Iterable[Path]) -> None:
+    """Remove the spans that an earlier run left in *folders*: a run that was killed made no timeline of them."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, order=True)
+class _Process:
+    """A file of spans."""
+
+    label: str
+    rank: int
+    begin_ns: int
+    loader: int
+    """Number of a loader process, from 0 on; -1 is the worker itself."""
+    attempt: int
+    pid: int
+    device: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What the process is called in the timeline."""
+        parts = [self.label, f"rank {self.rank}", self.device]
+        parts.append(f"attempt {self.attempt}" if self.attempt > 1 else "")
+        parts.append(f"loader {self.loader}" if self.loader >= 0 else "")
+        return ", ".join([part for part in parts if part]) + f" (pid {self.pid})"
+
+    def lines(self) -> Iterator[Any]:
+        """Yield what stands behind the first line, but no line that a kill or a full disk cut short."""
+        with self.path.open("rb") as file:
+            next(file)
+            for line in file:
+                try:
+                    yield orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue
+
+
+def _processes(label: str, folder: Path) -> Iterator[_Process]:
+    for path in folder.glob("process_*.jsonl"):
+        with path.open("rb") as file:
+            first = file.readline()
+        if first.endswith(b"\n"):  # else it was killed at its very start
+            head = orjson.loads(first)
+            loader = -1 if head["loader"] is None else head["loader"]
+            numbers = head["rank"], head["begin_ns"], loader, head["attempt"], head["pid"]
+            yield _Process(label, *numbers, head["device"], path)
+
+
+def _on_our_clock(unix_s: float) -> int:
+    return round(unix_s * 1e9) + _MONOTONIC_LESS_UNIX_NS
+
+
+class _Timeline:
+    """
+    Makes events.
+
+    Args:
+        begin_ns: What is 0 in the timeline.
+    """
+
+    def __init__(self, *, begin_ns: int) -> None:
+        self._begin_ns = begin_ns
+        self._named: set[int] = set()
+
+    def events(self, processes: Sequence[_Process], stages: Sequence[StageSnapshot]) -> Iterator[dict[str, Any]]:
+        """Yield the events of the run and of its processes."""
+        yield from self._name_process(_RUN, "run")
+        yield from self._stages(stages)
+        for number, process in enumerate(processes, _RUN + 1):
+            yield from self._name_process(number, process.name)
+            for line in process.lines():
+                if isinstance(line, list):
+                    lane, name, begin_ns, duration_ns, details = line
+                    yield from self._span(number, LANES.index(lane), lane, name, begin_ns, duration_ns, details)
+                else:
+                    thread = {"pid": number, "tid": number * _LANES_APART}
+                    end = {"ph": "i", "s": "p", "name": "recording ends", "ts": self._us(line["ended_ns"])}
+                    yield {**end, **thread, "args": {"why": line["why"]}}
+
+    def _stages(self, stages: Sequence[StageSnapshot]) -> Iterator[dict[str, Any]]:
+        """Yield the stages, those within others in lanes of their own."""
+        ends_ns: list[int] = []
+        for stage in sorted(stages, key=lambda stage: (stage.started, -stage.seconds)):
+            begin_ns = _on_our_clock(stage.started)
+            end_ns = begin_ns + round(stage.seconds * 1e9)
+            free = [lane for lane, last_ns in enumerate(ends_ns) if last_ns <= begin_ns + _SAME_NS]
+            lane = free[0] if free else len(ends_ns)
+            begin_ns = max([begin_ns, *ends_ns[lane : lane + 1]])
+            end_ns = max(begin_ns, end_ns)
+            ends_ns[lane : lane + 1] = [end_ns]
+            lane_name = "stages within" if lane else "stages"
+            details = {"model": stage.model} if stage.model else {}
+            yield from self._span(_RUN, lane, lane_name, stage.name, begin_ns, end_ns - begin_ns, details)
+
+    def _name_process(self, process: int, name: str) -> Iterator[dict[str, Any]]:
+        for what, args in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": process})):
+            yield {"ph": "M", "name": what, "pid": process, "tid": process * _LANES_APART, "args": args}
+
+    def _span(
+        self,
+        process: int,
+        lane: int,
+        lane_name: str,
+        name: str,
+        begin_ns: int,
+        duration_ns: int,
+        details: dict[str, Any],
+    ) -> Iterator[dict[str, Any]]:
+        thread = {"pid": process, "tid": process * _LANES_APART + lane}
+        if thread["tid"] not in self._named:  # a lane that nothing is in has no name, and is not shown
+            self._named.add(thread["tid"])
+            yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": lane_name}}
+            yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": lane}}
+        times = {"ts": self._us(begin_ns), "dur": duration_ns / 1000}
+        yield {"ph": "X", "cat": lane_name, "name": name, **times, **thread, "args": details}
+
+    def _us(self, at_ns: int) -> float:
+        return (at_ns - self._begin_ns) / 1000
