@@ -1,0 +1,558 @@
+"""
+Writes the dashboard ``dashboards/virnucpro.json`` from the panels below, by Grafana's own types.
+
+    python deployments/observability/grafana/make_dashboard.py
+
+A panel is one call: its place in its row, its title, its unit and its queries; where it stands in the grid follows from
+the order. A test holds that the file is what this script makes. What the metrics mean: ``docs/monitoring.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    gauge,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as values
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FILE = Path(__file__).parent / "dashboards" / "virnucpro.json"
+UID = "virnucpro-run"
+SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+# What a query is about. One run at a time, always: `device` and `model` alone are not unique on a host.
+RUN = 'run_id="$run_id"'
+MODEL = f'{RUN}, model=~"$model"'
+RANK = f'{MODEL}, device=~"$device"'
+GPU = f'{RUN}, device=~"$device"'
+# Stages of the whole run have no model.
+STAGE = f'{RUN}, model=~"$model|"'
+
+# Grafana scales these: 12,300 tok/s is shown as 12.3 ktok/s.
+SEQUENCES_PER_SECOND = "si:seq/s"
+TOKENS_PER_SECOND = "si:tok/s"
+TOKENS = "si:tok"
+CORES = "suffix: cores"
+COUNT = "locale"
+
+GREEN, ORANGE, RED, GREY = "green", "orange", "red", "transparent"
+
+
+def query(expr: str, legend: str = "") -> prometheus.Dataquery:
+    """Return a query over the dashboard's time range."""
+    return prometheus.Dataquery().expr(expr).legend_format(legend or "__auto").range()
+
+
+def now(expr: str, legend: str = "") -> prometheus.Dataquery:
+    """Return a query of the end of the dashboard's time range alone."""
+    return prometheus.Dataquery().expr(expr).legend_format(legend or "__auto").instant()
+
+
+def last(selector: str) -> str:
+    """Return *selector*'s last values in the time range, so that a run that has ended still shows how it ended."""
+    return f"last_over_time({selector}[$__range])"
+
+
+def steps(first: str, *others: tuple[float, str]) -> dashboard.ThresholdsConfig:
+    """Return colours: *first* below all, then each from its value on."""
+    colours = [
+        model.Threshold(value=None, color=first),
+        *(model.Threshold(value=at, color=name) for at, name in others),
+    ]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(colours)
+
+
+def names(texts: Mapping[int, tuple[str, str]]) -> list[model.ValueMapping]:
+    """Return how values are shown: value -> text and colour."""
+    return [
+        model.ValueMap(options={str(at): model.ValueMappingResult(text=t, color=c) for at, (t, c) in texts.items()})
+    ]
+
+
+def last_value() -> common.ReduceDataOptions:
+    """Show each series' last value."""
+    return common.ReduceDataOptions().calcs(["lastNotNull"])
+
+
+def panel(
+    kind: Any, width: int, height: int, title: str, unit: str, *queries: prometheus.Dataquery, about: str = ""
+) -> Any:
+    """Return a panel of *kind*, a module of builders, *width* of 24 columns wide."""
+    built = kind.Panel().title(title).unit(unit).datasource(SOURCE).span(width).height(height).no_value("no data")
+    for letter, asked in zip("ABCD", queries, strict=False):
+        built.with_target(asked.ref_id(letter).datasource(SOURCE))
+    return built.description(about) if about else built
+
+
+def lines(width: int, title: str, unit: str, *queries: prometheus.Dataquery, about: str = "") -> timeseries.Panel:
+    """Return curves over time from 0 up, a legend with last and mean below."""
+    legend = common.VizLegendOptions().display_mode(values.LegendDisplayMode.TABLE).show_legend(True)
+    tooltip = common.VizTooltipOptions().mode(values.TooltipDisplayMode.MULTI).sort(values.SortOrder.DESCENDING)
+    return (
+        panel(timeseries, width, 8, title, unit, *queries, about=about)
+        .min(0)
+        .line_width(1)
+        .fill_opacity(8)
+        .show_points(values.VisibilityMode.NEVER)
+        .legend(legend.placement(values.LegendPlacement.BOTTOM).calcs(["lastNotNull", "mean"]))
+        .tooltip(tooltip)
+    )
+
+
+def figure(width: int, title: str, unit: str, *queries: prometheus.Dataquery, about: str = "") -> stat.Panel:
+    """Return one large figure a series, without a curve."""
+    return (
+        panel(stat, width, 4, title, unit, *queries, about=about)
+        .graph_mode(values.BigValueGraphMode.NONE)
+        .reduce_options(last_value())
+        .thresholds(steps(GREEN))
+    )
+
+
+def states(
+    width: int, title: str, asked: prometheus.Dataquery, texts: Mapping[int, tuple[str, str]], about: str
+) -> statetimeline.Panel:
+    """Return a lane a series, coloured by what it is at each time."""
+    return (
+        panel(statetimeline, width, 8, title, "none", asked, about=about)
+        .mappings(names(texts))
+        .show_value(values.VisibilityMode.NEVER)
+        .merge_values(True)
+        .row_height(0.8)
+        .fill_opacity(80)
+        .line_width(0)
+        .legend(common.VizLegendOptions().display_mode(values.LegendDisplayMode.LIST).show_legend(True))
+    )
+
+
+def bars(width: int, title: str, unit: str, *queries: prometheus.Dataquery, about: str = "") -> bargauge.Panel:
+    """Return a horizontal bar a series."""
+    return (
+        panel(bargauge, width, 8, title, unit, *queries, about=about)
+        .orientation(values.VizOrientation.HORIZONTAL)
+        .display_mode(values.BarGaugeDisplayMode.BASIC)
+        .reduce_options(last_value())
+        .min(0)
+        .thresholds(steps("blue"))
+    )
+
+
+def rows(asked: prometheus.Dataquery, width: int, title: str, hidden: tuple[str, ...], about: str) -> table.Panel:
+    """Return a table of the series' labels."""
+    hide = dict.fromkeys(("Time", "Value", "__name__", "instance", "job", *hidden), True)
+    return panel(table, width, 5, title, "none", asked.format(PromQueryFormat.TABLE), about=about).with_transformation(
+        model.DataTransformerConfig(id_val="organize", options={"excludeByName": hide, "indexByName": {}})
+    )
+
+
+def overview() -> Iterator[Any]:
+    """What is asked from a phone: is it running, how far, until when, with what."""
+    yield (
+        figure(4, "Stage", "none", now(f"virnucpro_stage_running{{{RUN}}} == 1", "{{stage}} {{model}}"))
+        .text_mode(values.BigValueTextMode.NAME)
+        .description("What the run does now. Nothing: it has ended, or nobody can read its metrics.")
+        .no_value("not running")
+    )
+    yield (
+        panel(gauge, 4, 4, "Progress", "percentunit", now(last(f"virnucpro_progress_ratio{{{MODEL}}}"), "{{model}}"))
+        .min(0)
+        .max(1)
+        .decimals(1)
+        .reduce_options(last_value())
+        .thresholds(steps("blue"))
+        .description("Share of the plan's tokens that is done. Not of sequences: the long ones come first.")
+    )
+    yield figure(
+        4,
+        "Time left",
+        "dtdurations",
+        now(f"virnucpro_estimated_seconds_left{{{MODEL}}}", "{{model}}"),
+        about="Until the slowest worker has computed its share of tokens, at the rate of the last minute.",
+    )
+    yield figure(
+        4,
+        "Done at",
+        "dateTimeAsIsoNoDateIfToday",
+        now(f"(time() + (virnucpro_estimated_seconds_left{{{MODEL}}} > 0)) * 1000", "{{model}}"),
+        about="When the embedding will be computed; what follows it (joining, classifying) is not estimated.",
+    )
+    yield figure(
+        4,
+        "Rows",
+        COUNT,
+        now(f"sum by (model) ({last(f'virnucpro_sequences_total{{{MODEL}}}')})", "{{model}}"),
+        about="Rows that are durable, those of earlier starts, copies and rows from the cache included.",
+    )
+    yield figure(
+        4,
+        "Workers",
+        COUNT,
+        now(f"count(virnucpro_worker_up{{{MODEL}}} == 1)", "up"),
+        now(f"count(virnucpro_worker_up{{{MODEL}}} == 0)", "down"),
+        about="Workers with a process, and those that failed or were lost; those that are done are in neither figure.",
+    ).override_by_name("down", [model.DynamicConfigValue("thresholds", steps(RED).build())])
+    run_info = last(f"virnucpro_run_info{{{MODEL}}}")
+    build_info = f"max by (run_id, version, torch, python) ({last(f'virnucpro_build_info{{{RUN}}}')})"
+    yield rows(
+        now(f"{run_info} * on (run_id) group_left (version, torch, python) {build_info}"),
+        16,
+        "Run",
+        ("exported_run_id",),
+        "What is computed, and with which versions.",
+    )
+    yield (
+        rows(
+            now(f'ALERTS{{alertname=~"Virnucpro.*", {RUN}}}'),
+            8,
+            "Alerts",
+            ("run_id", "rank", "model"),
+            "Alerts of this run that are pending or firing, by rules/alerts.yml.",
+        ).no_value("none")
+    )
+
+
+def throughput() -> Iterator[Any]:
+    """How fast each device is."""
+    yield lines(
+        12,
+        "Sequences per second",
+        SEQUENCES_PER_SECOND,
+        query(f"sum by (device) (rate(virnucpro_sequences_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+        about="Counted when their rows are durable, so in steps. It rises to the end: the short sequences come last.",
+    )
+    yield lines(
+        12,
+        "Tokens per second",
+        TOKENS_PER_SECOND,
+        query(f"sum by (device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+        about="The figure to compare devices and runs by.",
+    )
+
+
+def utilization() -> Iterator[Any]:
+    """Whether a device that computes little is given little, for each device."""
+    busy = [("unit", "percentunit"), ("max", 1), ("custom.axisPlacement", "left"), ("custom.fillOpacity", 20)]
+    yield (
+        lines(
+            24,
+            "$device",
+            TOKENS_PER_SECOND,
+            query(f"avg by (device) (virnucpro_gpu_utilization_ratio{{{GPU}}})", "utilisation"),
+            query(f"sum by (device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "tokens/s"),
+            about=(
+                "Left: share of time in which the GPU computed. Right: tokens per second. Low and low: the card waits "
+                "for its input. High and falling: it is slowed down (see Throttling) or shared with somebody else."
+            ),
+        )
+        .axis_placement(values.AxisPlacement.RIGHT)
+        .override_by_query("A", [model.DynamicConfigValue(name, value) for name, value in busy])
+        .repeat("device")
+        .repeat_direction("h")
+        .max_per_row(4)
+    )
+
+
+def progress() -> Iterator[Any]:
+    """When it will be done, and who will be last."""
+    yield lines(
+        8,
+        "Estimated time left",
+        "s",
+        query(f"virnucpro_estimated_seconds_left{{{MODEL}}}", "{{model}}"),
+        about="A straight line down at one second a second is a good estimate.",
+    )
+    yield lines(
+        8,
+        "Tokens left, by worker",
+        TOKENS,
+        query(f"virnucpro_worker_tokens_left{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        about="Lines that run together end together. One that stays up is a worker that is slower, or stuck.",
+    )
+    yield lines(
+        8,
+        "Since the last progress, by worker",
+        "s",
+        query(
+            f"time() - virnucpro_last_progress_timestamp_seconds{{{RANK}}} and virnucpro_worker_up{{{RANK}}}",
+            "{{rank}} {{device}} {{model}}",
+        ),
+        about="Seconds since a worker last finished a batch or made rows durable; workers that are done are left out.",
+    )
+
+
+def batches() -> Iterator[Any]:
+    """How the work is cut, and how long a piece takes."""
+    buckets = f"sum by (le) (rate(virnucpro_batch_duration_seconds_bucket{{{RANK}}}[$__rate_interval]))"
+    yield lines(
+        8,
+        "Batch duration",
+        "s",
+        *(query(f"histogram_quantile({share}, {buckets})", f"{share:.0%}") for share in (0.5, 0.9, 0.99)),
+        about="Half, nine tenths and 99 of 100 batches took less than this.",
+    )
+    yield (
+        panel(
+            heatmap,
+            8,
+            8,
+            "Batch durations",
+            "short",
+            query(
+                f"sum by (le) (increase(virnucpro_batch_duration_seconds_bucket{{{RANK}}}[$__rate_interval]))", "{{le}}"
+            ).format(PromQueryFormat.HEATMAP),
+            about="Batches by how long they took. Two bands are two kinds of device, or two models.",
+        )
+        .y_axis(heatmap.YAxisConfig().unit("s"))
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(HeatmapColorMode.SCHEME)
+            .scheme("Blues")
+            .fill("dark-blue")
+            .exponent(0.5)
+            .steps(64)
+        )
+        .hide_legend()
+    )
+    yield (
+        lines(
+            8,
+            "Packing efficiency",
+            "percentunit",
+            query(f"virnucpro_packing_efficiency_ratio{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+            about="Real tokens over token budget, over all batches so far: what is missing to 100 % is not computed.",
+        ).max(1)
+    )
+
+
+def failures() -> Iterator[Any]:
+    """What went wrong, and what was left out."""
+    yield lines(
+        6,
+        "Sequences without a row",
+        COUNT,
+        query(
+            f"sum by (model, reason) (virnucpro_failed_sequences_total{{{MODEL}}})", "failed: {{reason}} ({{model}})"
+        ),
+        query(
+            f"sum by (model, reason) (virnucpro_quarantined_sequences_total{{{MODEL}}})",
+            "quarantined: {{reason}} ({{model}})",
+        ),
+        about="They stand in failed_sequences.tsv. Quarantined: computing them ended workers' processes.",
+    ).no_value("none")
+    yield lines(
+        6,
+        "Worker restarts",
+        COUNT,
+        query(f"sum by (device, failure) (virnucpro_worker_restarts_total{{{RANK}}})", "{{device}}: {{failure}}"),
+        about="Processes started again, by what ended the one before. No sequence is counted or computed twice for it.",
+    ).no_value("none")
+    yield lines(
+        6,
+        "Splits for want of memory",
+        COUNT,
+        query(f"sum by (device) (virnucpro_oom_splits_total{{{RANK}}})", "{{device}}"),
+        about="Batches computed in halves because the device was out of memory. Many: give a smaller --token-budget.",
+    )
+    yield bars(
+        6,
+        "Records not computed",
+        COUNT,
+        now(f"sum by (model) ({last(f'virnucpro_cache_hits_total{{{MODEL}}}')})", "from the cache ({{model}})"),
+        now(last(f"virnucpro_deduplicated_sequences_total{{{MODEL}}}"), "copies ({{model}})"),
+        now(last(f"virnucpro_skipped_records_total{{{MODEL}}}"), "skipped ({{model}})"),
+        about="Rows taken from the embedding cache, records identical to another one, records that break a rule.",
+    )
+
+
+def gpus() -> Iterator[Any]:
+    """The cards themselves; no data without an NVIDIA driver."""
+    yield lines(
+        8, "GPU utilisation", "percentunit", query(f"virnucpro_gpu_utilization_ratio{{{GPU}}}", "{{device}}")
+    ).max(1)
+    yield lines(
+        8,
+        "GPU memory",
+        "bytes",
+        query(f"virnucpro_gpu_memory_used_bytes{{{GPU}}}", "{{device}} used"),
+        query(f"virnucpro_gpu_memory_total_bytes{{{GPU}}}", "{{device}} total"),
+        about="In use by whomever: other programs on the card are in it.",
+    )
+    yield lines(8, "Power", "watt", query(f"virnucpro_gpu_power_watts{{{GPU}}}", "{{device}}"))
+    yield (
+        lines(8, "Temperature", "celsius", query(f"virnucpro_gpu_temperature_celsius{{{GPU}}}", "{{device}}"))
+        .thresholds(steps(GREEN, (80, ORANGE), (90, RED)))
+        .thresholds_style(common.GraphThresholdsStyleConfig().mode(values.GraphThresholdsStyleMode.DASHED))
+    )
+    yield lines(8, "Multiprocessor clock", "hertz", query(f"virnucpro_gpu_sm_clock_hertz{{{GPU}}}", "{{device}}"))
+    seen = f"max by (device, reason) (max_over_time(virnucpro_gpu_throttled{{{GPU}}}[$__range])) > 0"
+    yield states(
+        8,
+        "Throttling",
+        query(f"max by (device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (device, reason) ({seen})"),
+        {0: ("no", GREY), 1: ("slowed down", ORANGE)},
+        "Why a card runs below its full clock; only reasons that were seen in this time range.",
+    ).no_value("none")
+
+
+def stages() -> Iterator[Any]:
+    """What took how long."""
+    yield states(
+        12,
+        "Stages",
+        query(f"virnucpro_stage_running{{{STAGE}}}", "{{stage}} {{model}}"),
+        {0: ("ended", GREY), 1: ("running", "blue")},
+        "When each stage ran.",
+    )
+    yield bars(
+        6, "Stage duration", "s", now(last(f"virnucpro_stage_duration_seconds{{{STAGE}}}"), "{{stage}} {{model}}")
+    )
+    yield bars(
+        6,
+        "Loading the model",
+        "s",
+        now(last(f"virnucpro_model_load_seconds{{{RANK}}}"), "{{rank}} {{device}} {{model}}"),
+        about="Seconds that each worker's last process took to load its model.",
+    )
+
+
+def workers() -> Iterator[Any]:
+    """The processes."""
+    yield states(
+        8,
+        "Workers",
+        query(f"virnucpro_worker_up{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        {0: ("down", RED), 1: ("up", GREEN)},
+        "Red: it failed or was lost. Nothing: it needs no process, being done or not begun.",
+    )
+    yield lines(
+        8,
+        "Processor",
+        CORES,
+        query(f"rate(virnucpro_worker_cpu_seconds_total{{{RANK}}}[$__rate_interval])", "{{rank}} {{device}} {{model}}"),
+        about="Cores that each worker keeps busy. Above one with an idle card: preparing the input is too slow.",
+    )
+    yield lines(
+        8,
+        "Resident memory",
+        "bytes",
+        query(f"virnucpro_worker_resident_memory_bytes{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        about="Of the host, for each worker's process.",
+    )
+
+
+def disk() -> Iterator[Any]:
+    """The file system of the output."""
+    yield lines(
+        12,
+        "Disk",
+        "bytes",
+        query(f"virnucpro_disk_free_bytes{{{RUN}}}", "free"),
+        query(f"virnucpro_disk_size_bytes{{{RUN}}}", "size"),
+        about="Of the file system of the output folder.",
+    )
+    yield lines(
+        12,
+        "Written by the workers",
+        "Bps",
+        query(f"sum by (device) (rate(virnucpro_written_bytes_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+    )
+
+
+def variables() -> Iterator[Any]:
+    """What is chosen at the top."""
+    yield dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+    yield (
+        dashboard.QueryVariable("run_id")
+        .label("Run")
+        .description("Runs seen in this time range; those seen last come first.")
+        .datasource(SOURCE)
+        .query("query_result(sort_desc(max by (run_id) (max_over_time(timestamp(virnucpro_run_info)[$__range:1m]))))")
+        .regex('/run_id="([^"]+)"/')
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.DISABLED)
+    )
+    for name, label, metric in (
+        ("model", "Model", "virnucpro_run_info"),
+        ("device", "Device", "virnucpro_worker_tokens_left"),
+    ):
+        yield (
+            dashboard.QueryVariable(name)
+            .label(label)
+            .datasource(SOURCE)
+            .query(f"label_values({metric}{{{RUN}}}, {name})")
+            .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(model.VariableSort.NATURAL_ASC)
+            .multi(True)
+            .include_all(True)
+            .current(model.VariableOption(selected=True, text="All", value="$__all"))
+        )
+
+
+def make_dashboard() -> model.Dashboard:
+    """Return the dashboard."""
+    made = (
+        dashboard.Dashboard("VirNucPro run")
+        .uid(UID)
+        .description("One run of VirNucPro: how far, how fast, until when, on which card, and what failed.")
+        .tags(["virnucpro"])
+        .timezone("browser")
+        .time("now-3h", "now")
+        .refresh("30s")
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .variables(list(variables()))
+    )
+    number = 0
+    for title, panels in (
+        ("Run", overview()),
+        ("Throughput", throughput()),
+        ("Utilisation against throughput", utilization()),
+        ("Progress", progress()),
+        ("Batches", batches()),
+        ("Failures", failures()),
+        ("GPUs", gpus()),
+        ("Stages", stages()),
+        ("Workers", workers()),
+        ("Disk", disk()),
+    ):
+        number += 1
+        made.with_row(dashboard.Row(title).id(number))
+        for each in panels:
+            number += 1
+            made.with_panel(each.id(number))
+    # Read once more: what Grafana adds to a panel that says nothing of it then stands in the file.
+    plugins.register_default_plugins()
+    return model.Dashboard.from_json(json.loads(as_json(made.build())))
+
+
+def as_json(made: model.Dashboard) -> str:
+    """Return the text of the file."""
+    return json.dumps(made, cls=JSONEncoder, indent=2) + "\n"
+
+
+def main() -> None:
+    """Write the file."""
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(as_json(make_dashboard()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

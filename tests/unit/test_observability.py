@@ -1,0 +1,340 @@
+"""Dashboard, rules and settings of ``deployments/observability`` hold together, and name only metrics that exist."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import types
+import typing
+from collections import Counter
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.runtime import Runtime
+from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerConfig
+from grafana_foundation_sdk.models.prometheus import Dataquery
+
+from tests.conftest import REPOSITORY
+from virnucpro.telemetry.metrics import METRICS
+
+OBSERVABILITY = REPOSITORY / "deployments" / "observability"
+RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
+RULE_TESTS = sorted((OBSERVABILITY / "tests").glob("*.yml"))
+DASHBOARD = OBSERVABILITY / "grafana" / "dashboards" / "virnucpro.json"
+MONITORING = REPOSITORY / "docs" / "monitoring.md"
+
+PANEL_TYPES = {"row", "timeseries", "stat", "gauge", "bargauge", "state-timeline", "table", "heatmap"}
+GRID_COLUMNS = 24
+
+TARGET_LABELS = {"job", "instance", "run_id"}
+"""Labels that a series gets from where it was read."""
+EXPORTED = {
+    metric.name + suffix: {*metric.labels, *(["le"] if suffix == "_bucket" else []), *TARGET_LABELS}
+    for metric in METRICS
+    for suffix in (["_bucket", "_sum", "_count"] if metric.kind == "histogram" else [""])
+}
+"""Series that a run exports -> their labels."""
+PROMETHEUS_OWN = {"up": TARGET_LABELS, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
+OPERATORS = {"and", "or", "unless", "bool", "offset"}
+VARIABLES = {
+    "$__rate_interval": "1m",
+    "$__range": "3h",
+    "$run_id": "0123456789ab",
+    "$model": "(esm2_8m|dnabert_s)",
+    "$device": "(cuda:0|cuda:1)",
+}
+
+
+def promtool(*arguments, expects_success=True):
+    """Run Prometheus' own checker, and return all it said."""
+    path = shutil.which("promtool")
+    if not path:
+        pytest.skip("no promtool: install Debian's package prometheus")
+    done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode == 0) == expects_success, said
+    return said
+
+
+def rules_of(kind):
+    files = [yaml.safe_load(path.read_text()) for path in RULES]
+    return {rule[kind]: rule for file in files for group in file["groups"] for rule in group["rules"] if kind in rule}
+
+
+ALERTS, RECORDED = rules_of("alert"), rules_of("record")
+
+
+def panels():
+    return json.loads(DASHBOARD.read_text())["panels"]
+
+
+def substituted(expr):
+    for name, value in sorted(VARIABLES.items(), reverse=True):
+        expr = expr.replace(name, value)
+    assert "$" not in expr, f"a variable that nobody fills in: {expr}"
+    return expr
+
+
+def dashboard_expressions():
+    """Every question that the dashboard asks Prometheus: of its panels and of its variables."""
+    found = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    for variable in json.loads(DASHBOARD.read_text())["templating"]["list"]:
+        if variable["type"] == "query":
+            function, argument = re.fullmatch(r"(\w+)\((.*)\)", variable["query"]).groups()
+            assert function in {"query_result", "label_values"}
+            found.append(argument if function == "query_result" else f"count by ({argument.split(', ')[-1]}) "
+                         f"({argument.rpartition(', ')[0]})")  # fmt: skip
+    return [substituted(expr) for expr in found]
+
+
+def unknown_names(expr):
+    """Return the metrics and labels of *expr* that nothing exports: names are read here, the grammar by promtool."""
+    exported = (
+        EXPORTED | PROMETHEUS_OWN | {name: set(re.match(r"[a-z_]+(?=:)", name)[0].split("_")) for name in RECORDED}
+    )
+    exported |= {name: labels_of_level(name) for name in RECORDED}
+    unknown, seen = set(), set()
+    without_texts = re.sub(r'"[^"]*"', '""', expr)
+    for name, matchers in re.findall(r"([A-Za-z_:][\w:]*)\s*\{([^}]*)\}", without_texts):
+        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
+        unknown |= {f"{name}{{{label}}}" for label in labels - exported.get(name, set())}
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b[\d.]+(?:e\d+)?\b", " ", without_texts)
+    grouped = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", bare)
+    bare = re.sub(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
+    for name in re.findall(r"([A-Za-z_:][\w:]*)(?!\s*\(|[\w:])", bare):
+        if name not in OPERATORS:
+            seen.add(name)
+            unknown |= set() if name in exported else {name}
+    known_labels = set().union(*(exported.get(name, set()) for name in seen))
+    unknown |= {label for labels in grouped for label in re.findall(r"\w+", labels) if label not in known_labels}
+    return unknown
+
+
+def labels_of_level(name):
+    """Return the labels that a recorded series has, by its name: ``run_id_model:…`` has run_id and model."""
+    level = name.partition(":")[0]
+    return {label for label in ("run_id", "model", "device") if label in level}
+
+
+def as_rules(expressions):
+    """Return a file of rules that asks *expressions*."""
+    rules = [{"record": f"asked:{number}", "expr": expr} for number, expr in enumerate(expressions)]
+    return yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]})
+
+
+def fits(value, hint):
+    """Whether *value* is of the kind that *hint*, no union, declares; what is within it is not looked at."""
+    kind = typing.get_origin(hint) or hint
+    if kind in (typing.Any, object):
+        return True
+    if kind is typing.Literal:
+        return value in typing.get_args(hint)
+    if issubclass(kind, enum.Enum):
+        return value in set(kind)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def mistakes(value, hint, path="dashboard"):
+    """Yield what in *value*, as the types' own decoder left it, is not what the types declare."""
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    declared = next((each for each in alternatives if fits(value, each)), None)
+    if declared is None:
+        yield f"{path} is {value!r}"
+        return
+    inner = typing.get_args(declared)
+    if isinstance(value, list) and inner:
+        for number, each in enumerate(value):
+            yield from mistakes(each, inner[0], f"{path}[{number}]")
+    elif isinstance(value, dict) and inner:
+        for name, each in value.items():
+            yield from mistakes(each, inner[1], f"{path}[{name!r}]")
+    elif hasattr(value, "to_json"):
+        for name, field in typing.get_type_hints(type(value)).items():
+            yield from mistakes(getattr(value, name), field, f"{path}.{name}")
+
+
+def refusals(data):
+    """Return why Grafana's types (grafana-foundation-sdk) do not take *data* as a dashboard; empty: they do."""
+    plugins.register_default_plugins()
+    loaded = Dashboard.from_json(data)
+    for panel in loaded.panels:
+        if transformations := getattr(panel, "transformations", None):  # the one part that is not decoded by itself
+            panel.transformations = [DataTransformerConfig.from_json(each) for each in transformations]
+    found = list(mistakes(loaded, Dashboard))
+    for panel in loaded.panels:
+        if panel.type_val != "row" and not Runtime().panelcfg_config(panel.type_val):
+            found.append(f"no such panel: {panel.type_val}")
+        found += [
+            f"{panel.title}: not Prometheus'"
+            for query in getattr(panel, "targets", None) or []
+            if type(query) is not Dataquery
+        ]
+    # What the types do not know is lost when it is read, what they ask for is added when it is written.
+    written = json.loads(json.dumps(loaded, cls=JSONEncoder))
+    return found + ([] if written == data else ["written again, it is not the same"])
+
+
+def test_promtool_takes_the_settings_and_every_rule():
+    assert "is valid prometheus config" in promtool("check", "config", OBSERVABILITY / "prometheus.yml")
+    said = promtool("check", "rules", "--lint-fatal", *RULES)
+    assert sum(map(int, re.findall(r"(\d+) rules found", said))) == len(ALERTS) + len(RECORDED) > 0
+
+
+def test_the_commented_examples_of_the_settings_are_valid_too(tmp_path):
+    text = (OBSERVABILITY / "prometheus.yml").read_text()
+    with_examples = re.sub(r"^( *)# (?=- |  |alerting:)", r"\1", text, flags=re.MULTILINE)
+    shutil.copytree(OBSERVABILITY / "rules", tmp_path / "rules")
+    (tmp_path / "prometheus.yml").write_text(with_examples)
+    jobs = [job["job_name"] for job in yaml.safe_load(with_examples)["scrape_configs"]]
+    assert jobs == ["virnucpro", "virnucpro-fixed-port", "virnucpro-pushgateway", "node"]
+    promtool("check", "config", tmp_path / "prometheus.yml")
+
+
+def test_every_rule_does_what_its_promtool_tests_say():
+    assert promtool("test", "rules", *RULE_TESTS).count("SUCCESS") == len(RULE_TESTS) > 0
+
+
+def test_every_rule_is_tested_and_every_alert_for_its_silence_too():
+    cases = [case for path in RULE_TESTS for case in yaml.safe_load(path.read_text())["tests"]]
+    fires, silent = Counter(), Counter()
+    for alert in itertools.chain.from_iterable(case.get("alert_rule_test", []) for case in cases):
+        (fires if alert.get("exp_alerts") else silent)[alert["alertname"]] += 1
+    assert set(fires) == set(silent) == set(ALERTS)
+    asked = {question["expr"] for case in cases for question in case.get("promql_expr_test", [])}
+    assert asked == set(RECORDED)
+
+
+def test_a_rule_that_no_longer_does_what_its_tests_say_is_found(tmp_path):
+    shutil.copytree(OBSERVABILITY, tmp_path, dirs_exist_ok=True)
+    alerts = tmp_path / "rules" / "alerts.yml"
+    alerts.write_text(alerts.read_text().replace("(virnucpro_worker_up) == 0", "(virnucpro_worker_up) == 1"))
+    promtool("test", "rules", tmp_path / "tests" / "alerts_test.yml", expects_success=False)
+
+
+def test_every_alert_says_how_grave_it_is_what_to_do_and_where_more_is_written():
+    headings = re.findall(r"^#+ (.+)$", MONITORING.read_text(), flags=re.MULTILINE)
+    for name, rule in ALERTS.items():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["for"]
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+        assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{name.lower()}"
+        assert name in headings
+
+
+def test_every_expression_of_the_dashboard_and_its_variables_is_parsed_by_promtool(tmp_path):
+    asked = tmp_path / "asked.yml"
+    expressions = dashboard_expressions()
+    assert len(expressions) > 40
+    asked.write_text(as_rules(expressions))
+    assert f"{len(expressions)} rules found" in promtool("check", "rules", asked)
+    asked.write_text(as_rules([*expressions, 'sum by (model) (up{job="a"']))
+    promtool("check", "rules", asked, expects_success=False)
+
+
+@pytest.mark.parametrize("expr", [*dashboard_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())])
+def test_expressions_name_only_metrics_and_labels_that_exist(expr):
+    assert unknown_names(expr) == set()
+
+
+def test_a_name_that_does_not_exist_is_found():
+    assert unknown_names("rate(virnucpro_sequence_total[5m]) > 0") == {"virnucpro_sequence_total"}
+    assert unknown_names('virnucpro_tokens_left{rank="0"} and up') == {"virnucpro_tokens_left{rank}"}
+    assert unknown_names("sum by (gpu) (virnucpro_gpu_power_watts)") == {"gpu"}
+    assert unknown_names("max by (model, rank) (virnucpro_progress_ratio)") == {"rank"}
+    assert unknown_names("virnucpro_batch_duration_seconds > 1") == {"virnucpro_batch_duration_seconds"}
+    assert unknown_names("run_id_model:virnucpro_tokens:rate1h") == {"run_id_model:virnucpro_tokens:rate1h"}
+
+
+def test_every_metric_is_on_the_dashboard_or_behind_an_alert():
+    asked = " ".join([*dashboard_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())])
+    named = {metric.name for metric in METRICS if re.search(rf"\b{metric.name}(_bucket)?\b", asked)}
+    assert {metric.name for metric in METRICS} - named == {"virnucpro_batches_total"}  # the histogram counts them too
+
+
+def test_the_table_of_metrics_is_what_is_exported():
+    rows = re.findall(
+        r"^\| `(virnucpro_\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", MONITORING.read_text(), re.MULTILINE
+    )
+    written = [(name, kind, labels, meaning) for name, kind, _, labels, meaning in rows]
+    assert written == [(m.name, m.kind, ", ".join(m.labels) or "none", m.help) for m in METRICS]
+    for name, _, unit, _, _ in rows:
+        for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(name.split("_")):
+            assert word in unit.lower() or unit == "Unix time", name
+
+
+def test_the_page_names_only_metrics_and_alerts_that_exist():
+    names = set(re.findall(r"\bvirnucpro_[a-z_]+\b", MONITORING.read_text()))
+    assert names <= set(EXPORTED) | {metric.name for metric in METRICS}
+    assert set(re.findall(r"\bVirnucpro\w+", MONITORING.read_text())) == set(ALERTS)
+
+
+def test_the_dashboard_is_what_its_script_makes():
+    spec = importlib.util.spec_from_file_location("make_dashboard", OBSERVABILITY / "grafana" / "make_dashboard.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.FILE == DASHBOARD
+    assert script.as_json(script.make_dashboard()) == DASHBOARD.read_text(), f"run {spec.origin}"
+
+
+def test_grafanas_own_types_take_the_dashboard():
+    assert refusals(json.loads(DASHBOARD.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda board: board["panels"][1].update(type="graph"), "no such panel: graph"),
+        (lambda board: board["panels"][1].update(colour="red"), "not the same"),
+        (lambda board: board["panels"][1].update(title=7), "panels[1].title is 7"),
+        (lambda board: board["panels"][1]["options"].pop("graphMode"), "not the same"),
+        (lambda board: board["panels"][1]["options"].update(graphMode="pie"), "panels[1].options.graph_mode is 'pie'"),
+        (lambda board: board["panels"][1]["targets"][0].pop("expr"), "not the same"),
+        (lambda board: board["panels"][1]["targets"][0].update(instant="yes"), "targets[0].instant is 'yes'"),
+        (lambda board: board["panels"][1]["fieldConfig"]["defaults"].update(min="0"), "defaults.min_val is '0'"),
+        (lambda board: board["templating"]["list"][0].update(type="folder"), "list_val[0].type_val is 'folder'"),
+        (lambda board: board.pop("schemaVersion") and board.update(schema="41"), "not the same"),
+    ],
+)
+def test_grafanas_own_types_refuse_a_spoilt_dashboard(spoil, why):
+    board = json.loads(DASHBOARD.read_text())
+    spoil(board)
+    assert any(why in refusal for refusal in refusals(board)), refusals(board)
+
+
+def test_every_panel_has_a_place_a_unit_a_source_and_an_id_of_its_own():
+    board = json.loads(DASHBOARD.read_text())
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert board["uid"] == "virnucpro-run"
+    assert {panel["type"] for panel in board["panels"]} == PANEL_TYPES
+    taken = Counter()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        columns, lines = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        assert columns.stop <= GRID_COLUMNS
+        taken.update(itertools.product(columns, lines))
+        if panel["type"] != "row":
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["datasource"] == source
+            assert panel["targets"]
+            assert all(target["datasource"] == source for target in panel["targets"])
+    assert set(taken.values()) == {1}, "panels lie on each other"
+    ids = Counter(panel["id"] for panel in board["panels"])
+    assert set(ids.values()) == {1}
+
+
+def test_every_question_of_a_panel_is_about_the_chosen_run():
+    for panel in panels():
+        for target in panel.get("targets", []):
+            selectors = re.findall(r"\b(?:virnucpro_\w+|ALERTS)(\{[^}]*\})?", target["expr"])
+            assert selectors
+            assert all('run_id="$run_id"' in selector for selector in selectors), target["expr"]
+            assert not re.search(r"rate\(.*\[(?!\$__rate_interval)", target["expr"])
