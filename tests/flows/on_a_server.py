@@ -40,9 +40,10 @@ class FirstWorkerKiller(threading.Thread):
             time.sleep(0.05)
 
 
-def artifact(key):
+def artifacts(key):
+    """All artifacts of this name, the newest first."""
     with get_client(sync_client=True) as client:
-        found = client.request(
+        return client.request(
             "POST",
             "/artifacts/filter",
             json={
@@ -50,7 +51,10 @@ def artifact(key):
                 "sort": "CREATED_DESC",
             },
         ).json()
-    return found[0]["data"]
+
+
+def artifact(key):
+    return artifacts(key)[0]["data"]
 
 
 def logs_of_runs():

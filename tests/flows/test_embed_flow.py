@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -12,14 +13,21 @@ import pytest
 
 pytest.importorskip("prefect")
 
+from prefect import flow
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from flows import progress
 from flows.embed import embed, run_from_command_line
+from flows.progress import ProgressArtifacts
 from tests import fakes
-from tests.flows.on_a_server import FirstWorkerKiller, artifact, logs_of_runs, worker_processes
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs_of_runs, worker_processes
+from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.store.reader import read_embeddings
+from virnucpro.telemetry.snapshot import RankState
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -218,3 +226,77 @@ def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypa
         if "worker.started" in line
     ]
     assert [(line["task"], line["attempt"]) for line in started] == [(task, 1), (task, 2)]
+
+
+# --- progress artifacts -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick_artifacts(monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
+
+
+@flow(persist_result=False)
+def show_progress(snapshots, api_url=None):
+    """Show each of *snapshots* for a moment; return the flow run's id and the seconds that closing took."""
+    with temporary_settings({} if api_url is None else {PREFECT_API_URL: api_url}):
+        view = ProgressArtifacts()
+    for snapshot in snapshots:
+        view.update(snapshot)
+        time.sleep(0.3)
+    begun = time.monotonic()
+    view.close()
+    return str(flow_run.id), time.monotonic() - begun
+
+
+def done_rank(rank):
+    return rank_snapshot(rank, state=RankState.COMPLETE, tokens_left=0, sequences=500)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_artifacts")
+def test_each_rank_has_one_artifact_of_the_flow_run_that_ends_at_a_hundred():
+    cpu = rank_snapshot(9, device="cpu", tokens_left=87_654, seconds_left=4321.0)
+    snapshots = [run_snapshot(), run_snapshot(rank_snapshot(0), cpu), run_snapshot(done_rank(0), cpu)]
+    run_id, _ = show_progress(snapshots)
+    (of_gpu,), (of_cpu,) = artifacts("gpu-0-progress"), artifacts("cpu-9-progress")
+    assert (of_gpu["type"], of_gpu["flow_run_id"], of_gpu["data"]) == ("progress", run_id, 100.0)
+    assert of_gpu["description"] == "rank 0 cuda:0, virnucpro-tiny-protein: 500 sequences, complete"
+    assert (of_cpu["flow_run_id"], of_cpu["data"]) == (run_id, 12.3)
+    assert of_cpu["description"].endswith("200 sequences, 5,000 tokens/s, 1 h 12 min left")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_artifacts")
+def test_the_second_embedding_of_an_identification_has_artifacts_of_its_own():
+    first, second = embedding_snapshot(done_rank(7), is_over=True), embedding_snapshot(rank_snapshot(7))
+    show_progress([run_snapshot(embeddings=(first,)), run_snapshot(embeddings=(first, second))])
+    assert [item["data"] for item in artifacts("gpu-7-progress")] == [60.0, 100.0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_artifacts")
+def test_an_api_that_is_gone_is_said_once_and_nothing_else_happens(caplog):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        _, seconds = show_progress(
+            [run_snapshot(rank_snapshot(3))] * 3, f"http://127.0.0.1:{nobody.getsockname()[1]}/api"
+        )
+    assert seconds < 5
+    assert caplog.text.count("progress artifacts are not up to date") == 1
+    assert artifacts("gpu-3-progress") == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_artifacts")
+def test_an_api_that_hangs_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        begun = time.monotonic()
+        _, seconds = show_progress(
+            [run_snapshot(rank_snapshot(4))] * 3, f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        )
+        assert 0.2 < seconds < 1
+        assert time.monotonic() - begun < 10

@@ -115,11 +115,10 @@ def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> l
 
 
 def _of_rank(rank: RankSnapshot, *, now: float) -> _Row:
-    done = 1 - rank.tokens_left / rank.tokens_to_do if rank.tokens_to_do else float(rank.rows is not None)
     name = wording.rank_name(rank)
     return _Row(
         name=name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + "..",
-        share=1.0 if rank.state is RankState.COMPLETE else done,
+        share=wording.rank_share(rank),
         sequences=rank.sequences,
         rate=rank.tokens_per_second,
         seconds_left=rank.seconds_left,

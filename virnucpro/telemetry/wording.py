@@ -125,6 +125,13 @@ def rank_state(rank: RankSnapshot, *, now: float) -> str | None:
     return None if rank.tokens_per_second > 0 else _STATES[rank.state]
 
 
+def rank_share(rank: RankSnapshot) -> float:
+    """Return the share of what a rank was given to compute that is computed, 0 to 1."""
+    if rank.state is RankState.COMPLETE:
+        return 1.0
+    return 1 - rank.tokens_left / rank.tokens_to_do if rank.tokens_to_do else 0.0
+
+
 def silence(rank: RankSnapshot, *, now: float) -> float | None:
     """Return the seconds for which a rank that computes has finished nothing, if they are worth a word."""
     if rank.state is not RankState.COMPUTING or rank.last_progress is None or now - rank.last_progress <= STALL_S:
