@@ -16,7 +16,7 @@ import structlog
 import typer
 
 import virnucpro
-from virnucpro.commands import checks, embed, logs, models, predict
+from virnucpro.commands import checks, embed, logs, models, predict, status
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, printable
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command(short_help="Say which contigs or reads are viral.")(predict.predict)
 app.command(short_help="Embed proteins or DNA into one validated file.")(embed.embed)
 app.command(short_help="Check FASTA files and write a sequence index.")(checks.index)
 app.command(short_help="Check a finished run again.")(checks.verify)
+app.command(short_help="Say how a run is, from anywhere that sees its folder.")(status.status)
 app.command(short_help="Show what the workers of a run have logged.")(logs.logs)
 app.add_typer(models_app, name="models")
 models_app.command("list")(models.list_models)

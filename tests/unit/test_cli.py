@@ -48,7 +48,7 @@ def test_version():
 def test_help_names_every_command_and_every_option_has_its_help():
     done = virnucpro_command("--help")
     assert done.returncode == 0
-    for command in ("embed", "index", "verify", "models"):
+    for command in ("embed", "index", "verify", "status", "models"):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE)
     done = virnucpro_command("embed", "--help", COLUMNS="200")
     assert done.returncode == 0

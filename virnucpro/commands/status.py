@@ -1,0 +1,192 @@
+"""``virnucpro status``: how is the run in this folder, asked from anywhere that sees the folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from virnucpro.commands.options import AsJson, RunDir
+from virnucpro.errors import printable
+from virnucpro.pipeline.run_status import RunStatus, status_of
+from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.telemetry import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample
+
+_STYLES = {
+    "running": "green",
+    "complete": "green",
+    "partial": "yellow",
+    "stopped": "yellow",
+    "interrupted": "yellow",
+    "silent": "red",
+    "failed": "red",
+}
+_NO_TERMINAL_COLUMNS = 120
+_COUNTED = {
+    "records": "records",
+    "rows": "rows",
+    "missing": "missing",
+    "contigs": "contigs",
+    "virus": "virus",
+    "not_virus": "not virus",
+    "undecided": "undecided",
+    "no_open_frame": "without an open frame",
+    "scored_frames": "frames scored",
+    "missing_frames": "frames missing",
+    "skipped": "left out",
+}
+
+
+def status(output: RunDir, as_json: AsJson = False) -> None:
+    """
+    Say how a run is: what it does, how far it is, how fast, what failed, and what to do next.
+
+    It works beside the run, from another terminal or another machine that sees the folder, and disturbs nothing.
+    """
+    found = status_of(output)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    console = Console(width=None if sys.stdout.isatty() else _NO_TERMINAL_COLUMNS, highlight=False)
+    _print_head(console, found)
+    if found.embedding is not None:
+        _print_embedding(console, found, found.embedding)
+    elif ranks := found.ranks_of_before():
+        _print_ranks_of_before(console, ranks)
+    _print_counts(console, found)
+    for problem in found.problems:
+        console.print(Text(f"  {printable(problem)}", style="yellow"), soft_wrap=True)
+    console.print(Text(f"next: {printable(found.next_step)}"), soft_wrap=True)
+
+
+def _print_head(console: Console, found: RunStatus) -> None:
+    head = Text(printable(str(found.output_dir)) + ": ")
+    head.append(found.state, style=f"bold {_STYLES[found.state]}")
+    kind = f"{found.kind} run" if found.kind == "embedding" else found.kind
+    embedding = found.embedding
+    figures = [f" ({kind})" if kind else ""]
+    if embedding is not None and not embedding.is_over:
+        figures.append(wording.percent(embedding.progress, decimals=1))
+        if embedding.seconds_left is not None and found.state == "running":
+            figures.append(f"about {wording.about(embedding.seconds_left)} left")
+    head.append(", ".join(figures))
+    console.print(head, soft_wrap=True)
+    if found.part_of is not None:
+        console.print("  the folder asked about is a part of this run, and its turn is now")
+    lines = []
+    if found.holder is not None:
+        lines.append(f"process {found.holder.pid} on {printable(found.holder.host)}")
+    if found.seconds is not None:
+        verb = {"running": "has run for", "silent": "had run for", "interrupted": "had run for"}.get(
+            found.state, "took"
+        )
+        lines.append(f"{verb} {wording.duration(found.seconds)}")
+    if found.age_s is not None:
+        lines.append(f"last heard of {wording.duration(found.age_s)} ago")
+    if lines:
+        console.print(Text(f"  {', '.join(lines)}"), soft_wrap=True)
+    doing = None if found.snapshot is None else wording.doing(found.snapshot)
+    if doing is not None and found.snapshot is not None and found.snapshot.stage is not None:
+        since = wording.duration(found.snapshot.stage.seconds)
+        console.print(Text(f"  {doing}, for {since}"), soft_wrap=True)
+
+
+def _print_embedding(console: Console, found: RunStatus, embedding: EmbeddingSnapshot) -> None:
+    assert found.snapshot is not None
+    rows = []
+    for rank in embedding.ranks:
+        state = wording.rank_state(rank, now=found.snapshot.now) if found.state == "running" else rank.state.value
+        left = "" if rank.seconds_left is None else f"{wording.clock(rank.seconds_left)} left"
+        rows.append(
+            {
+                "rank": str(rank.rank),
+                "device": printable(rank.device),
+                "done": wording.percent(wording.rank_share(rank)),
+                "sequences": f"{rank.sequences:,}",
+                "rows": "" if rank.rows is None else f"{rank.rows:,}",
+                "tokens/s": f"{rank.tokens_per_second:,.0f}" if state is None else "",
+                "restarts": _counted(rank.restarts),
+                "GPU": _gpu_words(found.gpu_of(rank)),
+                "state": left if state is None else state,
+            }
+        )
+    _print_table(console, rows)
+    notes = wording.notes(embedding)
+    rate = wording.tokens_per_second(embedding)
+    if rate and found.state == "running":
+        notes.insert(0, f"{rate:,.0f} tokens/s")
+    if notes:
+        console.print(Text(f"  {', '.join(notes)}"), soft_wrap=True)
+    if found.failed:
+        console.print(Text(f"  sequences that failed: {_counted(found.failed)}", style="red"), soft_wrap=True)
+    free, size = found.snapshot.disk_free_bytes, found.snapshot.disk_size_bytes
+    if wording.is_nearly_full(free, size):
+        of = "" if size is None else f" of {wording.size(size)}"
+        console.print(Text(f"  the disk is nearly full: {wording.size(free or 0)}{of} are left", style="red"))
+
+
+def _gpu_words(gpu: GpuSample | None) -> str:
+    if gpu is None:
+        return ""
+    words = []
+    if gpu.utilization is not None:
+        words.append(wording.percent(gpu.utilization))
+    if gpu.memory_used_bytes is not None:
+        words.append(wording.size(gpu.memory_used_bytes))
+    if gpu.temperature_celsius is not None:
+        words.append(f"{gpu.temperature_celsius:.0f} °C")
+    return ", ".join(words)
+
+
+def _print_ranks_of_before(console: Console, ranks: Sequence[Mapping[str, Any]]) -> None:
+    _print_table(
+        console,
+        [
+            {
+                "rank": str(rank["rank"]),
+                "device": printable(str(rank["device"])),
+                "sequences": "" if rank["sequences"] is None else f"{rank['sequences']:,}",
+                "tokens/s": "" if rank["tokens_per_second"] is None else f"{rank['tokens_per_second']:,.0f}",
+                "attempts": str(rank["attempts"]),
+                "failures": _counted(rank["restarts"]),
+                "state": ": ".join(printable(rank[name]) for name in ("state", "failure", "reason") if rank[name]),
+            }
+            for rank in ranks
+        ],
+    )
+
+
+def _print_counts(console: Console, found: RunStatus) -> None:
+    if found.manifest is None or found.embedding is not None:
+        return
+    counts = found.manifest.counts
+    told = [f"{counts[name]:,} {what}" for name, what in _COUNTED.items() if counts.get(name)]
+    if told:
+        console.print(Text(f"  {', '.join(told)}"), soft_wrap=True)
+    if found.state != "complete" and isinstance(found.manifest, PredictionManifest) and found.manifest.stages:
+        console.print(Text(f"  stages that are done: {', '.join(map(printable, found.manifest.stages))}"))
+
+
+def _print_table(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows under the names of their cells, without the columns in which there is nothing."""
+    table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True)
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    for name in names:
+        is_words = name in {"device", "GPU", "state", "restarts", "failures"}
+        table.add_column(name, justify="left" if is_words else "right", no_wrap=name != "state")
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in names))
+    console.print(table)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {printable(name)}" for name, number in counts.items())

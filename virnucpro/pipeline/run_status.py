@@ -1,0 +1,319 @@
+"""
+How a run is, told from its folder alone: the lock file, the live status, ``run.json``.
+
+Nothing is written or locked, so it works beside the run, from another terminal and from another machine that sees the
+folder. Whatever is read may be torn or made up: what cannot be believed is a problem that is told, not an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import ResultError
+from virnucpro.run_layout import FolderLayout, PredictionLayout
+from virnucpro.store.json_manifest import read_object
+from virnucpro.store.manifest import RunManifest
+from virnucpro.store.prediction_manifest import KIND, PredictionManifest
+from virnucpro.store.run_holder import holder_of
+from virnucpro.telemetry import wording
+from virnucpro.telemetry.snapshot import RankState
+from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from virnucpro.store.run_holder import Holder
+    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
+    from virnucpro.telemetry.status_file import SavedStatus
+
+FRESH_S = 60.0
+"""Seconds for which a live status is believed where the run's process cannot be looked for."""
+NEXT_WRITE_S = 2 * WRITE_INTERVAL_S
+"""Seconds in which a run that goes on writes its status again."""
+FORMAT = 1
+"""Version of ``RunStatus.to_json``."""
+_FINISHED = ("complete", "partial", "failed", "stopped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How a run is."""
+
+    output_dir: Path
+    """Its folder."""
+    state: str
+    """running; silent: its host cannot be asked and it has said nothing for a while; interrupted: it was killed;
+    complete, partial, failed or stopped."""
+    kind: str
+    """embedding or identification; empty where nothing says so yet."""
+    holder: Holder | None
+    """Who holds the folder."""
+    manifest: RunManifest | PredictionManifest | None
+    """``run.json``."""
+    live: SavedStatus | None
+    """What the run has last said of itself."""
+    age_s: float | None
+    """Seconds since then."""
+    problems: tuple[str, ...]
+    """What could not be read, a sentence each."""
+    part_of: Path | None = None
+    """The folder of the identification that the folder asked about is a part of, which this status is of."""
+
+    @property
+    def snapshot(self) -> RunSnapshot | None:
+        """How the run was when it last said so."""
+        return None if self.live is None else self.live.snapshot
+
+    @property
+    def embedding(self) -> EmbeddingSnapshot | None:
+        """The embedding run that began last, while the run goes on."""
+        return None if self.snapshot is None else self.snapshot.embedding
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that this start of the run took, or has taken so far."""
+        if self.snapshot is not None:
+            return max(0.0, self.snapshot.now - self.snapshot.started)
+        begun, ended = None, time.time()
+        if self.state == "running" and self.holder is not None:
+            begun = _unix_time(self.holder.since)
+        elif self.state in _FINISHED and self.manifest is not None:
+            begun, ended = _unix_time(self.manifest.started), _unix_time(self.manifest.finished) or -math.inf
+        return None if begun is None or ended < begun else ended - begun
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Failure class -> sequences that have got no row in this start."""
+        embeddings = () if self.snapshot is None else self.snapshot.embeddings
+        return _sum([values for item in embeddings for values in (item.failed, item.quarantined)])
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """Failure class -> processes started again after it, or, of a run that is over, processes that failed."""
+        if self.snapshot is not None:
+            return _sum([rank.restarts for item in self.snapshot.embeddings for rank in item.ranks])
+        return _sum([{str(item): 1} for rank in self._ranks_of_manifest() for item in _list(rank.get("failures"))])
+
+    @property
+    def next_step(self) -> str:
+        """What a person should do now."""
+        folder, logs = self.output_dir, f"virnucpro logs {self.output_dir}"
+        host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
+        return {
+            "running": f"nothing; follow what its workers say with `{logs} --follow`",
+            "silent": f"look whether {host} still runs; if it does not, start the same command again to continue",
+            "interrupted": "start the same command again to continue; finished work is kept",
+            "stopped": "start the same command again to continue; finished work is kept",
+            "failed": f"see why with `{logs}`, then start the same command again to continue",
+            "partial": f"start the same command again to compute what {folder}/failed_sequences.tsv lists",
+            "complete": f"nothing; `virnucpro verify {folder}` checks the result again",
+        }[self.state]
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return plain data. The names stay; what is not known is null.
+
+        format, state, kind, output_dir, part_of, host, pid, run_id; started and finished (ISO 8601); seconds (of this
+        start), age_s (of what is said below). While it goes on: doing (words), stages (name, model, seconds, is_over),
+        and of the embedding run that began last model, progress and done_before (0 to 1), seconds_left,
+        tokens_per_second, rows (durable), records. ranks: rank, device, state, progress, sequences (computed), rows,
+        tokens_per_second, seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a run
+        that is over). failed and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full; counts
+        (of ``run.json``); problems; next_step; snapshot (all of ``RunSnapshot``).
+        """
+        snapshot, embedding, manifest, holder = self.snapshot, self.embedding, self.manifest, self.holder
+        free, size = (None, None) if snapshot is None else (snapshot.disk_free_bytes, snapshot.disk_size_bytes)
+        ranks = () if embedding is None else embedding.ranks
+        return {
+            "format": FORMAT,
+            "state": self.state,
+            "kind": self.kind,
+            "output_dir": str(self.output_dir),
+            "part_of": None if self.part_of is None else str(self.part_of),
+            "host": holder.host if holder is not None else None if manifest is None else manifest.host,
+            "pid": None if holder is None else holder.pid,
+            "run_id": holder.run_id if holder is not None else None if manifest is None else manifest.run_id,
+            "started": holder.since if holder is not None else None if manifest is None else manifest.started,
+            "finished": None if manifest is None or self.state not in _FINISHED else manifest.finished,
+            "seconds": self.seconds,
+            "age_s": self.age_s,
+            "doing": None if snapshot is None else wording.doing(snapshot),
+            "stages": [] if snapshot is None else [to_json(stage) for stage in snapshot.stages],
+            "model": None if embedding is None else embedding.model,
+            "progress": None if embedding is None else embedding.progress,
+            "done_before": None if embedding is None else wording.done_before(embedding),
+            "seconds_left": None if embedding is None else embedding.seconds_left,
+            "tokens_per_second": None if embedding is None else wording.tokens_per_second(embedding),
+            "rows": None if embedding is None else embedding.rows,
+            "records": None if embedding is None else embedding.records,
+            "ranks": [_rank_to_json(rank) for rank in ranks] or self.ranks_of_before(),
+            "failed": self.failed,
+            "restarts": self.restarts,
+            "disk_free_bytes": free,
+            "disk_size_bytes": size,
+            "disk_nearly_full": wording.is_nearly_full(free, size),
+            "counts": {} if manifest is None else dict(manifest.counts),
+            "problems": list(self.problems),
+            "next_step": self.next_step,
+            "snapshot": None if snapshot is None else to_json(snapshot),
+        }
+
+    def gpu_of(self, rank: RankSnapshot) -> GpuSample | None:
+        """Return how the GPU of a rank is."""
+        gpus = () if self.snapshot is None else self.snapshot.gpus
+        return next((gpu for gpu in gpus if gpu.device == rank.device), None)
+
+    def ranks_of_before(self) -> list[dict[str, Any]]:
+        """Return how the ranks of an embedding run went that is over, in the form of ``to_json``."""
+        kinds = {"rank": int, "device": str, "state": str, "sequences": int, "tokens_per_second": float}
+        kinds |= {"attempts": int, "failure": str, "reason": str}
+        nothing = dict.fromkeys(("progress", "rows", "seconds_left", "last_progress"))
+        return [
+            {
+                **{name: rank.get(name) if type(rank.get(name)) is kind else None for name, kind in kinds.items()},
+                **nothing,
+                "restarts": _sum([{str(item): 1} for item in _list(rank.get("failures"))]),
+            }
+            for rank in self._ranks_of_manifest()
+        ]
+
+    def _ranks_of_manifest(self) -> list[dict[str, Any]]:
+        return self.manifest.ranks if isinstance(self.manifest, RunManifest) and self.state in _FINISHED else []
+
+
+def status_of(output_dir: Path) -> RunStatus:
+    """
+    Tell how the run in a folder is.
+
+    Args:
+        output_dir: The folder of a run, or one of the two embedding runs within an identification.
+
+    Raises:
+        ResultError: The folder holds no run, or nothing of it can be read.
+    """
+    layout = FolderLayout(output_dir)
+    if not output_dir.is_dir():
+        raise ResultError(output_dir, "is not a folder: give the output folder of a run")
+    holder = holder_of(layout.lock)
+    around = _identification_around(output_dir)
+    if holder is not None and around is not None and not layout.live_status.exists():
+        whole = holder_of(FolderLayout(around).lock)
+        if whole is not None and (whole.host, whole.pid) == (holder.host, holder.pid):
+            return _status_of(FolderLayout(around), whole, part_of=around)
+    return _status_of(layout, holder)
+
+
+def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | None = None) -> RunStatus:
+    problems = []
+    live = manifest = None
+    if holder is not None:  # else what is left of one says nothing of now
+        try:
+            live = read_status(layout.live_status)
+        except ResultError as error:
+            problems.append(str(error))
+    try:
+        manifest = _manifest(layout)
+    except ResultError as error:
+        if holder is None:
+            raise
+        problems.append(str(error))
+    age_s = None if live is None else max(0.0, time.time() - live.written)
+    state = _state(layout, holder, manifest, age_s)
+    kind = "" if manifest is None else "embedding" if isinstance(manifest, RunManifest) else "identification"
+    return RunStatus(
+        output_dir=layout.output_dir,
+        state=state,
+        kind=kind,
+        holder=holder,
+        manifest=manifest,
+        live=live,
+        age_s=age_s,
+        problems=tuple(problems),
+        part_of=part_of,
+    )
+
+
+def _state(
+    layout: FolderLayout, holder: Holder | None, manifest: RunManifest | PredictionManifest | None, age_s: float | None
+) -> str:
+    if holder is not None and holder.is_alive is None:
+        return "running" if age_s is not None and age_s < FRESH_S else "silent"
+    if holder is not None:
+        return "running" if holder.is_alive or _is_written_again(layout, age_s) else "interrupted"
+    if manifest is None:
+        if layout.lock.exists() and layout.work_dir.is_dir():
+            return "interrupted"
+        raise ResultError(layout.output_dir, "holds no run: give the output folder of a run")
+    return manifest.state if manifest.state in _FINISHED else "interrupted"
+
+
+def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
+    """Whether somebody keeps the status up to date whose process is not seen: in a container, under our host's name."""
+    if age_s is None or age_s > NEXT_WRITE_S:
+        return False
+    deadline_s = time.monotonic() + NEXT_WRITE_S
+    try:
+        first = layout.live_status.stat().st_ino
+        while time.monotonic() < deadline_s:
+            if layout.live_status.stat().st_ino != first:
+                return True
+            time.sleep(0.05)
+    except OSError:  # it was removed: the run is just ending
+        pass
+    return False
+
+
+def _manifest(layout: FolderLayout) -> RunManifest | PredictionManifest | None:
+    if not layout.manifest.exists():
+        return None
+    is_identification = read_object(layout.manifest).get("kind") == KIND
+    return PredictionManifest.read(layout.manifest) if is_identification else RunManifest.read(layout.manifest)
+
+
+def _identification_around(output_dir: Path) -> Path | None:
+    """Return the folder of the identification that a folder is a part of, by its name."""
+    around = output_dir.resolve().parent
+    parts = PredictionLayout(around)
+    return around if output_dir.resolve() in {parts.dna_dir, parts.protein_dir} else None
+
+
+def _rank_to_json(rank: RankSnapshot) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "device": rank.device,
+        "state": rank.state.value,
+        "progress": wording.rank_share(rank),
+        "sequences": rank.sequences,
+        "rows": rank.rows,
+        "tokens_per_second": rank.tokens_per_second if rank.state is RankState.COMPUTING else 0.0,
+        "seconds_left": rank.seconds_left,
+        "attempts": rank.attempts,
+        "restarts": dict(rank.restarts),
+        "last_progress": rank.last_progress,
+        "failure": None,
+        "reason": None,
+    }
+
+
+def _sum(counts: list[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for name, number in one.items():
+            total[name] = total.get(name, 0) + number
+    return total
+
+
+def _unix_time(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
