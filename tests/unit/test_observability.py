@@ -22,12 +22,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 
 from tests.conftest import REPOSITORY
+from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
+from tests.debian_programs import program
 from virnucpro.telemetry.metrics import METRICS
 
-OBSERVABILITY = REPOSITORY / "deployments" / "observability"
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
 RULE_TESTS = sorted((OBSERVABILITY / "tests").glob("*.yml"))
-DASHBOARD = OBSERVABILITY / "grafana" / "dashboards" / "virnucpro.json"
 MONITORING = REPOSITORY / "docs" / "monitoring.md"
 
 PANEL_TYPES = {"row", "timeseries", "stat", "gauge", "bargauge", "state-timeline", "table", "heatmap"}
@@ -43,21 +43,13 @@ EXPORTED = {
 """Series that a run exports -> their labels."""
 PROMETHEUS_OWN = {"up": TARGET_LABELS, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
-VARIABLES = {
-    "$__rate_interval": "1m",
-    "$__range": "3h",
-    "$run_id": "0123456789ab",
-    "$model": "(esm2_8m|dnabert_s)",
-    "$device": "(cuda:0|cuda:1)",
-}
 
 
 def promtool(*arguments, expects_success=True):
     """Run Prometheus' own checker, and return all it said."""
-    path = shutil.which("promtool")
-    if not path:
-        pytest.skip("no promtool: install Debian's package prometheus")
-    done = subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
     said = done.stdout + done.stderr
     assert (done.returncode == 0) == expects_success, said
     return said
@@ -71,21 +63,10 @@ def rules_of(kind):
 ALERTS, RECORDED = rules_of("alert"), rules_of("record")
 
 
-def panels():
-    return json.loads(DASHBOARD.read_text())["panels"]
-
-
-def substituted(expr):
-    for name, value in sorted(VARIABLES.items(), reverse=True):
-        expr = expr.replace(name, value)
-    assert "$" not in expr, f"a variable that nobody fills in: {expr}"
-    return expr
-
-
 def dashboard_expressions():
     """Every question that the dashboard asks Prometheus: of its panels and of its variables."""
     found = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
-    for variable in json.loads(DASHBOARD.read_text())["templating"]["list"]:
+    for variable in variables():
         if variable["type"] == "query":
             function, argument = re.fullmatch(r"(\w+)\((.*)\)", variable["query"]).groups()
             assert function in {"query_result", "label_values"}
