@@ -167,13 +167,13 @@ def rows(asked: prometheus.Dataquery, width: int, title: str, hidden: tuple[str,
 def overview() -> Iterator[Any]:
     """What is asked from a phone: is it running, how far, until when, with what."""
     yield (
-        figure(4, "Stage", "none", now(f"virnucpro_stage_running{{{RUN}}} == 1", "{{stage}} {{model}}"))
+        figure(3, "Stage", "none", now(f"virnucpro_stage_running{{{RUN}}} == 1", "{{stage}} {{model}}"))
         .text_mode(values.BigValueTextMode.NAME)
         .description("What the run does now. Nothing: it has ended, or nobody can read its metrics.")
         .no_value("not running")
     )
     yield (
-        panel(gauge, 4, 4, "Progress", "percentunit", now(last(f"virnucpro_progress_ratio{{{MODEL}}}"), "{{model}}"))
+        panel(gauge, 3, 4, "Progress", "percentunit", now(last(f"virnucpro_progress_ratio{{{MODEL}}}"), "{{model}}"))
         .min(0)
         .max(1)
         .decimals(1)
@@ -182,34 +182,53 @@ def overview() -> Iterator[Any]:
         .description("Share of the plan's tokens that is done. Not of sequences: the long ones come first.")
     )
     yield figure(
-        4,
+        3,
         "Time left",
         "dtdurations",
         now(f"virnucpro_estimated_seconds_left{{{MODEL}}}", "{{model}}"),
         about="Until the slowest worker has computed its share of tokens, at the rate of the last minute.",
-    )
+    ).no_value("no estimate")
     yield figure(
-        4,
+        3,
         "Done at",
         "dateTimeAsIsoNoDateIfToday",
         now(f"(time() + (virnucpro_estimated_seconds_left{{{MODEL}}} > 0)) * 1000", "{{model}}"),
         about="When the embedding will be computed; what follows it (joining, classifying) is not estimated.",
-    )
+    ).no_value("no estimate")
     yield figure(
-        4,
+        3,
+        "Speed",
+        TOKENS_PER_SECOND,
+        now(f"sum by (model) (rate(virnucpro_tokens_total{{{MODEL}}}[$__rate_interval]))", "{{model}}"),
+        about="Tokens computed per second, on all devices together.",
+    ).no_value("not running")
+    yield figure(
+        3,
         "Rows",
         COUNT,
         now(f"sum by (model) ({last(f'virnucpro_sequences_total{{{MODEL}}}')})", "{{model}}"),
         about="Rows that are durable, those of earlier starts, copies and rows from the cache included.",
     )
     yield figure(
-        4,
+        3,
         "Workers",
         COUNT,
         now(f"count(virnucpro_worker_up{{{MODEL}}} == 1)", "up"),
         now(f"count(virnucpro_worker_up{{{MODEL}}} == 0)", "down"),
         about="Workers with a process, and those that failed or were lost; those that are done are in neither figure.",
     ).override_by_name("down", [model.DynamicConfigValue("thresholds", steps(RED).build())])
+    yield (
+        figure(
+            3,
+            "Without a row",
+            COUNT,
+            now(f"sum({last(f'virnucpro_failed_sequences_total{{{MODEL}}}')})", "failed"),
+            now(f"sum({last(f'virnucpro_quarantined_sequences_total{{{MODEL}}}')})", "quarantined"),
+            about="Sequences that got no row; the row Failures says why.",
+        )
+        .no_value("none")
+        .thresholds(steps(ORANGE))
+    )
     run_info = last(f"virnucpro_run_info{{{MODEL}}}")
     build_info = f"max by (run_id, version, torch, python) ({last(f'virnucpro_build_info{{{RUN}}}')})"
     yield rows(
@@ -407,7 +426,10 @@ def gpus() -> Iterator[Any]:
     yield states(
         8,
         "Throttling",
-        query(f"max by (device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (device, reason) ({seen})"),
+        query(
+            f"max by (device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (device, reason) ({seen})",
+            "{{device}} {{reason}}",
+        ),
         {0: ("no", GREY), 1: ("slowed down", ORANGE)},
         "Why a card runs below its full clock; only reasons that were seen in this time range.",
     ).no_value("none")
