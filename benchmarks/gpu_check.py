@@ -19,14 +19,17 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import gpu_models  # noqa: E402
+from virnucpro import spans  # noqa: E402
 from virnucpro.models import esm2_flash  # noqa: E402
 from virnucpro.models.attention import (  # noqa: E402
     choose_attention,
@@ -61,6 +65,9 @@ ROUND_SECONDS = 12.0
 TOTAL_SECONDS = 470.0
 """Of the whole check; sections that would begin after it are left out and say so."""
 TARGETS = {"esm2 share of peak": 0.55, "dnabert-s share of peak": 0.35, "times transformers": 3.0, "cosine": 0.999}
+UTILISATION_SECONDS = 60.0
+TIE_ERROR_NS = 1_000_000
+"""Nanoseconds that the GPU's times may be off on the host's clock: far more than waiting for one event takes."""
 BUNDLED = REPOSITORY / "virnucpro" / "models" / "weights" / "virnucpro-tiny-protein" / "model.safetensors"
 
 
@@ -484,6 +491,118 @@ def copies_and_kernels(
     return copies, computations
 
 
+def timeline(check: Check) -> dict[str, Any]:
+    """Record the runner's spans, as ``--profile`` does: their order, that none overlap, and what recording costs."""
+    model = gpu_models.random_esm2(gpu_models.TINY if check.is_tiny else gpu_models.ESM2["650M"], check.device, HALF)
+    budget, count = (600, 40) if check.is_tiny else (16384, 2000)
+    batches = list(gpu_models.blocks_of(gpu_models.chunk_tokens(count), token_budget=budget))
+    plain = _tokens_per_second(check, model, batches)
+    with tempfile.TemporaryDirectory() as folder:
+        spans.enable(
+            Path(folder), {"rank": 0, "device": str(check.device), "attempt": 1}, block_of=lambda position: position
+        )
+        recorded = _tokens_per_second(check, model, batches)
+        spans.disable()
+        (path,) = Path(folder).iterdir()
+        lanes = spans_by_lane(path)
+    check.expect("spans that overlap another of their lane", value=overlapping(lanes), most=0)
+    figures: dict[str, Any] = {
+        "plain": plain,
+        "recorded": recorded,
+        "spans": {name: len(x) for name, x in lanes.items()},
+    }
+    if check.device.type == "cuda":
+        check.expect("batches whose copies and computation are out of order", value=out_of_order(lanes), most=0)
+    if not check.is_tiny:
+        what = f"650M, blocks of {budget} tokens: speed with spans recorded over speed without"
+        check.expect(what, value=recorded[0] / plain[0], least=0.95)
+    return figures
+
+
+def spans_by_lane(path: Path) -> dict[str, list[tuple[int, int, int]]]:
+    """Return (begin, end, block) of every span about a block in a file of spans, nanoseconds, by lane, by time."""
+    lanes: dict[str, list[tuple[int, int, int]]] = {}
+    for line in path.read_text().splitlines()[1:]:
+        lane, _, begin_ns, duration_ns, details = json.loads(line)
+        if "block" in details:
+            lanes.setdefault(lane, []).append((begin_ns, begin_ns + duration_ns, details["block"]))
+    return {lane: sorted(found) for lane, found in lanes.items()}
+
+
+def overlapping(lanes: dict[str, list[tuple[int, int, int]]]) -> int:
+    """Return how many spans begin before the one before them in their lane has ended."""
+    return sum(after[0] < before[1] for found in lanes.values() for before, after in pairwise(found))
+
+
+def out_of_order(lanes: dict[str, list[tuple[int, int, int]]]) -> int:
+    """Return for how many batches launching, copying in, computing and copying out did not follow one another."""
+    named = [lanes[name] for name in (spans.HOST_TO_DEVICE, spans.COMPUTE, spans.DEVICE_TO_HOST)]
+    wrong = sum(
+        len({block for _, _, block in batch}) > 1 or any(after[0] < before[1] for before, after in pairwise(batch))
+        for batch in zip(*named, strict=True)
+    )
+    launched = zip(lanes[spans.LAUNCHING], named[0], strict=True)
+    return wrong + sum(copied[0] < launch[0] - TIE_ERROR_NS for launch, copied in launched)
+
+
+def utilisation(check: Check) -> dict[str, Any]:
+    """Compare what a run's monitor says of the GPU with nvidia-smi, for a minute in which work comes and goes."""
+    if check.device.type != "cuda":
+        return {"left_out": "no GPU to ask about"}
+    if check.seconds_left < 1.5 * UTILISATION_SECONDS:
+        return {"left_out": "no time left"}
+    why_not = cannot_compare_utilisation()
+    if why_not:
+        check.show("utilisation", f"left out: {why_not}")
+        return {"left_out": why_not}
+    ours, theirs = sampled_utilisation(check.device, seconds=UTILISATION_SECONDS)
+    points = 100 * abs(statistics.mean(ours) - statistics.mean(theirs))
+    check.show("utilisation by the monitor, nvidia-smi", f"{statistics.mean(ours):.0%}, {statistics.mean(theirs):.0%}")
+    check.expect(f"points between them over {UTILISATION_SECONDS:.0f} s", value=points, most=10)
+    return {"monitor": ours, "nvidia_smi": theirs, "points": points}
+
+
+def cannot_compare_utilisation() -> str:
+    """Return what is missing for it, or nothing."""
+    if importlib.util.find_spec("pynvml") is None:
+        return "pynvml (nvidia-ml-py) is not installed"
+    return "" if shutil.which("nvidia-smi") else "there is no nvidia-smi"
+
+
+def sampled_utilisation(device: torch.device, *, seconds: float) -> tuple[list[float], list[float]]:
+    """Compute and rest by turns; return the utilisation, 0 to 1, by ``GpuMonitor`` and by nvidia-smi, in samples."""
+    from virnucpro.telemetry.gpu_monitor import GpuMonitor  # noqa: PLC0415  needs pynvml
+
+    uuid = f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}"
+    question = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    monitor = GpuMonitor([("cuda:0", uuid)])
+    model = gpu_models.random_esm2(gpu_models.ESM2["8M"], device, HALF)
+    (batch,) = gpu_models.blocks_of(gpu_models.chunk_tokens(90), token_budget=1 << 14)
+    runner = AsyncInferenceRunner(model, device)
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            rests = int(time.monotonic() / (seconds / 6)) % 3 == 2  # a third of the time
+            ended.wait(0.05) if rests else list(runner.run([batch] * 20))
+
+    ours, theirs = [], []
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            ours += [sample.utilization for sample in monitor.sample() if sample.utilization is not None]
+            told = subprocess.run(question, capture_output=True, text=True, timeout=30, check=True)
+            theirs.append(float(told.stdout) / 100)
+            time.sleep(0.5)
+    finally:
+        ended.set()
+        worker.join()
+        monitor.close()
+    return ours, theirs
+
+
 def out_of_memory(check: Check) -> dict[str, Any]:
     """Compute a block that does not fit into a capped memory: in pieces, marked, with the same rows."""
     if check.device.type != "cuda":
@@ -600,8 +719,10 @@ SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
     esm2_650m,
     dnabert_s,
     overlap,
+    timeline,
     token_budget,
     precision,
+    utilisation,
     esm2_3b,
     gpu_tests,
     variant,

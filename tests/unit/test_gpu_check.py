@@ -36,7 +36,8 @@ def test_every_section_runs_over_tiny_shapes_without_the_products_other_packages
     (path,) = tmp_path.glob("gpu_check_*.json")
     report = json.loads(path.read_text())
     assert not [name for name, section in report["sections"].items() if "error" in section]
-    assert {"peak", "kernels", "esm2_650m", "esm2_3b", "dnabert_s", "precision", "overlap"} <= set(report["sections"])
+    named = {"peak", "kernels", "esm2_650m", "esm2_3b", "dnabert_s", "precision", "overlap", "timeline"}
+    assert named <= set(report["sections"])
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
     assert report["sections"]["esm2_650m"]["166 residues"]["tokens_per_second"] > 0

@@ -1,0 +1,87 @@
+"""What is told of a GPU while it works: its spans on the host's clock, its utilisation."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gpu_models
+from benchmarks.gpu_check import (
+    cannot_compare_utilisation,
+    out_of_order,
+    overlapping,
+    sampled_utilisation,
+    spans_by_lane,
+)
+from virnucpro import spans
+from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from virnucpro.pipeline.device_clock import DeviceClock
+
+
+@pytest.fixture
+def folder(tmp_path):
+    process = {"rank": 0, "device": "cuda:0", "attempt": 1}
+    spans.enable(tmp_path / "spans", process, block_of=lambda position: position)
+    yield tmp_path / "spans"
+    spans.disable()
+
+
+def test_a_batch_is_copied_in_then_computed_then_copied_out(cuda, folder):
+    model = gpu_models.random_esm2(gpu_models.ESM2["8M"], cuda, torch.bfloat16)
+    batches = list(gpu_models.blocks_of(gpu_models.uniprot_tokens(400), token_budget=8192))
+    (path,) = folder.iterdir()
+    before = len(path.read_text().splitlines())
+    began_ns = time.monotonic_ns()
+    list(AsyncInferenceRunner(model, cuda).run(batches))
+    ended_ns = time.monotonic_ns()
+    assert len(path.read_text().splitlines()) == before + 4 * len(batches)
+    lanes = spans_by_lane(path)
+    for lane in (spans.LAUNCHING, spans.HOST_TO_DEVICE, spans.COMPUTE, spans.DEVICE_TO_HOST):
+        assert [block for _, _, block in lanes[lane]] == [batch.positions[0] for batch in batches], lane
+        assert lanes[lane][0][0] >= began_ns - 1_000_000
+        assert lanes[lane][-1][1] <= ended_ns + 1_000_000
+    assert out_of_order(lanes) == 0
+    assert overlapping(lanes) == 0
+    assert all(end > begin for begin, end, _ in lanes[spans.COMPUTE])
+
+
+def test_without_recording_the_runner_has_no_clock_and_its_rows_are_the_same(cuda, folder):
+    model = gpu_models.random_esm2(gpu_models.ESM2["8M"], cuda, torch.bfloat16)
+    batches = list(gpu_models.blocks_of(gpu_models.uniprot_tokens(100), token_budget=8192))
+    recorded = [result.embeddings.tobytes() for result in AsyncInferenceRunner(model, cuda).run(batches)]
+    spans.disable()
+    runner = AsyncInferenceRunner(model, cuda)
+    assert runner._clock is None
+    assert [result.embeddings.tobytes() for result in runner.run(batches)] == recorded
+
+
+def test_the_clock_of_the_device_agrees_with_the_hosts_while_the_device_is_busy(cuda, folder):
+    clock = DeviceClock(cuda)
+    x = torch.randn(4096, 4096, device=cuda)
+    x @ x
+    torch.cuda.synchronize(cuda)
+    marks = clock.marks()
+    before_ns = time.monotonic_ns()
+    with marks.around(spans.COMPUTE, torch.cuda.current_stream(cuda)):
+        for _ in range(50):
+            x @ x
+    torch.cuda.synchronize(cuda)
+    after_ns = time.monotonic_ns()
+    marks.record(gpu_models.random_batch([3], np.random.default_rng(0)))
+    (path,) = folder.iterdir()
+    ((begin_ns, end_ns, _),) = spans_by_lane(path)[spans.COMPUTE]
+    assert before_ns - 1_000_000 <= begin_ns < end_ns <= after_ns + 1_000_000
+    assert end_ns - begin_ns > 0.8 * (after_ns - before_ns)
+
+
+def test_the_monitor_says_of_utilisation_what_nvidia_smi_says(cuda):
+    if why_not := cannot_compare_utilisation():
+        pytest.skip(why_not)
+    ours, theirs = sampled_utilisation(cuda, seconds=12.0)  # a minute of it: benchmarks/gpu_check.py
+    assert min(len(ours), len(theirs)) >= 5
+    assert max(ours) > 0.5
+    assert statistics.mean(ours) == pytest.approx(statistics.mean(theirs), abs=0.10)
