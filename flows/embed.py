@@ -30,6 +30,7 @@ from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, 
 from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
+from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
 
@@ -225,18 +226,20 @@ def _publish(result: RunResult) -> None:
         }
         for rank in result.ranks
     ]
-    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {result.output_dir}")
-    create_markdown_artifact(markdown=_markdown(result, rows), key="embed-summary", description=str(result.output_dir))
+    where = markdown_text(str(result.output_dir))
+    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {where}")
+    create_markdown_artifact(markdown=_markdown(result, rows), key="embed-summary", description=where)
 
 
 def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     layout = RunLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
     counts = f"{result.num_rows:,} of {result.num_records:,} sequences have their row."
-    lines = [f"# Embedding: {result.state}", "", counts, "", *(f"- {note}" for note in result.notes()), ""]
+    notes = [f"- {markdown_text(note)}" for note in result.notes()]
+    lines = [f"# Embedding: {result.state}", "", counts, "", *notes, ""]
     if rows:
         header = list(rows[0])
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-        lines += ["| " + " | ".join(str(row[name]) for name in header) + " |" for row in rows]
+        lines += ["| " + " | ".join(markdown_text(str(row[name])) for name in header) + " |" for row in rows]
         tokens, seconds = sum(row["tokens"] for row in rows), sum(result.stages_s.values())
         lines += ["", f"In all {tokens:,} tokens in {seconds:.1f} s (all stages)."]
     else:
@@ -246,5 +249,5 @@ def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
     files = [("result", result_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
     if result.num_missing or result.num_skipped:
         files.append(("missing sequences", layout.failed_sequences))
-    lines += [f"| {name} | `{path}` |" for name, path in files if path is not None]
+    lines += [f"| {name} | {markdown_text(str(path))} |" for name, path in files if path is not None]
     return "\n".join(lines)

@@ -35,7 +35,7 @@ from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_noted, timed
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.run_result import RunResult
-from virnucpro.report.artifacts import report_markdown, report_table
+from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.run_lock import RunLock
 
@@ -224,7 +224,7 @@ def _embed(run: PredictionRun, stage: str, parameters: dict[str, Any]) -> RunRes
 def _publish(result: PredictionResult) -> None:
     """Leave the summary, the table of the likeliest contigs and a link to the report where Prefect's users look."""
     layout = PredictionLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
-    where = str(layout.output_dir)
+    where = markdown_text(str(layout.output_dir))
     create_markdown_artifact(markdown=report_markdown(layout), key="predict-summary", description=where)
     create_table_artifact(
         table=report_table(layout), key="predict-contigs", description=f"Likeliest contigs of {where}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, WorkersFailedError
+from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, WorkersFailedError, printable
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class RunResult:
             notes.append(f"{self.num_cached_blocks:,} blocks came from the embedding cache{of_these}")
         if self.promise == "tolerance":
             notes.append("so another run of this gives the same numbers within the tolerance, not the same bytes")
-        notes.extend(sorted({rank.cache_problem for rank in self.ranks if rank.cache_problem is not None}))
+        notes.extend(sorted({printable(rank.cache_problem) for rank in self.ranks if rank.cache_problem is not None}))
         return notes
 
     def raise_unless(self, *, allow_partial: bool) -> None:

@@ -27,7 +27,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 4096 - 4
 """Bytes of one message: PIPE_BUF less the length that ``Connection`` puts before it, so that one write carries both."""
 _MAX_SENTENCE_BYTES = 600
-"""Bytes of an error's text: JSON writes a control character with six."""
+"""Bytes of an error's text, at the most."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _START_LOCK = threading.Lock()
@@ -70,9 +70,9 @@ class ReportPipe:
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return what went wrong, short enough for one message whatever it is made of; the whole is in the log."""
+    """Return what went wrong in one printable line, short enough for one message; the whole is in the log."""
     text = str(error) if isinstance(error, VirNucProError) else f"{type(error).__name__}: {error}"
-    return text.encode("utf-8", "backslashreplace")[:_MAX_SENTENCE_BYTES].decode("utf-8", "ignore")
+    return printable(text).encode()[:_MAX_SENTENCE_BYTES].decode("utf-8", "ignore")
 
 
 def _plain(value: object) -> object:

@@ -29,11 +29,11 @@ def report_markdown(layout: PredictionLayout) -> str:
     """
     summary = summarise(layout)
     lines = [f"# {wording.lead(summary)}", "", *_paragraphs(summary), *_calls(summary)]
-    why = [f"| {_plain(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
+    why = [f"| {markdown_text(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
     if why:
         lines += ["| Why there is no score | Contigs |", "| --- | ---: |", *why, ""]
-    lines += [f"- {_plain(note)}" for note in summary.manifest.notes]
-    lines += ["", f"Report: {_plain(str(layout.report.resolve()))}", ""]
+    lines += [f"- {markdown_text(note)}" for note in summary.manifest.notes]
+    lines += ["", f"Report: {markdown_text(str(layout.report.resolve()))}", ""]
     return "\n".join(lines)
 
 
@@ -75,6 +75,6 @@ def _calls(summary: Summary) -> list[str]:
     return ["| Call | Contigs | Share |", "| --- | ---: | ---: |", *rows, ""]
 
 
-def _plain(text: str) -> str:
-    """Return text of the input or the machine so that Markdown shows it and reads no markup in it."""
+def markdown_text(text: str) -> str:
+    """Return text of the input or the machine so that Markdown shows it, in one line, and reads no markup in it."""
     return _MARKUP.sub(r"\\\1", printable(text))
