@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.faults.command_line import run
-from virnucpro.store.run_lock import RunLock, is_held
+from virnucpro.store.run_lock import RunLock
 
 
 def line(second, event, level="info", **values):
@@ -101,7 +101,6 @@ def program(*arguments):
 
 def test_follow_shows_what_comes_until_the_run_is_over(out):
     with RunLock(out / ".run.lock", run_id="r"):
-        assert is_held(out / ".run.lock")
         following = program(out, "--follow", "--tail", 1)
         assert following.stdout.readline().endswith(" c\n")
         with (out / "logs" / "worker_1.log").open("a") as file:
@@ -116,7 +115,6 @@ def test_follow_shows_what_comes_until_the_run_is_over(out):
         "",
     )
     assert following.returncode == 0
-    assert not is_held(out / ".run.lock")
 
 
 def test_ctrl_c_ends_it_with_its_own_code_and_without_a_traceback(out):

@@ -16,7 +16,7 @@ from rich.style import Style
 from virnucpro.commands.options import LOG_LEVELS, RunDir, check_choice
 from virnucpro.errors import ExitCode, ResultError
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.run_lock import is_held
+from virnucpro.store.run_holder import holder_of
 from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
 from virnucpro.telemetry.log_reader import RunLogs
 
@@ -57,17 +57,23 @@ def logs(
     screen = _Screen()
     try:
         with RunLogs(output, lambda entry: LEVELS.index(entry.level) >= least, rank=rank) as files:
-            is_over = not (follow and is_held(lock))
+            is_over = not (follow and _goes_on(lock))
             _check_rank(rank, files.ranks(), is_over=is_over, output=output)
             screen.show(files.read_on(is_over=is_over) if tail is None else files.last(tail, is_over=is_over))
             while not is_over:
                 time.sleep(POLL_S)
-                is_over = not is_held(lock)  # looked at first: what was written before it went is read
+                is_over = not _goes_on(lock)  # looked at first: what was written before it went is read
                 screen.show(files.read_on(is_over=is_over))
     except KeyboardInterrupt:
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except BrokenPipeError:  # who reads us has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _goes_on(lock: Path) -> bool:
+    """Whether somebody works in the folder, as far as can be told."""
+    holder = holder_of(lock)
+    return holder is not None and holder.is_alive is not False
 
 
 def _check_rank(rank: int | None, ranks: list[int], *, is_over: bool, output: Path) -> None:
@@ -78,7 +84,7 @@ def _check_rank(rank: int | None, ranks: list[int], *, is_over: bool, output: Pa
         typer.BadParameter: There are some, but none of *rank*.
     """
     if not ranks:
-        waiting = "no worker has logged anything yet" if is_held(RunLayout(output).lock) else "no worker has logged"
+        waiting = "no worker has logged anything yet" if _goes_on(RunLayout(output).lock) else "no worker has logged"
         print(f"{output}: {waiting}", file=sys.stderr)
     elif rank is not None and rank not in ranks and is_over:
         there_are = ", ".join(map(str, ranks))

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import socket
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
@@ -47,7 +46,7 @@ class RunLock:
         except OSError as error:
             raise OutputError(self.path.parent, error.strerror or str(error)) from error
         try:
-            _take(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
             os.close(descriptor)
@@ -91,39 +90,6 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def is_held(path: Path) -> bool:
-    """
-    Tell whether a run holds the lock at *path*.
-
-    Raises:
-        OutputError: The system does not say.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _take(descriptor: int) -> None:
-    """Take the lock; whoever only asks whether it is held (``is_held``) has it for a moment."""
-    for _ in range(3):
-        with suppress(BlockingIOError):
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.02)
-    return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
