@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,11 @@ class _Work:
     reports: ReportPipe
     stop: threading.Event
     _last_step_s: float = 0.0
+    _started_s: float = field(default_factory=time.monotonic)
+    _sequences: int = 0
+    """Computed by this process, as the tokens are."""
+    _tokens: int = 0
+    _compute_s: float = 0.0
 
     def do(self, rank: int, device: torch.device) -> int:
         """
@@ -169,7 +174,17 @@ class _Work:
                 self._compute(todo, AsyncInferenceRunner(model, device), tokenizer, cache)
                 hidden_dim = model.hidden_dim
         with spans.span(spans.SEALING):
-            return seal_shard(rank, among, plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
+            rows = seal_shard(rank, among, plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
+        log.info(
+            "shard.finished",
+            rows=rows,
+            sequences=self._sequences,
+            tokens=self._tokens,
+            seconds=round(time.monotonic() - self._started_s, 3),
+            tokens_per_second=round(self._tokens / self._compute_s) if self._tokens else 0,
+            **peak_memory(device),
+        )
+        return rows
 
     def _write_cached(self, todo: list[int], cache: BlockCache) -> set[int]:
         """Make those blocks durable that the cache holds whole; return their numbers."""
@@ -194,6 +209,7 @@ class _Work:
         suspicion = self.assignment.suspects
         plain = [block for block in todo if block not in suspicion]
         suspects = sorted((block for block in todo if block in suspicion), key=lambda block: suspicion[block])
+        started_s = time.monotonic()
         with self._writer(reports=self.reports, cache=cache) as writer:
             plain_results = runner.run(
                 self._loader(plain, tokenizer, runner.device), stop=self.stop, on_start=self._say
@@ -207,7 +223,8 @@ class _Work:
                         break
         if writer.blocks < len(todo):
             raise StoppedError(signal.SIGTERM)
-        log.info("worker.embedded", sequences=writer.sequences, tokens=writer.tokens)
+        self._sequences, self._tokens = writer.sequences, writer.tokens
+        self._compute_s = time.monotonic() - started_s
 
     def _compute_suspect(self, block: int, batch: PackedBatch, runner: AsyncInferenceRunner) -> InferenceResult:
         if not self.assignment.is_apart(block):
@@ -296,6 +313,16 @@ def _stop_on_sigterm() -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     return stop
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the bytes that this process had at the most: resident, and on a GPU those of torch's tensors there."""
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
+    (peak_kib,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    peak = {"peak_resident_bytes": int(peak_kib) << 10}
+    if device.type == "cuda":
+        peak["peak_gpu_bytes"] = torch.cuda.max_memory_allocated(device)
+    return peak
 
 
 def own_device(config: ModelConfig) -> torch.device:
