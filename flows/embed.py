@@ -6,6 +6,7 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,18 +22,20 @@ from flows.allowed_roots import check_allowed
 from flows.command_line import run_here
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, RunLimits
+from flows.telemetry import run_telemetry
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, MetricsOptions, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
-from virnucpro.pipeline.multi_gpu_inference import StageClock, configure_model, new_run_id
+from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
 from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
@@ -67,6 +70,9 @@ def embed(
     allow_partial: bool = False,
     keep_shards: bool = False,
     restart: bool = False,
+    metrics_port: int | None = None,
+    metrics_targets: str | None = None,
+    pushgateway: str | None = None,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
     profile: bool = False,
     worker_retries: int = 2,
@@ -98,13 +104,15 @@ def embed(
         allow_partial: Complete with the name Partial when some rows are missing.
         keep_shards: Keep each worker's shard beside the result.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
+        metrics_port: Serve Prometheus metrics at this port of 127.0.0.1 while the run goes on; 0 takes a free one.
+        metrics_targets: Folder of Prometheus' file_sd_configs: gets a file with the port while the run goes on.
+        pushgateway: URL of a Prometheus pushgateway that gets the metrics, too.
         log_level: Of the workers' log files.
         profile: Record when each worker did what to every batch, and write OUT/trace.json, a timeline for
             ui.perfetto.dev.
         worker_retries: How often in a row a rank's process is started again after it failed without getting
             anything done, before its work goes to the other ranks.
     """
-    clock = StageClock()
     send_lines_to_prefect()
     run_id = new_run_id()
     try:
@@ -114,7 +122,9 @@ def embed(
             model=model if is_path(model) else None,
             weights_dir=weights_dir,
             cache_dir=cache_dir,
+            metrics_targets=metrics_targets,
         )
+        metrics = MetricsOptions(port=metrics_port, targets_dir=metrics_targets, pushgateway=pushgateway)
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         model_config = configure_model(
             model,
@@ -136,15 +146,21 @@ def embed(
             profile=profile,
         )
         chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
-        with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-            indexed = build_index(fasta_files, output_dir, model_config, chosen, run_id, restart, return_state=True)
-            run = cast("PreparedRun", indexed.result())
-            clock.lap("index")
-            if run.already_complete:
-                result = finished_result(run, keep_shards=keep_shards)
-            else:
-                result = _embed_and_aggregate(run, clock, worker_retries=worker_retries, keep_shards=keep_shards)
-        _publish(result)
+        layout = RunLayout(Path(output_dir))
+        with run_telemetry(metrics) as telemetry:
+            with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
+                with telemetry.stage("index", model=model_config.model_name):
+                    indexed = build_index(
+                        fasta_files, output_dir, model_config, chosen, run_id, restart, return_state=True
+                    )
+                    run = cast("PreparedRun", indexed.result())
+                if run.already_complete:
+                    result = finished_result(run, keep_shards=keep_shards)
+                else:
+                    result = _embed_and_aggregate(
+                        run, telemetry, worker_retries=worker_retries, keep_shards=keep_shards
+                    )
+            _publish(result)
         result.raise_unless(allow_partial=allow_partial)
     except VirNucProError as error:
         return Failed(message=str(error), data=error)
@@ -172,20 +188,27 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     return result
 
 
-def _embed_and_aggregate(run: PreparedRun, clock: StageClock, *, worker_retries: int, keep_shards: bool) -> RunResult:
-    book = RankBook(run, RunLimits(attempts=worker_retries + 1))
+def _embed_and_aggregate(
+    run: PreparedRun, telemetry: RunTelemetry, *, worker_retries: int, keep_shards: bool
+) -> RunResult:
+    stage = partial(telemetry.stage, model=run.model_config.model_name)
+    stages_s = partial(telemetry.stages_s, run.model_config.model_name)
     with failure_noted(run):
+        embedding = telemetry.begin_embedding(run.facts())
+        book = RankBook(run, RunLimits(attempts=worker_retries + 1), embedding)
         try:
-            _run_ranks(run, book)
+            with stage("embed"):
+                _run_ranks(run, book)
         except BaseException:
-            stop_run(run, book.in_order(), stages_s=clock.stages_s)
+            stop_run(run, book.in_order(), stages_s=stages_s())
             raise
-        clock.lap("embed")
-        aggregation = aggregate_shards(run, book)
-        clock.lap("aggregate")
-        validate_embeddings(run, aggregation)
-        clock.lap("validate")
-        return close_run(run, book.in_order(), aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+        finally:
+            embedding.over()
+        with stage("aggregate"):
+            aggregation = aggregate_shards(run, book)
+        with stage("validate"):
+            validate_embeddings(run, aggregation)
+        return close_run(run, book.in_order(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 
 def _run_ranks(run: PreparedRun, book: RankBook) -> None:

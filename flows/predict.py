@@ -18,7 +18,8 @@ from flows.command_line import run_here
 from flows.embed import embed
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
+from flows.telemetry import run_telemetry
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, MetricsOptions
 from virnucpro.errors import VirNucProError
 from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
 from virnucpro.models.registry import is_path
@@ -38,6 +39,7 @@ from virnucpro.pipeline.run_result import RunResult
 from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 
 @flow(name="predict", flow_run_name="predict into {output_dir}", persist_result=False, validate_parameters=True)
@@ -66,6 +68,9 @@ def predict(
     cache_gib: float = DEFAULT_CACHE_GIB,
     allow_partial: bool = False,
     restart: bool = False,
+    metrics_port: int | None = None,
+    metrics_targets: str | None = None,
+    pushgateway: str | None = None,
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
     profile: bool = False,
     worker_retries: int = 2,
@@ -99,6 +104,9 @@ def predict(
         cache_gib: GiB that the cache takes at the most.
         allow_partial: Complete with the name Partial when some frames could not be embedded.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
+        metrics_port: Serve Prometheus metrics at this port of 127.0.0.1 while the run goes on; 0 takes a free one.
+        metrics_targets: Folder of Prometheus' file_sd_configs: gets a file with the port while the run goes on.
+        pushgateway: URL of a Prometheus pushgateway that gets the metrics, too.
         log_level: Of the workers' log files.
         profile: Record when each worker did what to every batch, and write OUT/trace.json, a timeline for
             ui.perfetto.dev.
@@ -115,7 +123,9 @@ def predict(
             protein_model=protein_model if protein_model and is_path(protein_model) else None,
             weights_dir=weights_dir,
             cache_dir=cache_dir,
+            metrics_targets=metrics_targets,
         )
+        metrics = MetricsOptions(port=metrics_port, targets_dir=metrics_targets, pushgateway=pushgateway)
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         config = configure_prediction(
             classifier=classifier,
@@ -158,22 +168,19 @@ def predict(
         }
         names = {"dna": dna_model or config.card.dna_model.name}
         names["protein"] = protein_model or config.card.protein_model.name
-        with RunLock(PredictionLayout(Path(output_dir)).lock, run_id=run_id):
-            indexed = index_contigs(input_files, output_dir, config, chosen, run_id, restart, return_state=True)
-            run = cast("PredictionRun", indexed.result())
-            if run.already_complete:
-                result = finished_prediction(run)
-            else:
-                with prediction_failure_noted(run):
-                    fragments_of(run, return_state=True).result()
-                    embeddings = [
-                        _embed(run, stage, {**embedding_parameters, "model": names[stage]})
-                        for stage in stages_to_embed(run)
-                    ]
-                    classify_frames(run, return_state=True).result()
-                    call_contigs(run, return_state=True).result()
-                    result = cast("PredictionResult", report(run, embeddings, return_state=True).result())
-        _publish(result)
+        layout = PredictionLayout(Path(output_dir))
+        with run_telemetry(metrics) as telemetry:
+            with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
+                with telemetry.stage("index"):
+                    indexed = index_contigs(input_files, output_dir, config, chosen, run_id, restart, return_state=True)
+                    run = cast("PredictionRun", indexed.result())
+                if run.already_complete:
+                    result = finished_prediction(run)
+                else:
+                    with prediction_failure_noted(run):
+                        parameters = {stage: {**embedding_parameters, "model": names[stage]} for stage in names}
+                        result = _identify(run, telemetry, parameters)
+            _publish(result)
         result.raise_unless(allow_partial=allow_partial)
     except VirNucProError as error:
         return Failed(message=str(error), data=error)
@@ -201,6 +208,23 @@ def run_from_command_line(**parameters: Any) -> PredictionResult:
     result = run_here(predict, parameters)
     assert isinstance(result, PredictionResult)
     return result
+
+
+def _identify(
+    run: PredictionRun, telemetry: RunTelemetry, embedding_parameters: dict[str, dict[str, Any]]
+) -> PredictionResult:
+    with telemetry.stage("fragments"):
+        fragments_of(run, return_state=True).result()
+    embeddings = []
+    for stage in stages_to_embed(run):
+        with telemetry.stage(stage):
+            embeddings.append(_embed(run, stage, embedding_parameters[stage]))
+    with telemetry.stage("classify"):
+        classify_frames(run, return_state=True).result()
+    with telemetry.stage("contigs"):
+        call_contigs(run, return_state=True).result()
+    with telemetry.stage("report"):
+        return cast("PredictionResult", report(run, embeddings, return_state=True).result())
 
 
 def _embed(run: PredictionRun, stage: str, parameters: dict[str, Any]) -> RunResult:

@@ -34,6 +34,7 @@ from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 
 Result = TypeVar("Result")
@@ -51,9 +52,9 @@ class RankFailedError(VirNucProError):
 class RankBook:
     """What the task runs of one flow run share: the stop event, what is known of failures, and how each rank went."""
 
-    def __init__(self, run: PreparedRun, limits: RunLimits) -> None:
+    def __init__(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry) -> None:
         self.stop = threading.Event()
-        self.recovery = run.recovery(limits)
+        self.recovery = run.recovery(limits, telemetry)
         self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
 
     def in_order(self) -> list[RankOutcome]:

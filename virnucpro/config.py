@@ -84,6 +84,9 @@ SPECIAL_TOKENS = 2
 """Tokens: BOS and EOS, added to every sequence."""
 
 
+MOST_PORT = 65535
+"""Largest port of TCP."""
+
 _NO_EFFECT_ON_ROWS = (
     "sequence_kind",
     "weights_path",
@@ -295,6 +298,26 @@ class RunLimits:
     """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
     stop_grace_s: float = 8.0
     """Seconds between SIGTERM and SIGKILL when a worker is stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """Where a run's metrics go beside its folder; results never depend on it."""
+
+    port: int | None = None
+    """Port on 127.0.0.1 that they are served at, 0 for a free one; None serves none."""
+    targets_dir: str | None = None
+    """Folder of ``file_sd_configs`` that gets a file with the served address while the run goes on."""
+    pushgateway: str | None = None
+    """URL of a Prometheus pushgateway; None pushes nothing."""
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= MOST_PORT:
+            raise ConfigurationError(f"metrics port is {self.port}: it must be from 0 to {MOST_PORT}")
+        if self.targets_dir is not None and self.port is None:
+            raise ConfigurationError("a folder of metrics targets needs a metrics port: 0 takes a free one")
+        if self.pushgateway is not None and not self.pushgateway.startswith(("http://", "https://")):
+            raise ConfigurationError(f"pushgateway {self.pushgateway!r} is no http:// or https:// address")
 
 
 def computing_versions() -> dict[str, str]:

@@ -13,8 +13,6 @@ from virnucpro.errors import StoppedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from virnucpro.pipeline.rank_runner import MessageHandler
-
 
 class Interrupts:
     """What the signal handlers and the run share."""
@@ -26,14 +24,9 @@ class Interrupts:
         """The first signal."""
         self._are_workers_heard = False
 
-    def hearing(self, on_message: MessageHandler) -> MessageHandler:
-        """Return a handler of messages that notes that there are workers, and hands on to *on_message*."""
-
-        def hear(rank: int, message: dict[str, Any]) -> None:
-            self._are_workers_heard = True
-            on_message(rank, message)
-
-        return hear
+    def hear(self, _rank: int, _message: dict[str, Any]) -> None:
+        """Note that there are workers, since one has said something."""
+        self._are_workers_heard = True
 
     def handle(self, number: int, _frame: object) -> None:
         """

@@ -211,6 +211,8 @@ class PredictionLayout(FolderLayout):
             self.viral_regions,
             self.failed_sequences,
             self.report,
+            self.metrics_textfile,
+            self.trace,
         ]
 
     def nucleotide_frames(self, stem: str) -> Path:

@@ -23,10 +23,13 @@ from virnucpro.commands.options import (
     Flow,
     Gaps,
     LogLevel,
+    MetricsPort,
+    MetricsTargets,
     OnBadRecord,
     OutputDir,
     PrecisionName,
     Profile,
+    PushgatewayUrl,
     Restart,
     Stop,
     Threads,
@@ -35,6 +38,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    metrics_options,
 )
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
@@ -52,7 +56,8 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
-from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
+from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.run_result import RunResult
@@ -104,6 +109,9 @@ def embed(
     ] = False,
     restart: Restart = False,
     flow: Flow = False,
+    metrics_port: MetricsPort = None,
+    metrics_targets: MetricsTargets = None,
+    pushgateway: PushgatewayUrl = None,
     log_level: LogLevel = "INFO",
     profile: Profile = False,
     as_json: AsJson = False,
@@ -120,6 +128,7 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
+    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
     if flow:
         result = importlib.import_module("flows.embed").run_from_command_line(
             fasta_files=[str(path) for path in fasta],
@@ -143,9 +152,13 @@ def embed(
             allow_partial=allow_partial,
             keep_shards=keep_shards,
             restart=restart,
+            metrics_port=metrics.port,
+            metrics_targets=metrics.targets_dir,
+            pushgateway=metrics.pushgateway,
             log_level=log_level,
             profile=profile,
         )
+        _report(result, as_json=as_json, allow_partial=allow_partial)
     else:
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         with DownloadProgress(is_quiet=as_json) as download:
@@ -170,23 +183,25 @@ def embed(
                 on_download=download.advance,
             )
         chosen = devices_for(chosen, config, fasta, workers=workers)
-        with stop_on_signals() as stopping, RunProgress([item.label for item in chosen], is_quiet=as_json) as progress:
-            try:
-                result = run_embedding(
-                    fasta,
-                    output,
-                    config,
-                    chosen,
-                    on_message=stopping.hearing(progress.on_message),
-                    stop=stopping.event,
-                    keep_shards=keep_shards,
-                    restart=restart,
-                )
-            except StoppedError:  # before there were workers
-                raise StoppedError(stopping.signal_number) from None
-        if result.state == "stopped":
-            raise StoppedError(stopping.signal_number)
-    _report(result, as_json=as_json, allow_partial=allow_partial)
+        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json)]) as telemetry:
+            with stop_on_signals() as stopping:
+                try:
+                    result = run_embedding(
+                        fasta,
+                        output,
+                        config,
+                        chosen,
+                        on_message=stopping.hear,
+                        telemetry=telemetry,
+                        stop=stopping.event,
+                        keep_shards=keep_shards,
+                        restart=restart,
+                    )
+                except StoppedError:  # before there were workers
+                    raise StoppedError(stopping.signal_number) from None
+            if result.state == "stopped":
+                raise StoppedError(stopping.signal_number)
+            _report(result, as_json=as_json, allow_partial=allow_partial)
 
 
 def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:

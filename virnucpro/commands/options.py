@@ -9,8 +9,10 @@ import typer
 
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
+    MOST_PORT,
     BadRecordPolicy,
     GapPolicy,
+    MetricsOptions,
     StopPolicy,
 )
 
@@ -169,5 +171,53 @@ Profile = Annotated[
         help="Record when each worker did what to every batch, and write OUT/trace.json, a timeline for ui.perfetto.dev.",
     ),
 ]
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST_PORT,
+        metavar="PORT",
+        help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics while the run goes on; 0 takes a free port.",
+        envvar="VIRNUCPRO_METRICS_PORT",
+        show_default="not served",
+    ),
+]
+
+MetricsTargets = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="DIR",
+        help="Folder of Prometheus' file_sd_configs: gets a file with the port while the run goes on.",
+        envvar="VIRNUCPRO_METRICS_TARGETS",
+        show_default=False,
+    ),
+]
+
+PushgatewayUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--pushgateway",
+        metavar="URL",
+        help="Push metrics to this Prometheus pushgateway, too.",
+        envvar="VIRNUCPRO_PUSHGATEWAY",
+        show_default=False,
+    ),
+]
+
+
+def metrics_options(port: int | None, targets: Path | None, pushgateway: str | None) -> MetricsOptions:
+    """
+    Return where metrics go.
+
+    A folder of targets alone, as a whole machine may have it in the environment, takes a free port.
+    """
+    return MetricsOptions(
+        port=0 if port is None and targets is not None else port,
+        targets_dir=None if targets is None else str(targets.absolute()),
+        pushgateway=pushgateway or None,
+    )
+
 
 LogLevel = Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +21,13 @@ from virnucpro.commands.options import (
     Flow,
     Gaps,
     LogLevel,
+    MetricsPort,
+    MetricsTargets,
     OnBadRecord,
     OutputDir,
     PrecisionName,
     Profile,
+    PushgatewayUrl,
     Restart,
     Threads,
     TokenBudget,
@@ -33,6 +35,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    metrics_options,
 )
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
 from virnucpro.errors import StoppedError
@@ -42,18 +45,12 @@ from virnucpro.pipeline.devices import select_devices
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.report.page import write_report
-from virnucpro.telemetry.progress import DownloadProgress, RunProgress, say
+from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from virnucpro.interrupts import Interrupts
-    from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.prediction import Watch
     from virnucpro.pipeline.prediction_result import PredictionResult
-    from virnucpro.pipeline.rank_runner import MessageHandler
 
-_STAGE_TITLES = {"dna": "embedding the frames' DNA", "protein": "embedding the frames' proteins"}
 _MOST_NT = 10**9
 
 ModelOption = Annotated[
@@ -127,6 +124,9 @@ def predict(
     allow_partial: AllowPartial = False,
     restart: Restart = False,
     flow: Flow = False,
+    metrics_port: MetricsPort = None,
+    metrics_targets: MetricsTargets = None,
+    pushgateway: PushgatewayUrl = None,
     log_level: LogLevel = "INFO",
     profile: Profile = False,
     as_json: AsJson = False,
@@ -147,6 +147,7 @@ def predict(
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
     formats = table_format or [TableFormat.TSV]
+    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
     if flow:
         result = importlib.import_module("flows.predict").run_from_command_line(
             input_files=[str(path) for path in inputs],
@@ -173,9 +174,13 @@ def predict(
             cache_gib=cache_size,
             allow_partial=allow_partial,
             restart=restart,
+            metrics_port=metrics.port,
+            metrics_targets=metrics.targets_dir,
+            pushgateway=metrics.pushgateway,
             log_level=log_level,
             profile=profile,
         )
+        _report(result, as_json=as_json, allow_partial=allow_partial)
     else:
         chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
         with DownloadProgress(is_quiet=as_json) as download:
@@ -203,35 +208,24 @@ def predict(
                 profile=profile,
                 on_download=download.advance,
             )
-        with stop_on_signals() as stopping:
-            try:
-                result = run_prediction(
-                    inputs,
-                    output,
-                    config,
-                    chosen,
-                    write_report=write_report,
-                    workers=workers,
-                    watch=_watching(stopping, is_quiet=as_json),
-                    stop=stopping.event,
-                    restart=restart,
-                )
-            except StoppedError:
-                raise StoppedError(stopping.signal_number) from None
-    _report(result, as_json=as_json, allow_partial=allow_partial)
-
-
-def _watching(stopping: Interrupts, *, is_quiet: bool) -> Watch:
-    """Return what shows the progress of an embedding run, under its title."""
-
-    @contextmanager
-    def watch(stage: str, devices: Sequence[Device]) -> Iterator[MessageHandler | None]:
-        if not is_quiet:
-            say(_STAGE_TITLES[stage])
-        with RunProgress([device.label for device in devices], is_quiet=is_quiet) as progress:
-            yield stopping.hearing(progress.on_message)
-
-    return watch
+        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json)]) as telemetry:
+            with stop_on_signals() as stopping:
+                try:
+                    result = run_prediction(
+                        inputs,
+                        output,
+                        config,
+                        chosen,
+                        write_report=write_report,
+                        workers=workers,
+                        on_message=stopping.hear,
+                        telemetry=telemetry,
+                        stop=stopping.event,
+                        restart=restart,
+                    )
+                except StoppedError:
+                    raise StoppedError(stopping.signal_number) from None
+            _report(result, as_json=as_json, allow_partial=allow_partial)
 
 
 def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:

@@ -52,6 +52,20 @@ class BlockPlan:
         """Return the block of the sequence at index position *position*, which is one of ``positions``."""
         return int(np.searchsorted(self.starts, np.searchsorted(self.positions, position), side="right")) - 1
 
+    def rows(self, representatives: IntArray) -> IntArray:
+        """
+        Return the rows that each block gives, those of copies included, int64 (num_blocks,).
+
+        Args:
+            representatives: int64 (num_sequences,), of the index.
+        """
+        rows = np.diff(self.starts)
+        if len(self.positions) < len(representatives):
+            originals = representatives[representatives != np.arange(len(representatives))]
+            blocks = np.searchsorted(self.starts, np.searchsorted(self.positions, originals), side="right") - 1
+            np.add.at(rows, blocks, 1)
+        return rows
+
     def rank_blocks(self, rank: int, world_size: int) -> range:
         """Return the blocks of *rank*: every world_size-th, so that ranks get equal work."""
         return range(rank, len(self), world_size)

@@ -16,10 +16,11 @@ call; that is why any packed encoder, and the fakes of the tests, run through it
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -95,6 +96,10 @@ class InferenceResult:
     """Whether the batch was computed in pieces: its last bits may differ from those of the whole."""
     failed: tuple[FailedSequence, ...] = ()
     """The other sequences of the batch."""
+    seconds: float = 0.0
+    """Seconds it took, from the end of the batch before or its own start, whichever is later, to its rows."""
+    oom_splits: int = 0
+    """Times that it, or a piece of it, was halved because it did not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class _Flight:
     arrived: torch.cuda.Event | None = None
     on_device: tuple[torch.Tensor, ...] = ()
     marks: DeviceMarks | None = None
+    started_s: float = 0.0
+    """When it was given, on the clock of ``time.monotonic``."""
 
     def wait(self) -> None:
         """Return when the device is done with the batch and its rows are on the host."""
@@ -136,6 +143,7 @@ class AsyncInferenceRunner:
         self.device = torch.device(device)
         self._is_gpu = self.device.type == "cuda"
         self._failed_in_a_row = 0
+        self._landed_s = 0.0
         if self._is_gpu:
             # sums within a product stay in float32 even where cuBLAS splits them (torch allows halves by default)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -233,11 +241,12 @@ class AsyncInferenceRunner:
         """Give the device *batch*, or say why the batch itself seems to be at fault."""
         if not batch.positions:
             return _Flight(batch, torch.empty(0, self.model.hidden_dim))
+        started_s = time.monotonic()
         try:
             if not self._is_gpu:
-                return self._compute(batch)
+                return replace(self._compute(batch), started_s=started_s)
             with spans.span(spans.LAUNCHING, batch):
-                return self._start_on_gpu(batch)
+                return replace(self._start_on_gpu(batch), started_s=started_s)
         except torch.OutOfMemoryError:
             what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
             return _Problem(FailureClass.DEVICE_OUT_OF_MEMORY, what)
@@ -277,6 +286,8 @@ class AsyncInferenceRunner:
     def _finish(self, flight: _Flight) -> InferenceResult:
         """Wait for the rows of a batch, and leave out those that are not finite."""
         flight.wait()
+        now_s = time.monotonic()
+        seconds, self._landed_s = now_s - max(flight.started_s, self._landed_s), now_s
         batch = flight.batch
         if flight.marks is not None:
             flight.marks.record(batch)
@@ -299,6 +310,7 @@ class AsyncInferenceRunner:
             tuple(batch.positions[number] for number in kept),
             batch.num_tokens,
             failed=tuple(failed),
+            seconds=seconds,
         )
 
     def _piece(self, batch: PackedBatch) -> InferenceResult:
@@ -316,11 +328,13 @@ class AsyncInferenceRunner:
             if isinstance(flight, _Flight):
                 return self._finish(flight)
             problem = flight
+        is_too_large = problem.failure is not FailureClass.APPLICATION_ERROR
         if len(batch.positions) > 1:
-            return _joined(batch, [self._piece(half) for half in batch.halves()])
-        if problem.failure is not FailureClass.APPLICATION_ERROR and sum(batch.windows) > 1:
+            return _joined(batch, [self._piece(half) for half in batch.halves()], oom_splits=int(is_too_large))
+        if is_too_large and sum(batch.windows) > 1:
             pieces = [self._piece(half) for half in batch.window_halves()]
-            return next((piece for piece in pieces if piece.failed), None) or _mean_of_windows(batch, pieces)
+            failed_piece = next((piece for piece in pieces if piece.failed), None)
+            return _with_costs(failed_piece or _mean_of_windows(batch, pieces), pieces, oom_splits=1)
         failed = FailedSequence(batch.positions[0], batch.sequence_ids[0], problem.failure, problem.what)
         self._note(succeeded=False, failed=[failed])
         nothing = np.empty((0, self.model.hidden_dim), np.float32)
@@ -343,15 +357,25 @@ def _marked(marks: DeviceMarks | None, lane: str, stream: torch.cuda.Stream) -> 
     return nullcontext() if marks is None else marks.around(lane, stream)
 
 
-def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult]) -> InferenceResult:
+def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult], *, oom_splits: int = 0) -> InferenceResult:
     """Return the result of *batch* from those of its pieces, in its order."""
-    return InferenceResult(
+    joined = InferenceResult(
         tuple(name for piece in pieces for name in piece.sequence_ids),
         np.concatenate([piece.embeddings for piece in pieces]),
         tuple(position for piece in pieces for position in piece.positions),
         batch.num_tokens,
         is_resplit=True,
         failed=(*_unreadable(batch), *(item for piece in pieces for item in piece.failed)),
+    )
+    return _with_costs(joined, pieces, oom_splits=oom_splits)
+
+
+def _with_costs(result: InferenceResult, pieces: Sequence[InferenceResult], *, oom_splits: int) -> InferenceResult:
+    """Return *result* with what its pieces cost, and *oom_splits* more."""
+    return replace(
+        result,
+        seconds=sum(piece.seconds for piece in pieces),
+        oom_splits=oom_splits + sum(piece.oom_splits for piece in pieces),
     )
 
 

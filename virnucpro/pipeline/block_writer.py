@@ -12,6 +12,7 @@ from virnucpro.store.parts import BlockRows, write_part
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from virnucpro.pipeline.async_inference import InferenceResult
@@ -34,6 +35,7 @@ class BlockWriter:
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
         reports: Hears of progress and of sequences that failed; None says nothing.
         cache: Keeps the rows as well.
+        on_durable: Called with blocks that have become durable, and the bytes of the part that holds them.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class BlockWriter:
         *,
         reports: ReportPipe | None = None,
         cache: BlockCache | None = None,
+        on_durable: Callable[[Sequence[BlockRows], int], None] = lambda *_: None,
     ) -> None:
         self.blocks = self.sequences = self.tokens = 0
         self._folder = folder
@@ -51,6 +54,7 @@ class BlockWriter:
         self._sequences_per_part = sequences_per_part
         self._reports = reports
         self._cache = cache
+        self._on_durable = on_durable
         self._pending: list[BlockRows] = []
         self._last_s = time.monotonic()
 
@@ -83,6 +87,9 @@ class BlockWriter:
                 "rows": len(result.positions),
                 "sequences": self.sequences,
                 "tokens": self.tokens,
+                "batch_tokens": result.num_tokens,
+                "seconds": round(result.seconds, 6),
+                "oom_splits": result.oom_splits,
             }
         )
 
@@ -102,6 +109,7 @@ class BlockWriter:
         if self._pending:
             path = write_part(self._folder, self._pending, plan_fingerprint=self._plan_fingerprint)
             log.info("part.written", part=path.name, blocks=len(self._pending))
+            self._on_durable(self._pending, path.stat().st_size)
             if self._cache is not None:
                 self._cache.keep(self._pending)
         self._pending, self._last_s = [], time.monotonic()

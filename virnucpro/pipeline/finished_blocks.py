@@ -10,7 +10,7 @@ files hold a block, the one with more of its rows is used.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -41,6 +41,15 @@ class FinishedBlocks:
     """Files that exist and cannot be used: another plan's, damaged, or cut short."""
     contents: dict[Path, set[int]] = field(default_factory=dict)
     """Every file that can be used -> the blocks in it, also those that another file has as well."""
+
+    def positions_of(self, blocks: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]]:
+        """Yield each of *blocks* that is in a source, with the index positions of its rows, int64 (rows,)."""
+        for source in self.sources:
+            end = 0
+            for block, rows in source.blocks[:, :2].tolist():
+                start, end = end, end + rows
+                if block in blocks:
+                    yield block, source.positions[start:end]
 
 
 def find_finished_blocks(

@@ -44,6 +44,8 @@ def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> No
         layout.index,
         *layout.worker_logs(),
         layout.reservation,
+        layout.metrics_textfile,
+        layout.trace,
     ]:
         if path.absolute() not in needed:
             durable.remove(path)

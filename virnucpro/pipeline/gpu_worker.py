@@ -39,10 +39,11 @@ from virnucpro.pipeline.recovery import Assignment
 from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.worker_lock import hold_worker_lock
+from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.utils.data import DataLoader
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
     from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.store.parts import BlockRows
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 log = structlog.get_logger(__name__)
 
@@ -158,9 +162,12 @@ class _Work:
         mine = self.assignment.blocks
         among = mine if isinstance(mine, range) else frozenset(mine)
         with spans.span(spans.PREPARING, name="check what is done"):
-            finished = find_finished_blocks(
+            found = find_finished_blocks(
                 self.layout, plan, among=among, excused=self.assignment.excused, on_step=self._step
-            ).blocks
+            )
+        finished = found.blocks.intersection(mine)
+        self._say_durable(found.positions_of(finished))
+        self.reports.put({"kind": "found"})
         todo = [block for block in mine if block not in finished and len(self._positions(block))]
         resumed = sum(len(self._positions(block)) for block in mine if block in finished)
         log.info("worker.started", blocks=len(mine), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid())
@@ -190,7 +197,7 @@ class _Work:
         """Make those blocks durable that the cache holds whole; return their numbers."""
         blocks: set[int] = set()
         sequences = 0
-        with self._writer() as writer:
+        with self._writer(is_cached=True) as writer:
             for rows in cache.take(todo):
                 writer.add(rows)
                 blocks.add(rows.block)
@@ -239,9 +246,36 @@ class _Work:
             )
         return result if self._is_whole(block) else replace(result, is_resplit=True)
 
-    def _writer(self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None) -> BlockWriter:
+    def _writer(
+        self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None, is_cached: bool = False
+    ) -> BlockWriter:
         at_once = 1 if self.assignment.after_failure else self.config.sequences_per_part
-        return BlockWriter(self.layout.parts_dir, self.plan.fingerprint, at_once, reports=reports, cache=cache)
+
+        def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
+            blocks = ((item.block, item.positions) for item in rows)
+            cached = sum(len(item.positions) for item in rows) if is_cached else 0
+            self._say_durable(blocks, written_bytes=written_bytes, cached=cached)
+
+        return BlockWriter(
+            self.layout.parts_dir,
+            self.plan.fingerprint,
+            at_once,
+            reports=reports,
+            cache=cache,
+            on_durable=on_durable,
+        )
+
+    def _say_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0, cached: int = 0) -> None:
+        """Tell the parent which blocks are durable, given with the index positions of their rows."""
+        whole: list[int] = []
+        short: dict[int, int] = {}
+        for block, positions in blocks:
+            if len(positions) == len(self.plan.block_positions(block)):
+                whole.append(block)
+            else:  # its rows are those of its sequences and of their copies
+                short[block] = int(np.isin(self.index.representatives[:], positions).sum())
+        for message in durable_messages(whole, short=short, written_bytes=written_bytes, cached=cached):
+            self.reports.put(message)
 
     def _loader(self, blocks: list[int], tokenizer: Tokenizer, device: torch.device) -> DataLoader[PackedBatch]:
         """Return the batches of *blocks*, in their order."""
@@ -255,7 +289,7 @@ class _Work:
             pin_memory=device.type == "cuda",
         )
 
-    def _positions(self, block: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""
         positions = self.plan.block_positions(block)
         excused = self.assignment.excused
@@ -300,12 +334,19 @@ def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -
             f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
             f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
         )
-    reports.put({"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name})
+    loaded = {"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name}
+    reports.put(loaded | ({"gpu_uuid": gpu_uuid(device)} if device.type == "cuda" else {}))
     return model, tokenizer
 
 
 def _own_label() -> str:
     return Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return what the driver calls the GPU that we see: numbers of CUDA need not be those of the driver."""
+    token = os.environ.get(VISIBLE_VARIABLE, "")
+    return token if token.startswith("MIG-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _stop_on_sigterm() -> threading.Event:

@@ -8,8 +8,9 @@ steps, each as a task.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -41,6 +42,7 @@ from virnucpro.pipeline.run_completion import (
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,6 +219,7 @@ def run_embedding(
     worker_fn: WorkerFunction = GPU_WORKER,
     probe_fn: WorkerFunction = PROBE_WORKER,
     on_message: MessageHandler | None = None,
+    telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     keep_shards: bool = False,
     restart: bool = False,
@@ -233,6 +236,7 @@ def run_embedding(
         worker_fn: What each process runs.
         probe_fn: What a process on each GPU runs before, to find its attention kernel and token budget.
         on_message: Called with rank and message for everything that a worker says.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder only.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
         restart: Remove what the folder holds of earlier runs first.
@@ -246,33 +250,41 @@ def run_embedding(
         StoppedError: *stop* was set before there was anything to keep.
     """
     stop = stop or threading.Event()
-    clock = StageClock()
     run_id = new_run_id()
-    with RunLock(RunLayout(Path(output_dir)).lock, run_id=run_id):
-        run = prepare_run(
-            fasta_files,
-            output_dir,
-            model_config,
-            devices,
-            run_id=run_id,
-            probe_fn=probe_fn,
-            stop=stop,
-            restart=restart,
-        )
-        clock.lap("index")
+    layout = RunLayout(Path(output_dir))
+    with (
+        RunTelemetry() if telemetry is None else nullcontext(telemetry) as shown,
+        RunLock(layout.lock, run_id=run_id),
+        shown.running(layout, run_id),
+    ):
+        stage = partial(shown.stage, model=model_config.model_name)
+        with stage("index"):
+            run = prepare_run(
+                fasta_files,
+                output_dir,
+                model_config,
+                devices,
+                run_id=run_id,
+                probe_fn=probe_fn,
+                stop=stop,
+                restart=restart,
+            )
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)
         with failure_noted(run):
-            recovery = run.recovery(limits or RunLimits())
-            outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
-            clock.lap("embed")
+            embedding = shown.begin_embedding(run.facts())
+            recovery = run.recovery(limits or RunLimits(), embedding)
+            with stage("embed"):
+                outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
+            embedding.over()
+            stages_s = partial(shown.stages_s, model_config.model_name)
             if stop.is_set():
-                return stop_run(run, outcomes, stages_s=clock.stages_s)
-            aggregation = aggregate_run(run, outcomes, recovery)
-            clock.lap("aggregate")
-            validate_run(run, aggregation)
-            clock.lap("validate")
-            return close_run(run, outcomes, aggregation, stages_s=clock.stages_s, keep_shards=keep_shards)
+                return stop_run(run, outcomes, stages_s=stages_s())
+            with stage("aggregate"):
+                aggregation = aggregate_run(run, outcomes, recovery)
+            with stage("validate"):
+                validate_run(run, aggregation)
+            return close_run(run, outcomes, aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 
 def _devices(world_size: int | None, workers_per_device: int = 1) -> list[Device]:
@@ -287,20 +299,6 @@ def _devices(world_size: int | None, workers_per_device: int = 1) -> list[Device
 def new_run_id() -> str:
     """Return an identifier for one start of a run."""
     return uuid.uuid4().hex[:12]
-
-
-class StageClock:
-    """Seconds by stage, each from the end of the one before."""
-
-    def __init__(self) -> None:
-        self.stages_s: dict[str, float] = {}
-        self._last_s = time.monotonic()
-
-    def lap(self, stage: str) -> None:
-        """End *stage* now."""
-        now = time.monotonic()
-        self.stages_s[stage] = now - self._last_s
-        self._last_s = now
 
 
 def _run_ranks(

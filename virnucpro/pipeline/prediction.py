@@ -33,10 +33,10 @@ from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.devices import Device
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     ReportWriter = Callable[[PredictionLayout], Path]
     """Makes ``report.html`` from the other files of a run."""
-    Watch = Callable[[str, Sequence[Device]], AbstractContextManager[MessageHandler | None]]
-    """Gets the name of an embedding stage and its devices, gives what hears its workers."""
 
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
@@ -64,7 +62,8 @@ def run_prediction(
     write_report: ReportWriter,
     workers: int | None = None,
     limits: RunLimits | None = None,
-    watch: Watch | None = None,
+    on_message: MessageHandler | None = None,
+    telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> PredictionResult:
@@ -79,7 +78,8 @@ def run_prediction(
         write_report: Makes the report.
         workers: CPU workers that were asked for.
         limits: Attempts and time limits of the embedding runs.
-        watch: Shows how the embedding runs go on.
+        on_message: Called with rank and message for everything that a worker of the embedding runs says.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder only.
         stop: Set it to end the run at the next batch boundary.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -93,17 +93,24 @@ def run_prediction(
     """
     stop = stop or threading.Event()
     run_id = new_run_id()
-    with RunLock(PredictionLayout(Path(output_dir)).lock, run_id=run_id):
-        run = prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
+    layout = PredictionLayout(Path(output_dir))
+    with (
+        RunTelemetry() if telemetry is None else nullcontext(telemetry) as shown,
+        RunLock(layout.lock, run_id=run_id),
+        shown.running(layout, run_id),
+    ):
+        with shown.stage("index"):
+            run = prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
         if run.already_complete:
             return finished_prediction(run)
         with prediction_failure_noted(run):
-            cut_fragments(run, stop)
+            with shown.stage("fragments"):
+                cut_fragments(run, stop)
             embeddings = []
             for stage in stages_to_embed(run):
                 model, files = embedding_job(run, stage)
                 chosen = devices_for(devices, model, files, workers=workers)
-                with watch(stage, chosen) if watch else nullcontext() as on_message, timed() as seconds:
+                with shown.stage(stage), timed() as seconds:
                     result = run_embedding(
                         files,
                         embedding_dir(run, stage),
@@ -111,13 +118,17 @@ def run_prediction(
                         chosen,
                         limits=limits,
                         on_message=on_message,
+                        telemetry=shown,
                         stop=stop,
                     )
                 record_embedding(run, stage, result, seconds=seconds[0])
                 embeddings.append(result)
-            classify(run, stop)
-            decide(run, stop)
-            return close_prediction(run, embeddings, write_report)
+            with shown.stage("classify"):
+                classify(run, stop)
+            with shown.stage("contigs"):
+                decide(run, stop)
+            with shown.stage("report"):
+                return close_prediction(run, embeddings, write_report)
 
 
 def cut_fragments(run: PredictionRun, stop: threading.Event | None = None) -> None:

@@ -24,9 +24,10 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
+from virnucpro.telemetry.embedding_telemetry import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,6 +125,22 @@ class _Rank:
     starts: int = 0
 
 
+class RankObserver(Protocol):
+    """Something that is told how ranks go on; called from the threads of the ranks."""
+
+    def assigned(self, rank: int, blocks: Sequence[int]) -> None:
+        """Take in what the next process of *rank* is asked to do."""
+        ...
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """Take in what a worker said."""
+        ...
+
+    def ended(self, rank: int, end: ProcessEnd) -> None:
+        """Take in how a process of *rank* ended."""
+        ...
+
+
 class Recovery:
     """
     Decides what each process computes, whether a rank is tried again, and who takes over; safe from any thread.
@@ -134,6 +151,7 @@ class Recovery:
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
         run_id: Handed on to the workers.
+        observer: Is told what processes are asked to do, what they say and how they end.
     """
 
     def __init__(
@@ -144,8 +162,10 @@ class Recovery:
         limits: RunLimits,
         oom_kills: OomKills | None = None,
         run_id: str = "",
+        observer: RankObserver | None = None,
     ) -> None:
         self.limits = limits
+        self._observer = observer
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
         self._run_id = run_id
         self._world_size = world_size
@@ -166,6 +186,8 @@ class Recovery:
         """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
             state = self._ranks[rank]
+            if self._observer is not None:
+                self._observer.assigned(rank, state.blocks)
             of_lone_suspects = {self._block_of[position]: 1 for position in self._blame.lone}
             return (
                 *args,
@@ -201,6 +223,8 @@ class Recovery:
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
+        if self._observer is not None:
+            self._observer.hear(rank, message)
         kind = message.get("kind")
         if kind not in {"start", "progress", "sequence_failed"}:
             return
@@ -223,6 +247,22 @@ class Recovery:
 
     def another_attempt(self, outcome: RankOutcome) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
+        starts_again = self._learn(outcome)
+        if self._observer is not None:
+            with self._changed:
+                excused = {position: excuse.failure.value for position, excuse in self._blame.excused.items()}
+            end = ProcessEnd(
+                state=outcome.state,
+                failure=outcome.failure or "",
+                reason=outcome.reason or "",
+                exit_code=outcome.exit_code,
+                starts_again=starts_again,
+                excused=excused,
+            )
+            self._observer.ended(outcome.rank, end)
+        return starts_again
+
+    def _learn(self, outcome: RankOutcome) -> bool:
         if outcome.state != "failed":
             with self._changed:
                 if self._ranks[outcome.rank].got_something_done:

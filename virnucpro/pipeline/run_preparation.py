@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from virnucpro import durable
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
@@ -40,6 +42,7 @@ from virnucpro.pipeline.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
+from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts
 
 if TYPE_CHECKING:
     import threading
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
 COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
 
@@ -84,9 +88,35 @@ class PreparedRun:
         """What ``gpu_worker`` gets after the pipe."""
         return (str(self.layout.index), str(self.output_dir), self.model_config)
 
-    def recovery(self, limits: RunLimits) -> Recovery:
-        """Return what decides about failures of this start of the run."""
-        return Recovery(num_blocks=self.num_blocks, world_size=self.world_size, limits=limits, run_id=self.run_id)
+    def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry) -> Recovery:
+        """Return what decides about failures of this start of the run, and tells *telemetry*."""
+        return Recovery(
+            num_blocks=self.num_blocks,
+            world_size=self.world_size,
+            limits=limits,
+            run_id=self.run_id,
+            observer=telemetry,
+        )
+
+    def facts(self) -> EmbeddingFacts:
+        """Return what telemetry shows of the run."""
+        index = self.open_index()
+        plan = self.plan(index)
+        block_rows = plan.rows(index.representatives)
+        index.release_pages()
+        return EmbeddingFacts(
+            model=self.model_config.model_name,
+            precision=str(self.model_config.precision),
+            token_budget=plan.token_budget,
+            devices=tuple((device.label, device.token) for device in self.devices),
+            log_dir=self.layout.log_dir,
+            block_tokens=plan.tokens,
+            block_sequences=np.diff(plan.starts),
+            block_rows=block_rows,
+            records=index.num_records,
+            copies=len(index) - len(plan.positions),
+            skipped=index.num_skipped,
+        )
 
     def open_index(self) -> SequenceIndex:
         """Open the run's index."""

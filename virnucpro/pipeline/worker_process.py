@@ -160,9 +160,10 @@ def _end_after_parent() -> None:
 
 
 def _beat(reports: ReportPipe) -> None:
+    message: dict[str, Any] = {"kind": "heartbeat", "pid": os.getpid()}
     while True:
         try:
-            reports.put({"kind": "heartbeat"})
+            reports.put(message)
         except OSError:  # the parent closed its end: it has stopped listening
             return
         time.sleep(HEARTBEAT_INTERVAL_S)

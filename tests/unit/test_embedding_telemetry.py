@@ -1,0 +1,264 @@
+"""What the parent counts from what workers say: each row once, whatever happens to the workers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from virnucpro.telemetry import embedding_telemetry
+from virnucpro.telemetry.durable_blocks import durable_messages
+from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts, EmbeddingTelemetry, ProcessEnd
+from virnucpro.telemetry.snapshot import RankState
+
+BLOCKS = 6
+TOKENS = 100
+"""Of each block, of 4 sequences; the first has a copy."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now_s = 1000.0
+
+        def monotonic(self):
+            return self.now_s
+
+        def time(self):
+            return self.now_s + 1e9
+
+    clock = Clock()
+    monkeypatch.setattr(embedding_telemetry, "time", clock)
+    return clock
+
+
+def two_ranks(**callbacks):
+    facts = EmbeddingFacts(
+        model="m",
+        precision="fp32",
+        token_budget=125,
+        devices=(("cuda:3", "3"), ("cuda:1", "1")),
+        log_dir=Path("logs"),
+        block_tokens=np.full(BLOCKS, TOKENS, np.int64),
+        block_sequences=np.full(BLOCKS, 4, np.int64),
+        block_rows=np.array([5, 4, 4, 4, 4, 4], np.int64),
+        records=25,
+        copies=1,
+        skipped=0,
+    )
+    run = EmbeddingTelemetry(facts, **callbacks)
+    for rank in (0, 1):
+        run.assigned(rank, range(rank, BLOCKS, 2))
+    return run
+
+
+def say(run, rank, *messages):
+    for message in messages:
+        run.hear(rank, message)
+
+
+def begins(run, rank, *, found=(), to_do=300, short=None):
+    say(run, rank, {"kind": "heartbeat", "pid": 4000 + rank})
+    say(run, rank, *durable_messages(found, short=short or {}), {"kind": "found"})
+    say(run, rank, {"kind": "resumed", "sequences": 0, "tokens_to_do": to_do})
+    if to_do:
+        say(run, rank, {"kind": "model_loaded", "seconds": 1.5, "attention_kernel": "x"})
+
+
+def computes(run, rank, block, *, rows=4, tokens=TOKENS, seconds=0.2, splits=0):
+    say(
+        run,
+        rank,
+        {"kind": "start", "block": block},
+        {
+            "kind": "progress",
+            "block": block,
+            "rows": rows,
+            "batch_tokens": tokens,
+            "seconds": seconds,
+            "oom_splits": splits,
+        },
+    )
+
+
+def durable(run, rank, *blocks, **more):
+    say(run, rank, *durable_messages(blocks, short={}, written_bytes=1000, **more))
+
+
+def ends(run, rank, state="complete", failure="", *, again=False, excused=None):
+    end = ProcessEnd(state=state, failure=failure, reason="r", exit_code=1, starts_again=again, excused=excused or {})
+    run.ended(rank, end)
+
+
+def test_rows_count_when_they_are_durable_with_their_copies():
+    run = two_ranks()
+    begins(run, 0)
+    computes(run, 0, 0)
+    assert run.snapshot().ranks[0].rows == 0
+    assert run.snapshot().ranks[0].sequences == 4
+    durable(run, 0, 0)
+    assert run.snapshot().rows == 5
+    assert run.snapshot().ranks[0].written_bytes == 1000
+
+
+def test_a_rank_has_no_count_before_it_said_what_it_found():
+    run = two_ranks()
+    assert run.snapshot().ranks[0].rows is None
+    say(run, 0, *durable_messages([0, 2], short={}))
+    assert run.snapshot().ranks[0].rows is None, "else a scrape in between would see a jump"
+    say(run, 0, {"kind": "found"})
+    assert run.snapshot().ranks[0].rows == 9
+
+
+@pytest.mark.parametrize("was_told", [True, False])
+def test_a_worker_killed_around_its_message_counts_nothing_twice_and_loses_nothing(was_told):
+    run = two_ranks()
+    begins(run, 0)
+    computes(run, 0, 0)
+    if was_told:
+        durable(run, 0, 0)
+    computes(run, 0, 2)  # lost with its process
+    ends(run, 0, "failed", "died", again=True)
+    assert run.snapshot().ranks[0].state is RankState.FAILED
+    assert run.snapshot().ranks[0].tokens_left == (200 if was_told else 300)
+    run.assigned(0, range(0, BLOCKS, 2))
+    begins(run, 0, found=[0], to_do=200)
+    for block in (2, 4):
+        computes(run, 0, block)
+    durable(run, 0, 2, 4)
+    ends(run, 0)
+    rank = run.snapshot().ranks[0]
+    assert rank.rows == 13
+    assert rank.restarts == {"died": 1}
+    assert rank.attempts == 2
+    assert rank.tokens_left == 0
+    assert rank.tokens == 400, "what was computed again was computed"
+
+
+def test_a_lost_ranks_blocks_count_once_whoever_finds_them():
+    run = two_ranks()
+    begins(run, 0)
+    begins(run, 1)
+    computes(run, 0, 0)
+    durable(run, 0, 0)
+    for block in (1, 3, 5):
+        computes(run, 1, block)
+    durable(run, 1, 1, 3, 5)
+    ends(run, 1)
+    ends(run, 0, "failed", "died")
+    assert run.snapshot().ranks[0].state is RankState.LOST
+    assert run.snapshot().tokens_left == 200
+    run.assigned(1, [0, 2, 4])
+    assert run.snapshot().ranks[0].tokens_left == 0
+    assert run.snapshot().tokens_left == 200
+    begins(run, 1, found=[0], to_do=200)
+    assert run.snapshot().rows == 17
+    for block in (2, 4):
+        computes(run, 1, block)
+    durable(run, 1, 2, 4)
+    ends(run, 1)
+    run.over()
+    snapshot = run.snapshot()
+    assert snapshot.rows == 25
+    assert snapshot.progress == 1
+    assert snapshot.seconds_left == 0
+
+
+def test_a_block_that_lacked_a_sequence_counts_the_rest_when_it_is_whole():
+    run = two_ranks()
+    begins(run, 0, short={0: 3})
+    assert run.snapshot().rows == 3
+    durable(run, 0, 0)
+    assert run.snapshot().rows == 5
+
+
+def test_failed_and_quarantined_sequences_are_told_apart_and_counted_once():
+    run = two_ranks()
+    begins(run, 0)
+    say(run, 0, {"kind": "sequence_failed", "block": 0, "position": 7, "failure": "not_finite"})
+    assert run.snapshot().failed == {}, "the fault may be the process's own"
+    computes(run, 0, 0, rows=3)
+    assert run.snapshot().failed == {"not_finite": 1}
+    say(run, 0, {"kind": "sequence_failed", "block": 2, "position": 9, "failure": "application_error"})
+    ends(run, 0, "failed", "died", again=True, excused={7: "not_finite", 11: "died"})
+    snapshot = run.snapshot()
+    assert snapshot.failed == {"not_finite": 1}
+    assert snapshot.quarantined == {"died": 1}
+
+
+def test_the_estimate_goes_by_tokens_left_and_the_slowest_rank(clock):
+    run = two_ranks()
+    begins(run, 0)
+    assert run.snapshot().seconds_left is None
+    clock.now_s += 10
+    computes(run, 0, 0)
+    assert run.snapshot().ranks[0].tokens_per_second == pytest.approx(10)
+    assert run.snapshot().ranks[0].seconds_left == pytest.approx(20)
+    assert run.snapshot().seconds_left == pytest.approx(30), "rank 1 has 300 tokens left and is taken to be as fast"
+    begins(run, 1)
+    clock.now_s += 100
+    computes(run, 1, 1)
+    assert run.snapshot().seconds_left == pytest.approx(220), "rank 0 stands still"
+    assert run.snapshot().ranks[0].tokens_per_second == pytest.approx(100 / 110)
+
+
+def test_the_rate_is_that_of_the_last_minute(clock):
+    run = two_ranks()
+    begins(run, 0)
+    clock.now_s += 1000
+    computes(run, 0, 0)
+    clock.now_s += 10
+    computes(run, 0, 2)
+    clock.now_s += 10
+    assert run.snapshot().ranks[0].tokens_per_second == pytest.approx(200 / 1010)
+    clock.now_s += 50
+    computes(run, 0, 4)
+    assert run.snapshot().ranks[0].tokens_per_second == pytest.approx(100 / 60)
+
+
+def test_batches_fall_into_their_buckets_and_efficiency_never_passes_one():
+    run = two_ranks()
+    begins(run, 0)
+    computes(run, 0, 0, seconds=0.25, tokens=100)
+    computes(run, 0, 2, seconds=1000, tokens=500)  # BPE: more tokens than were planned
+    rank = run.snapshot().ranks[0]
+    histogram = dict(zip((*rank.batch_seconds.bounds, "more"), rank.batch_seconds.counts, strict=True))
+    assert {bound: count for bound, count in histogram.items() if count} == {0.25: 1, "more": 1}
+    assert rank.batch_seconds.total_s == pytest.approx(1000.25)
+    assert rank.packing_efficiency == pytest.approx((100 + 125) / 250)
+
+
+def test_who_cares_hears_of_gpus_logs_and_failures():
+    heard = []
+    run = two_ranks(
+        on_gpu=lambda *what: heard.append(what),
+        on_log=lambda rank, message: heard.append((rank.rank, message["event"])),
+        on_failure=lambda rank, end: heard.append((rank.rank, rank.last_batch.block, end.failure)),
+    )
+    begins(run, 1)
+    say(run, 1, {"kind": "model_loaded", "seconds": 1, "attention_kernel": "x", "gpu_uuid": "GPU-abc"})
+    say(run, 1, {"kind": "log", "event": "block.resplit"})
+    say(run, 1, {"kind": "start", "block": 3})
+    ends(run, 1, "failed", "hung")
+    assert heard == [("cuda:1", "GPU-abc"), (1, "block.resplit"), (1, 3, "hung")]
+
+
+def test_processor_time_adds_up_over_the_processes_of_a_rank():
+    run = two_ranks()
+    begins(run, 0)
+    run.used(0, 4000, cpu_s=5.0, resident_bytes=10)
+    assert run.pids() == {0: 4000}
+    ends(run, 0, "failed", "died", again=True)
+    assert run.pids() == {}
+    assert run.snapshot().ranks[0].resident_bytes is None
+    run.assigned(0, [0])
+    begins(run, 0)
+    run.used(0, 1, cpu_s=100.0, resident_bytes=1)  # of a process that has ended meanwhile
+    run.used(0, 4000, cpu_s=2.0, resident_bytes=20)
+    assert run.snapshot().ranks[0].cpu_s == pytest.approx(7)
+
+
+def test_what_is_said_of_something_unknown_is_passed_over():
+    run = two_ranks()
+    before = run.snapshot()
+    say(run, 0, {"kind": "of a later version"}, {"rank": 0, "status": "complete"}, {"kind": "step"})
+    assert run.snapshot() == before

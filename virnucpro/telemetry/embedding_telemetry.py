@@ -1,0 +1,368 @@
+"""
+What the parent knows of an embedding run while it goes on, from what its workers say and how they end.
+
+Rows are counted by block: a worker names the blocks that have become durable, and each counts once however often and by
+whomever it is named. So a worker that was killed between writing and saying so, or after, changes no count. Safe from
+any thread; nothing here can fail for what a worker says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.telemetry.durable_blocks import whole_blocks
+from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+BATCH_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
+"""Seconds: a full block of the small models on a GPU takes some milliseconds, one of the largest on a CPU a minute."""
+RATE_WINDOW_S = 60.0
+"""Seconds of computing that a rate is taken over: the long sequences come first, and cost more a token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingFacts:
+    """What an embedding run is, once it is planned; B blocks."""
+
+    model: str
+    """Name of the model."""
+    precision: str
+    """Number format of the forward pass."""
+    token_budget: int
+    """Tokens in one block at the most."""
+    devices: tuple[tuple[str, str], ...]
+    """Label and token of each rank's device."""
+    log_dir: Path
+    """Folder of the workers' logs."""
+    block_tokens: IntArray
+    """int64 (B,): planned tokens of each block."""
+    block_sequences: IntArray
+    """int64 (B,): sequences of each block."""
+    block_rows: IntArray
+    """int64 (B,): rows that each block gives, copies included."""
+    records: int
+    """Records of the input, those that were left out included."""
+    copies: int
+    """Records that take the row of an identical sequence."""
+    skipped: int
+    """Records that were left out."""
+
+
+class _Rate:
+    """Planned tokens a second over the last minute of computing."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def mark(self, now_s: float, tokens: int) -> None:
+        """Note that *tokens* are done since the first mark."""
+        self._marks.append((now_s, tokens))
+        while len(self._marks) > 2 and now_s - self._marks[1][0] >= RATE_WINDOW_S:
+            self._marks.popleft()
+
+    def restart(self, now_s: float) -> None:
+        """Begin anew: a model has been loaded."""
+        self._marks = deque([(now_s, 0)])
+
+    def per_second(self, now_s: float) -> float:
+        """Return the rate; it falls when nothing has been done for longer than the window."""
+        if len(self._marks) < 2:
+            return 0.0
+        (first_s, before), (last_s, done) = self._marks[0], self._marks[-1]
+        end_s = last_s if now_s - last_s < RATE_WINDOW_S else now_s
+        return (done - before) / (end_s - first_s) if end_s > first_s else 0.0
+
+
+@dataclass
+class _Rank:
+    """One rank, over all its processes of this start of the run."""
+
+    state: RankState = RankState.WAITING
+    pid: int | None = None
+    attempts: int = 0
+    rows: int = 0
+    has_said_rows: bool = False
+    """Whether *rows* holds what was found of earlier starts."""
+    sequences: int = 0
+    tokens: int = 0
+    batches: int = 0
+    batch_counts: list[int] = field(default_factory=lambda: [0] * (len(BATCH_BOUNDS_S) + 1))
+    batch_total_s: float = 0.0
+    packed_tokens: int = 0
+    tokens_to_do: int = 0
+    tokens_left: int = 0
+    tokens_done: int = 0
+    """Planned tokens computed by the running process."""
+    rate: _Rate = field(default_factory=_Rate)
+    written_bytes: int = 0
+    cache_hits: int = 0
+    oom_splits: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+    model_load_s: float | None = None
+    last_progress: float | None = None
+    last_batch: Batch | None = None
+    fresh_failures: dict[int, str] = field(default_factory=dict)
+    """Index position -> failure class, until the process has shown by a success that the fault is not its own."""
+    ended_cpu_s: float = 0.0
+    cpu_s: float | None = None
+    resident_bytes: int | None = None
+
+
+class EmbeddingTelemetry:
+    """
+    One embedding run under way.
+
+    Args:
+        facts: What it is.
+        on_gpu: Called with a device's label and the UUID of the GPU that its worker found itself on.
+        on_log: Called with a rank and what its worker logged for people.
+        on_failure: Called when a process of a rank has failed, with how the rank was just before: failure class,
+            reason, exit code, and whether another process follows.
+    """
+
+    def __init__(
+        self,
+        facts: EmbeddingFacts,
+        *,
+        on_gpu: Callable[[str, str], None] = lambda *_: None,
+        on_log: Callable[[RankSnapshot, dict[str, Any]], None] = lambda *_: None,
+        on_failure: Callable[[RankSnapshot, ProcessEnd], None] = lambda *_: None,
+    ) -> None:
+        self.facts = facts
+        self._on_gpu, self._on_log, self._on_failure = on_gpu, on_log, on_failure
+        self._lock = threading.RLock()
+        self._ranks = [_Rank() for _ in facts.devices]
+        self._counted = np.zeros(len(facts.block_tokens), np.int64)
+        """Rows of each block that are counted."""
+        self._owner = np.arange(len(facts.block_tokens)) % max(1, len(facts.devices))
+        """Rank that each block was last given to."""
+        self._failed: dict[int, str] = {}
+        self._quarantined: dict[int, str] = {}
+        self._is_over = False
+        for number, rank in enumerate(self._ranks):
+            rank.tokens_to_do = rank.tokens_left = self._tokens_of(number)
+
+    def assigned(self, rank: int, blocks: Sequence[int]) -> None:
+        """Take in that a process of *rank* is about to start, and what it is asked to do."""
+        with self._lock:
+            mine = np.fromiter(blocks, np.int64, len(blocks))
+            before = set(np.unique(self._owner[mine]).tolist()) - {rank}
+            self._owner[mine] = rank
+            for other in before:
+                self._ranks[other].tokens_left = self._tokens_of(other)
+            state = self._ranks[rank]
+            state.state, state.pid = RankState.STARTING, None
+            state.attempts += 1
+            state.tokens_done, state.last_batch = 0, None
+            state.tokens_to_do = state.tokens_left = int(self.facts.block_tokens[mine][self._counted[mine] == 0].sum())
+
+    def hear(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take in what a worker said."""
+        take = getattr(self, f"_hear_{message.get('kind', 'report')}", None)
+        if take is not None:
+            with self._lock:
+                take(rank, self._ranks[rank], message)
+
+    def ended(self, rank: int, end: ProcessEnd) -> None:
+        """Take in that the process of *rank* has ended, and how."""
+        with self._lock:
+            state = self._ranks[rank]
+            self._failed.update({p: why for p, why in state.fresh_failures.items() if p in end.excused})
+            state.fresh_failures.clear()
+            self._quarantined.update(
+                {position: why for position, why in end.excused.items() if position not in self._failed}
+            )
+            as_it_was = self._rank_snapshot(rank)
+            if state.cpu_s is not None:
+                state.ended_cpu_s, state.cpu_s = state.ended_cpu_s + state.cpu_s, 0.0
+            state.pid = state.resident_bytes = None
+            if end.state == "complete":
+                state.state, state.tokens_left = RankState.COMPLETE, 0
+                return
+            state.tokens_left = self._tokens_of(rank)
+            if end.state == "stopped":
+                state.state = RankState.STOPPED
+                return
+            state.state = RankState.FAILED if end.starts_again else RankState.LOST
+            if end.starts_again:
+                state.restarts[end.failure] += 1
+        self._on_failure(as_it_was, end)
+
+    def over(self) -> None:
+        """Take in that no process will be started any more."""
+        with self._lock:
+            self._is_over = True
+
+    def pids(self) -> dict[int, int]:
+        """Return rank -> process, of those that run."""
+        with self._lock:
+            return {number: rank.pid for number, rank in enumerate(self._ranks) if rank.pid is not None}
+
+    def used(self, rank: int, pid: int, *, cpu_s: float, resident_bytes: int) -> None:
+        """Take in what the process *pid* of *rank* has used so far."""
+        with self._lock:
+            state = self._ranks[rank]
+            if state.pid == pid:
+                state.cpu_s, state.resident_bytes = cpu_s, resident_bytes
+
+    def snapshot(self) -> EmbeddingSnapshot:
+        """Return how the run is now."""
+        facts = self.facts
+        with self._lock:
+            ranks = tuple(self._rank_snapshot(rank) for rank in range(len(self._ranks)))
+            return EmbeddingSnapshot(
+                model=facts.model,
+                precision=facts.precision,
+                token_budget=facts.token_budget,
+                records=facts.records,
+                copies=facts.copies,
+                skipped=facts.skipped,
+                ranks=ranks,
+                tokens=int(facts.block_tokens.sum()),
+                tokens_left=sum(rank.tokens_left for rank in ranks),
+                seconds_left=_seconds_left(ranks, is_over=self._is_over),
+                failed=dict(Counter(self._failed.values())),
+                quarantined=dict(Counter(self._quarantined.values())),
+                is_over=self._is_over,
+            )
+
+    def _tokens_of(self, rank: int) -> int:
+        """Return the planned tokens of the rank's blocks that are not durable."""
+        return int(self.facts.block_tokens[(self._owner == rank) & (self._counted == 0)].sum())
+
+    def _hear_heartbeat(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.pid = message.get("pid", rank.pid)
+
+    def _hear_found(self, _: int, rank: _Rank, __: Mapping[str, Any]) -> None:
+        rank.has_said_rows = True
+
+    def _hear_resumed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.tokens_to_do = rank.tokens_left = int(message["tokens_to_do"])
+        rank.state = RankState.LOADING if rank.tokens_left else RankState.FINISHING
+
+    def _hear_durable(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        whole = whole_blocks(message)
+        short = np.array(message.get("short", []), np.int64).reshape(-1, 2)
+        blocks = np.concatenate([whole, short[:, 0]])
+        rows = np.concatenate([self.facts.block_rows[whole], short[:, 1]])
+        fresh = np.maximum(rows - self._counted[blocks], 0)
+        self._counted[blocks] += fresh
+        rank.rows += int(fresh.sum())
+        rank.written_bytes += int(message.get("bytes", 0))
+        rank.cache_hits += int(message.get("cached", 0))
+        if fresh.any():
+            rank.last_progress = time.time()
+
+    def _hear_model_loaded(self, number: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.state, rank.model_load_s = RankState.COMPUTING, float(message["seconds"])
+        rank.rate.restart(time.monotonic())
+        if uuid := message.get("gpu_uuid"):
+            self._on_gpu(self.facts.devices[number][0], str(uuid))
+
+    def _hear_start(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        block = int(message["block"])
+        is_alone = message.get("position") is not None
+        sequences = 1 if is_alone else int(self.facts.block_sequences[block])
+        rank.last_batch = Batch(block=block, sequences=sequences, tokens=int(self.facts.block_tokens[block]))
+
+    def _hear_progress(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        if message["rows"]:
+            self._failed.update(rank.fresh_failures)
+            rank.fresh_failures.clear()
+        block, tokens, seconds = int(message["block"]), int(message["batch_tokens"]), float(message["seconds"])
+        rank.last_progress = time.time()
+        rank.sequences += int(message["rows"])
+        rank.tokens += tokens
+        rank.batches += 1
+        rank.batch_counts[bisect_left(BATCH_BOUNDS_S, seconds)] += 1
+        rank.batch_total_s += seconds
+        rank.packed_tokens += min(tokens, self.facts.token_budget)  # BPE tokens are planned by estimate
+        rank.oom_splits += int(message["oom_splits"])
+        planned = int(self.facts.block_tokens[block])
+        rank.tokens_done += planned
+        rank.tokens_left = max(0, rank.tokens_left - planned)
+        rank.rate.mark(time.monotonic(), rank.tokens_done)
+        if not rank.tokens_left:
+            rank.state = RankState.FINISHING
+
+    def _hear_sequence_failed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.fresh_failures[int(message["position"])] = str(message["failure"])
+
+    def _hear_log(self, number: int, _: _Rank, message: Mapping[str, Any]) -> None:
+        self._on_log(self._rank_snapshot(number), dict(message))
+
+    def _rank_snapshot(self, number: int) -> RankSnapshot:
+        rank, now_s = self._ranks[number], time.monotonic()
+        is_computing = rank.state is RankState.COMPUTING
+        rate = rank.rate.per_second(now_s) if is_computing or rank.state is RankState.FINISHING else 0.0
+        return RankSnapshot(
+            rank=number,
+            device=self.facts.devices[number][0],
+            state=rank.state,
+            pid=rank.pid,
+            attempts=rank.attempts,
+            rows=rank.rows if rank.has_said_rows else None,
+            sequences=rank.sequences,
+            tokens=rank.tokens,
+            batches=rank.batches,
+            batch_seconds=BatchSeconds(
+                bounds=BATCH_BOUNDS_S, counts=tuple(rank.batch_counts), total_s=rank.batch_total_s
+            ),
+            packing_efficiency=(
+                rank.packed_tokens / (rank.batches * self.facts.token_budget) if rank.batches else None
+            ),
+            tokens_to_do=rank.tokens_to_do,
+            tokens_left=rank.tokens_left,
+            tokens_per_second=rate,
+            seconds_left=0.0 if not rank.tokens_left else rank.tokens_left / rate if rate else None,
+            written_bytes=rank.written_bytes,
+            cache_hits=rank.cache_hits,
+            oom_splits=rank.oom_splits,
+            restarts=dict(rank.restarts),
+            model_load_s=rank.model_load_s,
+            last_progress=rank.last_progress,
+            last_batch=rank.last_batch,
+            cpu_s=None if rank.cpu_s is None else rank.ended_cpu_s + rank.cpu_s,
+            resident_bytes=rank.resident_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEnd:
+    """How a process of a rank ended, as its parent judged."""
+
+    state: str
+    """complete, failed or stopped."""
+    failure: str
+    """Failure class; empty where it did not fail."""
+    reason: str
+    """One sentence for a person."""
+    exit_code: int | None
+    """Negative for a signal."""
+    starts_again: bool
+    """Whether another process follows."""
+    excused: Mapping[int, str]
+    """Index position of each sequence that is not computed any more -> failure class."""
+
+
+def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
+    """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
+    if is_over or not any(rank.tokens_left for rank in ranks):
+        return 0.0
+    rates = [rank.tokens_per_second for rank in ranks if rank.tokens_per_second]
+    if not rates:
+        return None
+    usual = sum(rates) / len(rates)
+    return max(rank.tokens_left / (rank.tokens_per_second or usual) for rank in ranks)

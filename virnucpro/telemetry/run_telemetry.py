@@ -1,0 +1,332 @@
+"""
+Everything that shows a run while it goes on: views, metrics, status file; put together here, for a run as a whole.
+
+One thread makes a snapshot twice a second and hands it to whoever shows it, so that nothing here holds up a worker, and
+whoever shows it may be slow. Nothing that goes wrong here ends a run: it is said once, and left.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from virnucpro.config import MetricsOptions
+from virnucpro.errors import OutputError, StoppedError
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.exposition import MetricsServer, write_textfile
+from virnucpro.telemetry.failure_report import failure_report
+from virnucpro.telemetry.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.process_monitor import ProcessMonitor
+from virnucpro.telemetry.progress import say
+from virnucpro.telemetry.pushgateway import Pushgateway
+from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
+from virnucpro.telemetry.status_file import StatusFile
+from virnucpro.telemetry.target_file import TargetFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from virnucpro.run_layout import FolderLayout
+    from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts, ProcessEnd
+    from virnucpro.telemetry.snapshot import RankSnapshot, View
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 0.5
+"""Seconds between two snapshots."""
+SAMPLE_INTERVAL_S = 2.0
+"""Seconds between two looks at GPUs, processes and the disk."""
+_PATIENCE_S = 5.0
+"""Seconds that the end of a run waits for a view that is stuck."""
+
+
+@dataclass
+class _Stage:
+    name: str
+    model: str
+    began_s: float
+    started: float
+    ended_s: float | None = None
+
+
+class RunTelemetry:
+    """
+    Context manager around a run, of whatever kind; ``running`` marks the time in which it holds its folder.
+
+    Args:
+        metrics: Where metrics go beside the folder.
+        views: What shows the run.
+    """
+
+    def __init__(self, metrics: MetricsOptions | None = None, views: Sequence[View] = ()) -> None:
+        self._options = metrics or MetricsOptions()
+        self._views = list(views)
+        self._lock = threading.Lock()
+        self._stages: list[_Stage] = []
+        self._embeddings: list[EmbeddingTelemetry] = []
+        self._layout: FolderLayout | None = None
+        self._run_id = ""
+        self._started = time.time()
+        self._registry = CollectorRegistry()
+        self._registry.register(RunCollector(self.snapshot))
+        self._server: MetricsServer | None = None
+        self._target: TargetFile | None = None
+        self._pushgateway: Pushgateway | None = None
+        self._gpus: GpuMonitor | None = None
+        self._processes = ProcessMonitor()
+        self._gpu_samples: tuple[GpuSample, ...] = ()
+        self._disk: tuple[int, int] | None = None
+        self._sayings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sampled_s = 0.0
+        self._complaints: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._close_views()
+        if self._server is not None:
+            if error is None or (isinstance(error, Exception) and not isinstance(error, StoppedError)):
+                self._wait_for_scrape(self._server)
+            self._server.stop()
+        if self._target is not None:
+            self._target.stop()
+        if self._gpus is not None:
+            self._guarded(self._gpus.close)
+
+    @contextmanager
+    def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
+        """
+        Show the run for the time of the block, and leave its last figures in its folder.
+
+        Within another such block it does nothing.
+
+        Args:
+            layout: Of the folder, whose lock the caller holds.
+            run_id: Unique to this start of the run.
+        """
+        if self._layout is not None:
+            yield
+            return
+        self._layout, self._run_id, self._started = layout, run_id, time.time()
+        self._guarded(self._begin)
+        try:
+            yield
+        finally:
+            self._guarded(self._finish)
+            self._layout = None
+
+    @contextmanager
+    def stage(self, name: str, *, model: str = "") -> Iterator[None]:
+        """Note that a stage goes on for the time of the block; *model* names the embedding run that it belongs to."""
+        stage = _Stage(name, model, time.monotonic(), time.time())
+        with self._lock:
+            self._stages.append(stage)
+        try:
+            yield
+        finally:
+            stage.ended_s = time.monotonic()
+
+    def stages_s(self, model: str = "") -> dict[str, float]:
+        """Return the seconds of each stage of an embedding run, or of the whole, that has ended."""
+        with self._lock:
+            stages = [stage for stage in self._stages if stage.model == model and stage.ended_s is not None]
+        return {stage.name: stage.ended_s - stage.began_s for stage in stages if stage.ended_s is not None}
+
+    def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
+        """Return what is told how an embedding run goes on."""
+        if self._gpus is None and any(token for _, token in facts.devices):
+            self._gpus = GpuMonitor(facts.devices)
+        embedding = EmbeddingTelemetry(
+            facts,
+            on_gpu=self._gpus.found if self._gpus is not None else lambda *_: None,
+            on_log=self._tell_log,
+            on_failure=partial(self._tell_failure, facts.log_dir),
+        )
+        with self._lock:
+            self._embeddings.append(embedding)
+        return embedding
+
+    def say(self, text: str) -> None:
+        """Show lines for a person, soon; never waits."""
+        self._sayings.put(text)
+
+    def snapshot(self) -> RunSnapshot:
+        """Return how the run is now."""
+        with self._lock:
+            stages, embeddings = list(self._stages), list(self._embeddings)
+        now_s = time.monotonic()
+        free, size = self._disk or (None, None)
+        return RunSnapshot(
+            run_id=self._run_id,
+            output_dir="" if self._layout is None else str(self._layout.output_dir),
+            started=self._started,
+            now=time.time(),
+            stages=tuple(
+                StageSnapshot(
+                    name=stage.name,
+                    model=stage.model,
+                    started=stage.started,
+                    seconds=(now_s if stage.ended_s is None else stage.ended_s) - stage.began_s,
+                    is_over=stage.ended_s is not None,
+                )
+                for stage in stages
+            ),
+            embeddings=tuple(embedding.snapshot() for embedding in embeddings),
+            gpus=self._gpu_samples,
+            disk_free_bytes=free,
+            disk_size_bytes=size,
+        )
+
+    def _wait_for_scrape(self, server: MetricsServer) -> None:
+        """Wait until whoever reads our metrics has read the last of them; Ctrl-C ends the wait."""
+        patience_s = server.patience_s
+        if patience_s:
+            say(f"waiting until the final metrics are read, {patience_s:.0f} s at the most (Ctrl-C: no more)")
+            with suppress(KeyboardInterrupt):
+                server.wait_for_scrape(patience_s)
+
+    def _close_views(self) -> None:
+        views, self._views = self._views, []
+        for view in views:
+            self._guarded(view.close)
+
+    def _begin(self) -> None:
+        assert self._layout is not None
+        self._views.append(StatusFile(self._layout.live_status))
+        if self._options.port is not None:
+            self._serve(self._options.port)
+        if self._options.pushgateway is not None:
+            self._pushgateway = Pushgateway(self._options.pushgateway, self._registry, self._run_id)
+            self._pushgateway.start(partial(self._complain, "metrics.not_pushed"))
+        self._is_over.clear()
+        self._thread = threading.Thread(target=self._go_on, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def _serve(self, port: int) -> None:
+        server = MetricsServer(self._registry, port)
+        try:
+            port = server.start()
+        except OSError as error:
+            log.warning("metrics.not_served", port=port, reason=error.strerror or str(error))
+            return
+        self._server = server
+        self.say(f"metrics: http://127.0.0.1:{port}/metrics")
+        if self._options.targets_dir is not None:
+            target = TargetFile(Path(self._options.targets_dir), self._run_id, port)
+            try:
+                target.start()
+                self._target = target
+            except OutputError as error:
+                log.warning("metrics.no_target_file", path=error.path, reason=error.what)
+
+    def _finish(self) -> None:
+        self._stop_thread()
+        self._sample()
+        self._show()
+        self._close_views()
+        layout = self._layout
+        assert layout is not None
+        with self._lock:
+            has_computed = bool(self._embeddings)
+        if has_computed:  # else the figures of the run that did it stay
+            try:
+                write_textfile(self._registry, layout.metrics_textfile)
+            except OutputError as error:
+                log.warning("metrics.not_written", path=error.path, reason=error.what)
+        if self._pushgateway is not None:
+            self._pushgateway.stop()
+
+    def _stop_thread(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+            self._thread = None
+
+    def _go_on(self) -> None:
+        """Run in the thread: show and sample until the run is over."""
+        while not self._is_over.is_set():
+            now_s = time.monotonic()
+            if now_s - self._sampled_s >= SAMPLE_INTERVAL_S:
+                self._sampled_s = now_s
+                self._sample()
+            self._show()
+            self._is_over.wait(TICK_S)
+
+    def _show(self) -> None:
+        snapshot = self.snapshot()
+        texts = []
+        with suppress(queue.Empty):
+            while True:
+                texts.append(self._sayings.get_nowait())
+        for view in list(self._views):
+            for text in texts:
+                self._guarded(view.say, text, of=view)
+            self._guarded(view.update, snapshot, of=view)
+
+    def _sample(self) -> None:
+        self._guarded(self._sample_disk)
+        self._guarded(self._sample_processes)
+        if self._gpus is not None:
+            self._guarded(self._sample_gpus)
+
+    def _sample_disk(self) -> None:
+        if self._layout is not None:
+            usage = shutil.disk_usage(self._layout.output_dir)
+            self._disk = usage.free, usage.total
+
+    def _sample_processes(self) -> None:
+        with self._lock:
+            embeddings = list(self._embeddings)
+        for embedding in embeddings:
+            pids = embedding.pids()
+            for rank, used in self._processes.sample(pids).items():
+                embedding.used(rank, pids[rank], cpu_s=used.cpu_s, resident_bytes=used.resident_bytes)
+
+    def _sample_gpus(self) -> None:
+        assert self._gpus is not None
+        self._gpu_samples = self._gpus.sample()
+
+    def _tell_log(self, rank: RankSnapshot, message: dict[str, Any]) -> None:
+        self.say(f"{message.get('level', 'warning')}: rank {rank.rank} ({rank.device}): {log_sentence(message)}")
+
+    def _tell_failure(self, log_dir: Path, rank: RankSnapshot, end: ProcessEnd) -> None:
+        self.say(
+            failure_report(
+                rank,
+                failure=end.failure,
+                reason=end.reason,
+                log_path=log_dir / f"worker_{rank.rank}.log",
+                exit_code=end.exit_code,
+                starts_again=end.starts_again,
+            )
+        )
+
+    def _guarded(self, call: Callable[..., None], *args: Any, of: View | None = None) -> None:
+        """Do something that must never end the run; a view that fails shows no more."""
+        try:
+            call(*args)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run is worth more
+            self._complain("telemetry.failed", f"{type(error).__name__}: {error}")
+            if of in self._views:
+                self._views.remove(of)
+
+    def _complain(self, event: str, reason: str) -> None:
+        """Warn, once for each kind of trouble."""
+        if event not in self._complaints:
+            self._complaints.add(event)
+            log.warning(event, reason=reason)
