@@ -312,6 +312,33 @@ def test_every_panel_has_a_place_a_unit_a_source_and_an_id_of_its_own():
     assert set(ids.values()) == {1}
 
 
+def test_the_steps_of_the_readme_fit_the_files_beside_it():
+    steps = (OBSERVABILITY / "README.md").read_text()
+    copied = re.findall(r"^sudo cp (?:-r )?((?!/)\S+) (/\S+)$", steps, flags=re.MULTILINE)
+    assert {source for source, _ in copied} == {
+        "prometheus.yml",
+        "rules",
+        "grafana/dashboards/virnucpro.json",
+        "grafana/provisioning/datasources/virnucpro.yml",
+        "grafana/provisioning/dashboards/virnucpro.yml",
+    }
+    assert all((OBSERVABILITY / source).exists() for source, _ in copied)
+    places = dict(copied)
+    settings = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
+    [pattern] = settings["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    targets = re.search(r"--metrics-targets (\S+)", steps)[1]
+    assert pattern == f"{targets}/virnucpro-*.json"
+    assert f"install -d -m 1777 {targets}\n" in steps
+    provided = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/dashboards/virnucpro.yml").read_text())
+    assert provided["providers"][0]["options"]["path"] + "/" == places["grafana/dashboards/virnucpro.json"]
+    source = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/datasources/virnucpro.yml").read_text())
+    assert source["datasources"][0]["type"] == "prometheus"
+    assert source["datasources"][0]["jsonData"]["timeInterval"] == settings["global"]["scrape_interval"]
+    address = re.search(r"--web.listen-address=(\S+?)\"", steps)[1]
+    assert source["datasources"][0]["url"] == f"http://{address}"
+    assert f"/d/{json.loads(DASHBOARD.read_text())['uid']}>" in steps
+
+
 def test_every_question_of_a_panel_is_about_the_chosen_run():
     for panel in panels():
         for target in panel.get("targets", []):
