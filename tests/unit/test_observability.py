@@ -18,6 +18,7 @@ import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.runtime import Runtime
+from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerConfig
 from grafana_foundation_sdk.models.prometheus import Dataquery
 
@@ -32,6 +33,9 @@ MONITORING = REPOSITORY / "docs" / "monitoring.md"
 
 PANEL_TYPES = {"row", "timeseries", "stat", "gauge", "bargauge", "state-timeline", "table", "heatmap"}
 GRID_COLUMNS = 24
+UNITS = {text for name, text in vars(units).items() if name.isidentifier() and isinstance(text, str)}
+OWN_UNIT = re.compile(r"(si|suffix):\S+")
+"""Grafana's own units, and those that one may make up."""
 
 TARGET_LABELS = {"job", "instance", "run_id"}
 """Labels that a series gets from where it was read."""
@@ -303,7 +307,8 @@ def test_every_panel_has_a_place_a_unit_a_source_and_an_id_of_its_own():
         assert columns.stop <= GRID_COLUMNS
         taken.update(itertools.product(columns, lines))
         if panel["type"] != "row":
-            assert panel["fieldConfig"]["defaults"]["unit"]
+            unit = panel["fieldConfig"]["defaults"]["unit"]
+            assert unit in UNITS or OWN_UNIT.fullmatch(unit)
             assert panel["datasource"] == source
             assert panel["targets"]
             assert all(target["datasource"] == source for target in panel["targets"])

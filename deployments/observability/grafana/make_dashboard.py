@@ -51,7 +51,7 @@ STAGE = f'{RUN}, model=~"$model|"'
 SEQUENCES_PER_SECOND = "si:seq/s"
 TOKENS_PER_SECOND = "si:tok/s"
 TOKENS = "si:tok"
-CORES = "suffix: cores"
+CORES = "suffix:cores"
 COUNT = "locale"
 
 GREEN, ORANGE, RED, GREY = "green", "orange", "red", "transparent"
@@ -256,8 +256,11 @@ def throughput() -> Iterator[Any]:
         "Sequences per second",
         SEQUENCES_PER_SECOND,
         query(f"sum by (device) (rate(virnucpro_sequences_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
-        about="Counted when their rows are durable, so in steps. It rises to the end: the short sequences come last.",
-    )
+        about=(
+            "Counted when their rows are durable, about once a minute, so over two minutes at the least. It rises to "
+            "the end: the short sequences come last."
+        ),
+    ).interval("2m")
     yield lines(
         12,
         "Tokens per second",
