@@ -54,6 +54,7 @@ class RankBook:
 
     def __init__(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry) -> None:
         self.stop = threading.Event()
+        self.telemetry = telemetry
         self.recovery = run.recovery(limits, telemetry)
         self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
 
@@ -126,7 +127,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
         )
     is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":
-        logger.error("rank %s, process %s: %s: %s", rank, outcome.pids[-1:], outcome.failure, outcome.reason)
+        logger.error("%s", book.telemetry.failure_of(rank) or outcome.reason)
         raise RankFailedError(outcome, is_final=is_final)
     logger.info(
         "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",

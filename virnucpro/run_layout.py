@@ -113,6 +113,10 @@ class RunLayout(FolderLayout):
         """Everything that *rank* finished."""
         return self.output_dir / f"shard_{rank}.h5"
 
+    def worker_log(self, rank: int) -> Path:
+        """What the processes of *rank* have logged."""
+        return self.log_dir / f"worker_{rank}.log"
+
     def worker_logs(self) -> list[Path]:
         """Return the log files that exist."""
         return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts, EmbeddingTelemetry, ProcessEnd
@@ -37,7 +38,7 @@ def two_ranks(**callbacks):
         precision="fp32",
         token_budget=125,
         devices=(("cuda:3", "3"), ("cuda:1", "1")),
-        log_dir=Path("logs"),
+        layout=RunLayout(Path("nowhere")),
         block_tokens=np.full(BLOCKS, TOKENS, np.int64),
         block_sequences=np.full(BLOCKS, 4, np.int64),
         block_rows=np.array([5, 4, 4, 4, 4, 4], np.int64),
@@ -232,14 +233,18 @@ def test_who_cares_hears_of_gpus_logs_and_failures():
     run = two_ranks(
         on_gpu=lambda *what: heard.append(what),
         on_log=lambda rank, message: heard.append((rank.rank, message["event"])),
-        on_failure=lambda rank, end: heard.append((rank.rank, rank.last_batch.block, end.failure)),
+        on_failure=heard.append,
     )
     begins(run, 1)
     say(run, 1, {"kind": "model_loaded", "seconds": 1, "attention_kernel": "x", "gpu_uuid": "GPU-abc"})
     say(run, 1, {"kind": "log", "event": "block.resplit"})
     say(run, 1, {"kind": "start", "block": 3})
     ends(run, 1, "failed", "hung")
-    assert heard == [("cuda:1", "GPU-abc"), (1, "block.resplit"), (1, 3, "hung")]
+    assert heard[:2] == [("cuda:1", "GPU-abc"), (1, "block.resplit")]
+    for what in ("rank 1 on cuda:1", "(hung)", "block 3, 4 sequences"):
+        assert what in heard[2]
+    assert run.failure_of(1) == heard[2]
+    assert run.failure_of(0) == ""
 
 
 def test_processor_time_adds_up_over_the_processes_of_a_rank():

@@ -109,7 +109,7 @@ class PreparedRun:
             precision=str(self.model_config.precision),
             token_budget=plan.token_budget,
             devices=tuple((device.label, device.token) for device in self.devices),
-            log_dir=self.layout.log_dir,
+            layout=self.layout,
             block_tokens=plan.tokens,
             block_sequences=np.diff(plan.starts),
             block_rows=block_rows,

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.telemetry.durable_blocks import whole_blocks
+from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+    from virnucpro.run_layout import RunLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -44,8 +46,8 @@ class EmbeddingFacts:
     """Tokens in one block at the most."""
     devices: tuple[tuple[str, str], ...]
     """Label and token of each rank's device."""
-    log_dir: Path
-    """Folder of the workers' logs."""
+    layout: RunLayout
+    """Names of its files."""
     block_tokens: IntArray
     """int64 (B,): planned tokens of each block."""
     block_sequences: IntArray
@@ -115,6 +117,7 @@ class _Rank:
     last_batch: Batch | None = None
     fresh_failures: dict[int, str] = field(default_factory=dict)
     """Index position -> failure class, until the process has shown by a success that the fault is not its own."""
+    failure_report: str = ""
     ended_cpu_s: float = 0.0
     cpu_s: float | None = None
     resident_bytes: int | None = None
@@ -128,8 +131,7 @@ class EmbeddingTelemetry:
         facts: What it is.
         on_gpu: Called with a device's label and the UUID of the GPU that its worker found itself on.
         on_log: Called with a rank and what its worker logged for people.
-        on_failure: Called when a process of a rank has failed, with how the rank was just before: failure class,
-            reason, exit code, and whether another process follows.
+        on_failure: Called when a process of a rank has failed, with a few lines about it.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class EmbeddingTelemetry:
         *,
         on_gpu: Callable[[str, str], None] = lambda *_: None,
         on_log: Callable[[RankSnapshot, dict[str, Any]], None] = lambda *_: None,
-        on_failure: Callable[[RankSnapshot, ProcessEnd], None] = lambda *_: None,
+        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.facts = facts
         self._on_gpu, self._on_log, self._on_failure = on_gpu, on_log, on_failure
@@ -198,7 +200,19 @@ class EmbeddingTelemetry:
             state.state = RankState.FAILED if end.starts_again else RankState.LOST
             if end.starts_again:
                 state.restarts[end.failure] += 1
-        self._on_failure(as_it_was, end)
+        state.failure_report = failure_report(
+            as_it_was,
+            failure=end.failure,
+            reason=end.reason,
+            log_path=self.facts.layout.worker_log(rank),
+            exit_code=end.exit_code,
+            starts_again=end.starts_again,
+        )
+        self._on_failure(state.failure_report)
+
+    def failure_of(self, rank: int) -> str:
+        """Return a few lines about the process of *rank* that failed last; empty where none has."""
+        return self._ranks[rank].failure_report
 
     def over(self) -> None:
         """Take in that no process will be started any more."""

@@ -24,7 +24,6 @@ from virnucpro.config import MetricsOptions
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.exposition import MetricsServer, write_textfile
-from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics import RunCollector
@@ -34,12 +33,13 @@ from virnucpro.telemetry.pushgateway import Pushgateway
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.status_file import StatusFile
 from virnucpro.telemetry.target_file import TargetFile
+from virnucpro.telemetry.trace import merge_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from virnucpro.run_layout import FolderLayout
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts, ProcessEnd
+    from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts
     from virnucpro.telemetry.snapshot import RankSnapshot, View
 
 log = structlog.get_logger(__name__)
@@ -155,7 +155,7 @@ class RunTelemetry:
             facts,
             on_gpu=self._gpus.found if self._gpus is not None else lambda *_: None,
             on_log=self._tell_log,
-            on_failure=partial(self._tell_failure, facts.log_dir),
+            on_failure=self.say,
         )
         with self._lock:
             self._embeddings.append(embedding)
@@ -239,17 +239,22 @@ class RunTelemetry:
         self._sample()
         self._show()
         self._close_views()
-        layout = self._layout
-        assert layout is not None
-        with self._lock:
-            has_computed = bool(self._embeddings)
-        if has_computed:  # else the figures of the run that did it stay
-            try:
-                write_textfile(self._registry, layout.metrics_textfile)
-            except OutputError as error:
-                log.warning("metrics.not_written", path=error.path, reason=error.what)
+        if self._embeddings:  # else the figures of the run that did it stay
+            self._guarded(self._leave_files)
         if self._pushgateway is not None:
             self._pushgateway.stop()
+
+    def _leave_files(self) -> None:
+        """Write what stays in the folder: the last figures, and the timeline of a profiled run."""
+        assert self._layout is not None
+        here = self._layout.output_dir
+        try:
+            write_textfile(self._registry, self._layout.metrics_textfile)
+            layouts = [embedding.facts.layout for embedding in self._embeddings]
+            spans_dirs = [("" if one.output_dir == here else one.output_dir.name, one.spans_dir) for one in layouts]
+            merge_trace(spans_dirs, self.snapshot().stages, self._layout.trace)
+        except OutputError as error:
+            log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
     def _stop_thread(self) -> None:
         self._is_over.set()
@@ -303,18 +308,6 @@ class RunTelemetry:
 
     def _tell_log(self, rank: RankSnapshot, message: dict[str, Any]) -> None:
         self.say(f"{message.get('level', 'warning')}: rank {rank.rank} ({rank.device}): {log_sentence(message)}")
-
-    def _tell_failure(self, log_dir: Path, rank: RankSnapshot, end: ProcessEnd) -> None:
-        self.say(
-            failure_report(
-                rank,
-                failure=end.failure,
-                reason=end.reason,
-                log_path=log_dir / f"worker_{rank.rank}.log",
-                exit_code=end.exit_code,
-                starts_again=end.starts_again,
-            )
-        )
 
     def _guarded(self, call: Callable[..., None], *args: Any, of: View | None = None) -> None:
         """Do something that must never end the run; a view that fails shows no more."""
