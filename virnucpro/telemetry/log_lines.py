@@ -100,7 +100,7 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
     time = "" if entry.time == NO_TIME else f"{entry.time:%Y-%m-%d %H:%M:%S}.{entry.time.microsecond // 1000:03d}Z"
     head = f"{time:24} {entry.level if not entry.is_text else '':7}"
     if rank is not None:
-        head += f" {f'{stage} ' * bool(stage)}{_who(rank, entry):14}"
+        head += f" {f'{stage:7} ' * bool(stage)}{_who(rank, entry):14}"
     if entry.is_text:
         return f"{head} | {printable(entry.event)}"
     fields = dict(entry.fields)
