@@ -86,7 +86,8 @@ def _last_batch(rank: RankSnapshot) -> str:
     batch = rank.last_batch
     if batch is None:
         return "none, it had not begun to compute"
-    return f"block {batch.block}, {batch.sequences:,} sequences, {batch.tokens:,} tokens"
+    number = f"{batch.sequences:,} sequences" if batch.sequences != 1 else "1 sequence"
+    return f"block {batch.block}, {number}, {batch.tokens:,} tokens"
 
 
 def _exception(entries: list[LogEntry]) -> Iterator[str]:

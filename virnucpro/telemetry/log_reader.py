@@ -127,7 +127,7 @@ class LogFile:
             return False
 
     def _lines(self, file: BinaryIO, *, is_over: bool) -> Iterator[LogEntry]:
-        while line := file.readline(MAX_LINE_BYTES):
+        while line := self._read_line(file):
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
                     self._pass_over_line(file)
@@ -142,10 +142,15 @@ class LogFile:
             self._before = entry
             yield entry
 
-    @staticmethod
-    def _pass_over_line(file: BinaryIO) -> None:
-        while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+    def _pass_over_line(self, file: BinaryIO) -> None:
+        while (rest := self._read_line(file)) and not rest.endswith(b"\n"):
             pass
+
+    def _read_line(self, file: BinaryIO) -> bytes:
+        try:
+            return file.readline(MAX_LINE_BYTES)
+        except OSError as error:
+            raise ResultError(self.path, error.strerror or str(error)) from error
 
 
 @dataclass(frozen=True)
