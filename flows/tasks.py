@@ -127,7 +127,10 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
         )
     is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":
-        logger.error("%s", book.telemetry.failure_of(rank) or outcome.reason)
+        if outcome.state == "failed":
+            logger.error("%s", book.telemetry.failure_of(rank))
+        else:
+            logger.warning("rank %s: %s", rank, outcome.reason)
         raise RankFailedError(outcome, is_final=is_final)
     logger.info(
         "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -221,6 +222,16 @@ def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypa
     assert any(level == "ERROR" and text.startswith("sequence.failed ") and failed in text for level, text, _ in lines)
     assert any(level == "INFO" and text.startswith("result.written ") for level, text, _ in lines)
     (task,) = {task for _, text, task in lines if text.startswith("sequence.failed ")}
+    ((level, report),) = {(level, text) for level, text, of in lines if of == task and text.startswith("rank 0 on ")}
+    assert level == "ERROR"
+    first, *rest = report.split("\n")
+    assert first.startswith("rank 0 on cpu failed in attempt 1 (device_error): AcceleratorError: CUDA error: ")
+    assert rest[0] == "  exit code 70; another process follows"
+    assert re.fullmatch(r"  last batch: block \d+, \d+ sequences?, \d+ tokens", rest[1])
+    assert rest[2].startswith("  exception: AcceleratorError: CUDA error: ")
+    assert re.fullmatch(r"      at .*fakes\.py:\d+ in fail", rest[3])
+    assert any(" worker.started blocks=" in line and f"task={task}" in line for line in rest)
+    assert " ERROR   worker.failed failure=device_error " in rest[-1]
     started = [
         json.loads(line)
         for line in (out / "logs" / "worker_0.log").read_text().splitlines()
