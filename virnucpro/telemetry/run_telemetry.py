@@ -33,7 +33,7 @@ from virnucpro.telemetry.pushgateway import Pushgateway
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.status_file import StatusFile
 from virnucpro.telemetry.target_file import TargetFile
-from virnucpro.telemetry.trace import merge_trace
+from virnucpro.telemetry.trace import merge_trace, remove_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +149,7 @@ class RunTelemetry:
 
     def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
         """Return what is told how an embedding run goes on."""
+        self._guarded(remove_spans, [facts.layout.spans_dir])  # those of a run that was killed
         if self._gpus is None and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)
         embedding = EmbeddingTelemetry(
