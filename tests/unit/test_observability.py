@@ -21,10 +21,12 @@ from grafana_foundation_sdk.cog.runtime import Runtime
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerConfig
 from grafana_foundation_sdk.models.prometheus import Dataquery
+from typer.main import get_command
 
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
+from virnucpro.cli import app
 from virnucpro.telemetry.metrics import METRICS
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
@@ -260,6 +262,16 @@ def test_the_page_names_only_metrics_and_alerts_that_exist():
     names = set(re.findall(r"\bvirnucpro_[a-z_]+\b", MONITORING.read_text()))
     assert names <= set(EXPORTED) | {metric.name for metric in METRICS}
     assert set(re.findall(r"\bVirnucpro\w+", MONITORING.read_text())) == set(ALERTS)
+
+
+def test_the_pages_name_only_options_and_variables_that_exist():
+    parameters = [each for command in get_command(app).commands.values() for each in command.params]
+    commands = re.findall(r"^virnucpro .*$", (OBSERVABILITY / "README.md").read_text(), flags=re.MULTILINE)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([MONITORING.read_text(), *commands])))
+    assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
+    variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", MONITORING.read_text()))
+    assert len(variables_named) == 3
+    assert variables_named <= {each.envvar for each in parameters}
 
 
 def test_the_dashboard_is_what_its_script_makes():

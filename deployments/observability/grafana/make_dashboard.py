@@ -439,24 +439,24 @@ def gpus() -> Iterator[Any]:
 
 
 def stages() -> Iterator[Any]:
-    """What took how long."""
+    """What took how long; an identification has some fifteen stages."""
     yield states(
         12,
         "Stages",
         query(f"virnucpro_stage_running{{{STAGE}}}", "{{stage}} {{model}}"),
         {0: ("ended", GREY), 1: ("running", "blue")},
         "When each stage ran.",
-    )
+    ).height(12)
     yield bars(
         6, "Stage duration", "s", now(last(f"virnucpro_stage_duration_seconds{{{STAGE}}}"), "{{stage}} {{model}}")
-    )
+    ).height(12)
     yield bars(
         6,
         "Loading the model",
         "s",
         now(last(f"virnucpro_model_load_seconds{{{RANK}}}"), "{{rank}} {{device}} {{model}}"),
         about="Seconds that each worker's last process took to load its model.",
-    )
+    ).height(12)
 
 
 def workers() -> Iterator[Any]:
