@@ -83,7 +83,7 @@ def test_before_there_is_a_rate_the_state_stands_in_its_place(view, terminal):
     )
     _, loading, starting, computing, *_ = terminal.seen()
     assert loading.endswith("  0 %  loading the model")
-    assert starting.endswith("  0 %  looking at what is done")
+    assert starting.endswith("  0 %  starting")
     assert computing.endswith("  0 %  computing its first batch")
 
 
@@ -172,10 +172,7 @@ def test_an_identification_names_the_stage_around(view, terminal):
     assert terminal.seen()[0][2:] == "embedding the frames' DNA: checking and indexing the input, 1 min 3 s"
 
 
-def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(monkeypatch):
-    of_size(monkeypatch, 100)
-    terminal = ShownTerminal(columns=100)
-    view = TerminalView(Terminal(terminal))
+def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(view, terminal):
     view.update(run_snapshot(rank_snapshot()))
     done = embedding_snapshot(rank_snapshot(tokens_left=0, tokens=63_000, state=RankState.COMPLETE), is_over=True)
     stages = (
@@ -187,12 +184,11 @@ def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(monkeypatch):
     for _ in range(2):
         view.update(run_snapshot(rank_snapshot(), stages=stages, embeddings=(done,)))
     first, second = terminal.seen()
-    assert first == "computing embeddings with virnucpro-tiny-protein: 1 min 3 s, 200 sequences, 1,000 tokens/s"
+    assert first == "embedding the frames' proteins: 200 sequences in 1 min 3 s, 1,000 tokens/s"
     assert second[2:] == "embedding the frames' proteins: putting the result together, 4 s"
     over = tuple(replace(stage, is_over=True) for stage in stages)
     view.update(run_snapshot(stages=over, embeddings=(done,)))
     assert terminal.seen() == [first, "putting the result together: 4.0 s"], "the stage around has no line of its own"
-    view.close()
 
 
 def test_what_is_said_or_printed_comes_above_the_bars(view, terminal):
@@ -277,6 +273,15 @@ def test_a_line_of_a_log_without_a_rate_says_what_the_ranks_do(capsys):
     view.update(run_snapshot(*ranks))
     view.update(replace(run_snapshot(*ranks), now=NOW + PLAIN_INTERVAL_S))
     assert said(capsys) == ["computing embeddings with virnucpro-tiny-protein", "0.0 %, 3 loading the model"]
+
+
+def test_the_end_of_an_embedding_that_was_stopped_says_where(capsys):
+    view = PlainView()
+    snapshot = run_snapshot(rank_snapshot())
+    view.update(snapshot)
+    said(capsys)
+    view.update(replace(snapshot, stages=(replace(snapshot.stages[0], is_over=True),)))
+    assert said(capsys) == ["computing embeddings: 200 sequences in 1 min 3 s, 952 tokens/s, ended at 60 %"]
 
 
 def test_only_a_long_stage_has_a_line_at_its_end(capsys):

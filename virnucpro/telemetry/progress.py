@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,7 +35,7 @@ from virnucpro.telemetry.terminal import Terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RunSnapshot, StageSnapshot, View
+    from virnucpro.telemetry.snapshot import RunSnapshot, StageSnapshot, View
 
 PLAIN_INTERVAL_S = 30.0
 """Seconds between two plain lines."""
@@ -191,17 +191,16 @@ def _has_parts(stages: Sequence[StageSnapshot]) -> bool:
 
 
 def _ended_words(stage: StageSnapshot, snapshot: RunSnapshot) -> str:
-    words = f"{wording.stage_title(stage)}: {wording.duration(stage.seconds)}"
-    embedding = _embedding_of(stage, snapshot)
+    embedding = next((item for item in reversed(snapshot.embeddings) if item.model == stage.model), None)
     if stage.name != "embed" or embedding is None:
-        return words
+        return f"{wording.stage_title(stage)}: {wording.duration(stage.seconds)}"
+    before = reversed(snapshot.stages[: snapshot.stages.index(stage)])
+    around = next((outer for outer in before if _has_parts((outer, stage))), stage)
+    title = wording.stage_title(replace(around, model=""))  # the model makes it too long for a terminal
     sequences, tokens = (sum(getattr(rank, name) for rank in embedding.ranks) for name in ("sequences", "tokens"))
+    rate = f"{tokens / max(stage.seconds, 1e-9):,.0f} tokens/s"
     at = "" if embedding.tokens_left == 0 else f", ended at {wording.percent(embedding.progress)}"
-    return f"{words}, {sequences:,} sequences, {tokens / max(stage.seconds, 1e-9):,.0f} tokens/s{at}"
-
-
-def _embedding_of(stage: StageSnapshot, snapshot: RunSnapshot) -> EmbeddingSnapshot | None:
-    return next((item for item in reversed(snapshot.embeddings) if item.model == stage.model), None)
+    return f"{title}: {sequences:,} sequences in {wording.duration(stage.seconds)}, {rate}{at}"
 
 
 def _plain_words(snapshot: RunSnapshot) -> list[str]:

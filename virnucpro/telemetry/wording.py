@@ -35,7 +35,7 @@ _TITLES = {
 }
 _STATES = {
     RankState.WAITING: "waiting",
-    RankState.STARTING: "looking at what is done",
+    RankState.STARTING: "starting",
     RankState.LOADING: "loading the model",
     RankState.COMPUTING: "computing its first batch",
     RankState.FINISHING: "writing its last rows",
