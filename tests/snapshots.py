@@ -107,6 +107,7 @@ class ShownTerminal(io.StringIO):
         self._encoding = encoding
         self._rows = [""]
         self._row = 0
+        self._is_at_start = True
 
     @property
     def encoding(self):
@@ -126,17 +127,21 @@ class ShownTerminal(io.StringIO):
 
     def _take(self, piece: str) -> None:
         if piece == "\n":
-            self._row += 1
+            self._row, self._is_at_start = self._row + 1, True
             self._rows.extend([""] * (self._row + 1 - len(self._rows)))
         elif piece == "\x1b[1A":
             assert self._row, "above the first line"
             self._row -= 1
-        elif piece == "\x1b[2K":
-            self._rows[self._row] = ""
+        elif piece == "\r":
+            self._is_at_start = True
+        elif piece == "\x1b[J":
+            assert self._is_at_start
+            self._rows[self._row :] = [""]
         elif not piece.endswith("m"):
             assert piece.isprintable(), repr(piece)
             assert len(self._rows[self._row]) + len(piece) <= self.columns or "/" in piece, "a line wraps"
             self._rows[self._row] += piece
+            self._is_at_start = False
 
     def seen(self) -> list[str]:
         """The lines that a person sees, without the empty ones below."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import StoppedError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
 
 class Interrupts:
     """What the signal handlers and the run share."""
 
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        """Set when the run is to stop at the next batch boundary."""
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+        """Set when the run is to stop at the next batch boundary, and the terminal was told so."""
         self.signal_number: int | None = None
         """The first signal."""
         self._are_workers_heard = False
@@ -41,21 +41,26 @@ class Interrupts:
                 os.write(2, b"\nstopped at once: start the same command again to continue\n")
             raise SystemExit(int(StoppedError(number).exit_code))
         self.signal_number = number
+        are_workers_heard = self._are_workers_heard
+        if are_workers_heard:
+            with suppress(OSError):  # nobody may be looking
+                os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
         self.event.set()
-        if not self._are_workers_heard:
+        if not are_workers_heard:
             raise StoppedError(number)
-        with suppress(OSError):  # nobody may be looking
-            os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Interrupts]:
+def stop_on_signals(event: threading.Event) -> Iterator[Interrupts]:
     """
     Let the first SIGINT or SIGTERM ask the workers to stop at a batch boundary, the second one end the run at once.
 
     Before there are workers (while the input is read, say) the first one does. Main thread only.
+
+    Args:
+        event: Set by the first one, for whoever shows the run as well.
     """
-    interrupts = Interrupts()
+    interrupts = Interrupts(event)
     before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts

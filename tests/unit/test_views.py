@@ -213,20 +213,30 @@ def test_standard_error_is_given_back_and_nothing_of_it_is_lost(terminal):
     assert terminal.seen() == ["no end of line"]
 
 
-def test_once_the_run_was_told_to_stop_the_bars_go_on_below_what_the_terminal_was_told(terminal):
+@pytest.mark.parametrize("is_said_first", [False, True])
+def test_once_the_run_was_told_to_stop_the_bars_go_on_below_what_the_terminal_was_told(terminal, is_said_first):
     stop = threading.Event()
-    view = TerminalView(Terminal(terminal), stop=stop)
+    view = TerminalView(Terminal(terminal, interrupted=stop), stop=stop)
     view.update(run_snapshot(rank_snapshot()))
+    terminal.write("^C\nstopping as soon as what is finished is safe\n")
     stop.set()
-    terminal.write("^C")
-    terminal.write("\nstopping as soon as what is finished is safe\n")
+    if is_said_first:
+        view.say("rank 0 stops")
     for _ in range(3):
         view.update(run_snapshot(rank_snapshot()))
     seen = terminal.seen()
-    assert seen[3:5] == ["^C", "stopping as soon as what is finished is safe"]
-    assert seen[5].endswith("; stopping")
-    assert len(seen) == 8
+    said_first = ["rank 0 stops"] * is_said_first
+    assert seen[3:-3] == ["^C", "stopping as soon as what is finished is safe", *said_first]
+    assert seen[-3].endswith("; stopping")
     view.close()
+    assert terminal.seen() == seen[:-3]
+
+
+def test_what_the_terminal_itself_writes_below_the_bars_goes_with_them(view, terminal):
+    view.update(run_snapshot(rank_snapshot()))
+    terminal.write("^C")
+    view.update(run_snapshot())
+    assert len(terminal.seen()) == 1
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "gone"), BrokenPipeError(errno.EPIPE, "gone")])

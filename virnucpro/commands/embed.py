@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -183,8 +184,9 @@ def embed(
                 on_download=download.advance,
             )
         chosen = devices_for(chosen, config, fasta, workers=workers)
-        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json)]) as telemetry:
-            with stop_on_signals() as stopping:
+        told_to_stop = threading.Event()
+        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
+            with stop_on_signals(told_to_stop) as stopping:
                 try:
                     result = run_embedding(
                         fasta,
@@ -193,7 +195,7 @@ def embed(
                         chosen,
                         on_message=stopping.hear,
                         telemetry=telemetry,
-                        stop=stopping.event,
+                        stop=told_to_stop,
                         keep_shards=keep_shards,
                         restart=restart,
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -208,8 +209,9 @@ def predict(
                 profile=profile,
                 on_download=download.advance,
             )
-        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json)]) as telemetry:
-            with stop_on_signals() as stopping:
+        told_to_stop = threading.Event()
+        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
+            with stop_on_signals(told_to_stop) as stopping:
                 try:
                     result = run_prediction(
                         inputs,
@@ -220,7 +222,7 @@ def predict(
                         workers=workers,
                         on_message=stopping.hear,
                         telemetry=telemetry,
-                        stop=stopping.event,
+                        stop=told_to_stop,
                         restart=restart,
                     )
                 except StoppedError:

@@ -33,7 +33,7 @@ from virnucpro.pipeline.async_inference import DEVICE_ERROR, AsyncInferenceRunne
 from virnucpro.pipeline.block_writer import BlockWriter
 from virnucpro.pipeline.cached_blocks import BlockCache
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
-from virnucpro.pipeline.failures import classify_error, exit_code_of
+from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.recovery import Assignment
 from virnucpro.pipeline.worker_process import error_sentence
@@ -128,7 +128,10 @@ def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
         yield
     except Exception as error:
         failure = classify_error(error, device_memory_error=torch.OutOfMemoryError, device_error=DEVICE_ERROR)
-        log.exception("worker.failed", failure=failure.value)
+        if failure is FailureClass.STOPPED:
+            log.info("worker.stopped")
+        else:
+            log.exception("worker.failed", failure=failure.value)
         reports.put({"rank": rank, "status": "failed", "error": error_sentence(error), "failure": failure.value})
         raise SystemExit(int(exit_code_of(failure))) from error
 

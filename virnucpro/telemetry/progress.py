@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -21,9 +20,7 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     TaskID,
-    TaskProgressColumn,
     TextColumn,
-    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.text import Text
@@ -33,6 +30,7 @@ from virnucpro.telemetry.bars import Screen, lines_of
 from virnucpro.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from virnucpro.telemetry.snapshot import RunSnapshot, StageSnapshot, View
@@ -42,20 +40,6 @@ PLAIN_INTERVAL_S = 30.0
 _WORTH_A_LINE_S = 1.0
 """Seconds from which on a finished stage leaves a line on a terminal."""
 _CLOCK_JITTER_S = 0.001
-
-
-@dataclass
-class _Rank:
-    label: str
-    total_tokens: int = 0
-    tokens: int = 0
-    sequences: int = 0
-    loaded_s: float | None = None
-
-    def rate(self) -> float:
-        """Tokens a second since the model was loaded."""
-        elapsed = time.monotonic() - self.loaded_s if self.loaded_s is not None else 0.0
-        return self.tokens / elapsed if elapsed > 0 else 0.0
 
 
 def say(text: str) -> None:
@@ -72,11 +56,11 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
 
     Args:
         is_quiet: Show nothing.
-        stop: Set when the run was told to stop, and the terminal was told so past the view.
+        stop: Set when the run was told to stop, after the terminal was told so past the view.
     """
     if is_quiet:
         return QuietView()
-    terminal = Terminal(sys.stderr)
+    terminal = Terminal(sys.stderr, interrupted=stop)
     return TerminalView(terminal, stop=stop) if terminal.can_draw else PlainView()
 
 
@@ -101,23 +85,18 @@ class TerminalView:
 
     Args:
         terminal: Where.
-        stop: As for ``terminal_view``.
+        stop: Set when the run was told to stop.
     """
 
     def __init__(self, terminal: Terminal, *, stop: threading.Event | None = None) -> None:
         self._terminal = terminal
         self._stop = stop
-        self._was_stopping = False
         self._ended = _EndedStages()
         self._ticks = 0
 
     def update(self, snapshot: RunSnapshot) -> None:
         """Draw the run as it is."""
         is_stopping = self._stop is not None and self._stop.is_set()
-        if is_stopping and not self._was_stopping:
-            self._was_stopping = True
-            self._terminal.let_go()  # what the signal handler writes comes below
-            return
         above = [
             Text(_ended_words(stage, snapshot), style="dim")
             for stage in self._ended.new_of(snapshot)
@@ -216,86 +195,6 @@ def _plain_words(snapshot: RunSnapshot) -> list[str]:
     if embedding.seconds_left is not None:
         figures.append(f"about {wording.about(embedding.seconds_left)} left")
     return [", ".join([*figures, *wording.notes(embedding)])]
-
-
-class RunProgress:
-    """
-    Context manager around a run.
-
-    Args:
-        device_labels: One a rank.
-        is_quiet: Show nothing.
-    """
-
-    def __init__(self, device_labels: Sequence[str], *, is_quiet: bool = False) -> None:
-        self._ranks = [_Rank(f"rank {rank} ({label})") for rank, label in enumerate(device_labels)]
-        self._lock = threading.Lock()
-        self._last_line_s = time.monotonic()
-        self._is_quiet = is_quiet
-        self._bars: Progress | None = None
-        self._tasks: list[TaskID] = []
-
-    def __enter__(self) -> Self:
-        if not self._is_quiet and sys.stderr.isatty():
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._tasks = [self._bars.add_task(rank.label, total=None, state="starting") for rank in self._ranks]
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what a worker said."""
-        with self._lock:
-            self._take(self._ranks[rank], message)
-            try:
-                if self._bars is not None:
-                    self._update_bar(rank, message)
-                elif not self._is_quiet and time.monotonic() - self._last_line_s > PLAIN_INTERVAL_S:
-                    self._print_line()
-            except OSError:  # nobody looks any more (a closed pipe): the run goes on
-                self._is_quiet, self._bars = True, None
-
-    def _take(self, rank: _Rank, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
-        if kind == "resumed":
-            rank.total_tokens, rank.tokens, rank.sequences = int(message["tokens_to_do"]), 0, 0
-        elif kind == "model_loaded":
-            rank.loaded_s = time.monotonic()
-        elif kind == "progress":
-            rank.tokens, rank.sequences = int(message["tokens"]), int(message["sequences"])
-
-    def _update_bar(self, number: int, message: dict[str, Any]) -> None:
-        assert self._bars is not None
-        rank = self._ranks[number]
-        state = f"{rank.sequences:,} sequences, {rank.rate():,.0f} tokens/s"
-        if message.get("kind") == "resumed":
-            state = "loading the model"
-        elif "status" in message:
-            state = str(message["status"])
-        elif message.get("kind") != "progress":
-            return
-        is_done = message.get("status") == "complete"
-        total = max(rank.total_tokens, 1)
-        self._bars.update(self._tasks[number], total=total, completed=total if is_done else rank.tokens, state=state)
-
-    def _print_line(self) -> None:
-        self._last_line_s = time.monotonic()
-        tokens, total = (sum(getattr(rank, name) for rank in self._ranks) for name in ("tokens", "total_tokens"))
-        sequences = sum(rank.sequences for rank in self._ranks)
-        rate = sum(rank.rate() for rank in self._ranks)
-        left = f", about {max(0.0, (total - tokens) / rate):,.0f} s left" if rate else ""
-        share = min(100 * tokens / total, 100.0) if total else 0.0  # BPE tokens were estimated
-        say(f"{share:5.1f} % of tokens, {sequences:,} sequences, {rate:,.0f} tokens/s{left}")
 
 
 class DownloadProgress:

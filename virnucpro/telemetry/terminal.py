@@ -19,7 +19,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
+_LINE_UP = "\x1b[1A"
+_ERASE_BELOW = "\r\x1b[J"
 
 
 class Terminal:
@@ -28,10 +29,13 @@ class Terminal:
 
     Args:
         stream: The terminal, or what may be one.
+        interrupted: Set once somebody has written to the terminal past us, as a signal handler does: the lines go on
+            below.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, interrupted: threading.Event | None = None) -> None:
         self._stream = stream
+        self._interrupted = interrupted
         self._console = Console(file=io.StringIO(), force_terminal=_is_terminal(stream), highlight=False)
         """Knows size and colours, and never writes to the stream itself: at a closed pipe it would end the process."""
         self._lock = threading.RLock()
@@ -83,11 +87,6 @@ class Terminal:
             if lines:
                 self.draw(None, above=[Text.from_ansi(line) for line in lines])
 
-    def let_go(self) -> None:
-        """Leave the lines where they are: the next ones come below whatever is written until then."""
-        with self._lock:
-            self._drawn = []
-
     def close(self) -> None:
         """Take the lines away."""
         with self._lock:
@@ -98,8 +97,11 @@ class Terminal:
 
     def _erase(self) -> str:
         """Return what takes the cursor from below the lines to their place, on which nothing is left."""
+        if self._interrupted is not None and self._interrupted.is_set():
+            self._interrupted, self._drawn = None, []
         columns = self.columns  # a narrower terminal than before has wrapped them
-        return _ERASE_LINE_ABOVE * sum(max(1, ceil(line.cell_len / columns)) for line in self._drawn)
+        height = sum(max(1, ceil(line.cell_len / columns)) for line in self._drawn)
+        return _LINE_UP * height + _ERASE_BELOW if height else ""
 
     def _rendered(self, line: Text) -> str:
         with self._console.capture() as captured:
