@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -11,13 +13,14 @@ from itertools import pairwise
 import pytest
 
 from tests import fakes
+from tests.predictions import hash_prediction, make_contigs, predict
 from virnucpro import spans
 from virnucpro.config import RunLimits
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.run_layout import RunLayout
+from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.telemetry.snapshot import StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
 
@@ -198,6 +201,38 @@ def test_loader_processes_have_lanes_of_their_own(tmp_path, proteins):
         spans.TOKENISING,
         spans.PACKING,
     }
+
+
+@pytest.mark.slow
+def test_an_identification_has_one_timeline_of_both_embedding_runs(tmp_path):
+    make_contigs(tmp_path / "contigs.fasta")
+    dna = fakes.hash_config(sequence_kind="DNA", allow_empty=True, max_residues=10**9, profile=True)
+    config = hash_prediction(tmp_path, dna=dna, protein=fakes.hash_config(allow_empty=True, profile=True))
+    layout = PredictionLayout(tmp_path / "out")
+    predict([tmp_path / "contigs.fasta"], layout.output_dir, config)
+    trace = Trace(layout.trace)
+    trace.assert_no_overlaps()
+    assert [name.split(" (")[0] for name in trace.processes.values()] == [
+        "run",
+        "dna, rank 0, cpu",
+        "protein, rank 0, cpu",
+    ]
+    stages = [event["name"] for event in trace.lanes[1, "stages"]]
+    assert stages == ["index", "fragments", "dna", "protein", "classify", "contigs", "report"]
+    within = [event["name"] for event in trace.lanes[1, "stages within"]]
+    assert within == ["index", "embed", "aggregate", "validate"] * 2
+    assert trace.lanes[2, spans.COMPUTE]
+    assert trace.lanes[3, spans.COMPUTE]
+    assert not RunLayout(layout.dna_dir).trace.exists()
+    assert not RunLayout(layout.dna_dir).spans_dir.exists()
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_timeline_when_it_is_asked_to(tmp_path, proteins):
+    command = [sys.executable, "-m", "virnucpro", "embed", str(proteins), "-o", str(tmp_path / "out"), "--workers", "1"]
+    done = subprocess.run([*command, "--profile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(Trace(tmp_path / "out" / "trace.json").of_lane(spans.COMPUTE)) == 1
 
 
 def test_two_embedding_runs_are_told_apart_and_stages_within_others_have_lanes_of_their_own(tmp_path, folder):
