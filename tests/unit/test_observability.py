@@ -81,6 +81,13 @@ def dashboard_expressions():
     return [substituted(expr) for expr in found]
 
 
+def page_expressions():
+    """The questions that the page proposes."""
+    block = MONITORING.read_text().split("Questions to try in Prometheus:")[1].split("##")[0]
+    questions = re.split(r"^ {4}(?! )", block, flags=re.MULTILINE)
+    return [" ".join(question.split()) for question in questions if question.strip() and not question.startswith("#")]
+
+
 def unknown_names(expr):
     """Return the metrics and labels of *expr* that nothing exports: names are read here, the grammar by promtool."""
     exported = (
@@ -217,17 +224,20 @@ def test_every_alert_says_how_grave_it_is_what_to_do_and_where_more_is_written()
         assert name in headings
 
 
-def test_every_expression_of_the_dashboard_and_its_variables_is_parsed_by_promtool(tmp_path):
+def test_every_expression_of_the_dashboard_and_of_the_page_is_parsed_by_promtool(tmp_path):
     asked = tmp_path / "asked.yml"
-    expressions = dashboard_expressions()
-    assert len(expressions) > 40
+    expressions = [*dashboard_expressions(), *page_expressions()]
+    assert len(dashboard_expressions()) > 40
+    assert len(page_expressions()) == 6
     asked.write_text(as_rules(expressions))
     assert f"{len(expressions)} rules found" in promtool("check", "rules", asked)
     asked.write_text(as_rules([*expressions, 'sum by (model) (up{job="a"']))
     promtool("check", "rules", asked, expects_success=False)
 
 
-@pytest.mark.parametrize("expr", [*dashboard_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())])
+@pytest.mark.parametrize(
+    "expr", [*dashboard_expressions(), *page_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())]
+)
 def test_expressions_name_only_metrics_and_labels_that_exist(expr):
     assert unknown_names(expr) == set()
 
