@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -18,6 +18,9 @@ import typer
 import virnucpro
 from virnucpro.commands import checks, embed, logs, models, predict, status
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
 
 app = typer.Typer(
     name="virnucpro",
@@ -43,10 +46,7 @@ models_app.command("convert-classifier", short_help="Turn a published classifier
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("WARNING"),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
+    _log_to_standard_error()
     try:
         app()
     except SystemExit as stop:
@@ -61,6 +61,21 @@ def main() -> None:
         traceback.print_exc()
         print("virnucpro: this is a defect; finished work is kept. Please report the lines above", file=sys.stderr)
         _leave(ExitCode.INTERNAL)
+
+
+def _log_to_standard_error() -> None:
+    """Show warnings to whoever started the command; what is in them cannot reach the terminal as anything but text."""
+
+    def as_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+    structlog.reset_defaults()
+    *processors, renderer = structlog.get_config()["processors"]
+    structlog.configure(
+        processors=[*processors, as_text, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger("WARNING"),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
 
 
 def _leave(code: ExitCode) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +18,7 @@ from tests.fakes import faulty_config, hash_vector
 from tests.faults.command_line import run
 from tests.faults.forked import run_forked
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_result import RunResult
@@ -193,3 +195,13 @@ def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
     assert [line.count("|") for line in bare] == [line.count("|") for line in plain.splitlines()]
     assert all(line.isprintable() for line in forged.splitlines())
     assert "`" not in forged.replace(r"\`", "")
+
+
+def test_what_the_command_warns_of_is_one_line_of_text(capsys):
+    hostile = "/data/" + "".join(HIDDEN.values()) + "\n2026-11-21 18:00:00 [warning  ] rank.failed rank=0"
+    _log_to_standard_error()
+    structlog.get_logger().warning("part.rejected", part=hostile, reason="\x1b[2J")
+    structlog.reset_defaults()
+    (line,) = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert line.isprintable()
+    assert r"\x1b[2J" in line
