@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from tests.debian_programs import get, started
+from tests.strategies import write_fasta
 from virnucpro.telemetry import pushgateway
 from virnucpro.telemetry.pushgateway import Pushgateway
 
@@ -60,3 +64,21 @@ def test_what_a_real_gateway_refuses_is_told_in_its_words(tmp_path, monkeypatch)
         problem = Pushgateway(url, other, "second").push()
     assert problem is not None
     assert problem.startswith(f"the pushgateway {url} refused the metrics: 400 pushed metrics are invalid or inconsis")
+
+
+def test_a_whole_run_is_at_the_gateway_when_it_has_ended(tmp_path):
+    fasta = tmp_path / "proteins.fasta"
+    write_fasta(fasta, [(f"p{number}", "MKV" * (number + 1)) for number in range(5)])
+    with a_gateway(tmp_path) as url:
+        command = [sys.executable, "-m", "virnucpro", "embed", fasta, "-o", tmp_path / "out", "--devices", "cpu"]
+        environ = {**os.environ, "no_proxy": "127.0.0.1", "VIRNUCPRO_PUSHGATEWAY": url}
+        done = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=True)
+        (run,) = json.loads(get(f"{url}/api/v1/metrics"))["data"]
+    assert "metrics.not_pushed" not in done.stderr
+    (rows,) = run["virnucpro_sequences_total"]["metrics"]
+    assert rows["value"] == "5"
+    assert rows["labels"].items() >= {"rank": "0", "device": "cpu", "run_id": run["labels"]["run_id"]}.items()
+    (seconds,) = run["virnucpro_batch_duration_seconds"]["metrics"]
+    assert seconds["count"] == "1"
+    stages = run["virnucpro_stage_running"]["metrics"]
+    assert {stage["labels"]["stage"]: stage["value"] for stage in stages}.items() >= {"embed": "0"}.items()
