@@ -44,6 +44,11 @@ def interval(figures: dict[str, float]) -> str:
     return f"{figures['median']:g} ({figures['least']:g} to {figures['greatest']:g})"
 
 
+def percentages(figures: dict[str, float]) -> str:
+    """Write median and range of shares."""
+    return f"{figures['median']:.2%} ({figures['least']:.2%} to {figures['greatest']:.2%})"
+
+
 def table() -> str:
     """Return the tables in Markdown."""
     lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
@@ -107,6 +112,14 @@ def _file_lines() -> list[str]:
             f"| parts, fsync and checksums, {durability['sequences']:,} proteins: CPU seconds over those without "
             f"(seconds) | {interval(ratios['cpu_s'])} ({interval(ratios['wall_s'])}) |"
         )
+    if telemetry := latest("telemetry"):
+        which = f"{telemetry['sequences']:,} proteins, {telemetry['workers']} workers"
+        share = percentages(telemetry["share_of_the_parent"]["watched"])
+        ratios = [interval(telemetry[name]["all_s"]) for name in ("watched_over_unwatched", "profiled_over_watched")]
+        lines += [
+            f"| metrics, bars and monitors, {which}: the parent's CPU seconds for them as a share of all | {share} |",
+            f"| all CPU seconds with them, over those without; with `--profile`, too | {'; '.join(ratios)} |",
+        ]
     if int8 := latest("int8_on_cpu"):
         for name in ("bf16", "int8"):
             figures = int8[name]
