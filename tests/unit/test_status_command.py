@@ -366,3 +366,13 @@ def test_json_has_everything_under_names_that_stay(layout):
         os.getpid(),
     )
     assert (complete["state"], complete["seconds"], complete["snapshot"]) == ("complete", 4320.0, None)
+
+
+def test_an_outcome_that_nobody_reads_any_more_is_still_that_outcome(layout):
+    manifest("complete", ranks=[{"rank": 0, "device": "cpu", "state": "complete"}]).write(layout.manifest)
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "virnucpro", "status", str(layout.output_dir)]
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from virnucpro.commands.options import (
@@ -41,6 +39,7 @@ from virnucpro.commands.options import (
     check_choice,
     metrics_options,
 )
+from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_CACHE_GIB,
@@ -207,16 +206,14 @@ def embed(
 
 
 def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
-    if as_json:
-        print(json.dumps(result.to_json()))
-    else:
-        _print_summary(result)
+    with told_if_anybody_reads():
+        if as_json:
+            print(json.dumps(result.to_json()))
+        else:
+            _print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
-        print(
-            f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}",
-            file=sys.stderr,
-        )
+        say(f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}")
 
 
 def _print_summary(result: RunResult) -> None:
@@ -249,7 +246,7 @@ def _print_summary(result: RunResult) -> None:
             str(rank.attempts),
             rank.state,
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print_renderable(table)
     where = result.output_path or "no result"
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
     _print_notes(result)

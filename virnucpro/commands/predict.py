@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +37,7 @@ from virnucpro.commands.options import (
     check_choice,
     metrics_options,
 )
+from virnucpro.commands.output import told_if_anybody_reads
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
@@ -231,15 +231,14 @@ def predict(
 
 
 def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:
-    if as_json:
-        print(json.dumps(result.to_json()))
-    else:
-        _print_summary(result)
+    with told_if_anybody_reads():
+        if as_json:
+            print(json.dumps(result.to_json()))
+        else:
+            _print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
-        print(
-            f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}", file=sys.stderr
-        )
+        say(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}")
 
 
 def _print_summary(result: PredictionResult) -> None:

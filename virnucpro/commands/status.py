@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, RunDir
+from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
 from virnucpro.store.prediction_manifest import PredictionManifest
@@ -30,7 +29,6 @@ _STYLES = {
     "silent": "red",
     "failed": "red",
 }
-_NO_TERMINAL_COLUMNS = 120
 _COUNTED = {
     "records": "records",
     "rows": "rows",
@@ -53,22 +51,26 @@ def status(output: RunDir, as_json: AsJson = False) -> None:
     It works beside the run, from another terminal or another machine that sees the folder, and disturbs nothing.
     """
     found = status_of(output)
-    if as_json:
-        print(json.dumps(found.to_json()))
-        return
-    console = Console(width=None if sys.stdout.isatty() else _NO_TERMINAL_COLUMNS, highlight=False)
-    _print_head(console, found)
+    with told_if_anybody_reads():
+        if as_json:
+            print(json.dumps(found.to_json()))
+        else:
+            _print_status(found)
+
+
+def _print_status(found: RunStatus) -> None:
+    _print_head(found)
     if found.embedding is not None:
-        _print_embedding(console, found, found.embedding)
+        _print_embedding(found, found.embedding)
     elif ranks := found.ranks_of_before():
-        _print_ranks_of_before(console, ranks)
-    _print_counts(console, found)
+        _print_ranks_of_before(ranks)
+    _print_counts(found)
     for problem in found.problems:
-        console.print(Text(f"  {printable(problem)}", style="yellow"), soft_wrap=True)
-    console.print(Text(f"next: {printable(found.next_step)}"), soft_wrap=True)
+        _print(printable(problem), style="yellow")
+    print(f"next: {printable(found.next_step)}")
 
 
-def _print_head(console: Console, found: RunStatus) -> None:
+def _print_head(found: RunStatus) -> None:
     head = Text(printable(str(found.output_dir)) + ": ")
     head.append(found.state, style=f"bold {_STYLES[found.state]}")
     kind = f"{found.kind} run" if found.kind == "embedding" else found.kind
@@ -79,9 +81,9 @@ def _print_head(console: Console, found: RunStatus) -> None:
         if embedding.seconds_left is not None and found.state == "running":
             figures.append(f"about {wording.about(embedding.seconds_left)} left")
     head.append(", ".join(figures))
-    console.print(head, soft_wrap=True)
+    print_renderable(head, soft_wrap=True)
     if found.part_of is not None:
-        console.print("  the folder asked about is a part of this run, and its turn is now")
+        _print("the folder asked about is a part of this run, and its turn is now")
     lines = []
     if found.holder is not None:
         lines.append(f"process {found.holder.pid} on {printable(found.holder.host)}")
@@ -93,14 +95,14 @@ def _print_head(console: Console, found: RunStatus) -> None:
     if found.age_s is not None:
         lines.append(f"last heard of {wording.duration(found.age_s)} ago")
     if lines:
-        console.print(Text(f"  {', '.join(lines)}"), soft_wrap=True)
+        _print(", ".join(lines))
     doing = None if found.snapshot is None else wording.doing(found.snapshot)
     if doing is not None and found.snapshot is not None and found.snapshot.stage is not None:
         since = wording.duration(found.snapshot.stage.seconds)
-        console.print(Text(f"  {doing}, for {since}"), soft_wrap=True)
+        _print(f"{doing}, for {since}")
 
 
-def _print_embedding(console: Console, found: RunStatus, embedding: EmbeddingSnapshot) -> None:
+def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
     assert found.snapshot is not None
     rows = []
     for rank in embedding.ranks:
@@ -119,19 +121,19 @@ def _print_embedding(console: Console, found: RunStatus, embedding: EmbeddingSna
                 "state": left if state is None else state,
             }
         )
-    _print_table(console, rows)
+    _print_table(rows)
     notes = wording.notes(embedding)
     rate = wording.tokens_per_second(embedding)
     if rate and found.state == "running":
         notes.insert(0, f"{rate:,.0f} tokens/s")
     if notes:
-        console.print(Text(f"  {', '.join(notes)}"), soft_wrap=True)
+        _print(f"{', '.join(notes)}")
     if found.failed:
-        console.print(Text(f"  sequences that failed: {_counted(found.failed)}", style="red"), soft_wrap=True)
+        _print(f"sequences that failed: {_counted(found.failed)}", style="red")
     free, size = found.snapshot.disk_free_bytes, found.snapshot.disk_size_bytes
     if wording.is_nearly_full(free, size):
         of = "" if size is None else f" of {wording.size(size)}"
-        console.print(Text(f"  the disk is nearly full: {wording.size(free or 0)}{of} are left", style="red"))
+        _print(f"the disk is nearly full: {wording.size(free or 0)}{of} are left", style="red")
 
 
 def _gpu_words(gpu: GpuSample | None) -> str:
@@ -147,9 +149,8 @@ def _gpu_words(gpu: GpuSample | None) -> str:
     return ", ".join(words)
 
 
-def _print_ranks_of_before(console: Console, ranks: Sequence[Mapping[str, Any]]) -> None:
+def _print_ranks_of_before(ranks: Sequence[Mapping[str, Any]]) -> None:
     _print_table(
-        console,
         [
             {
                 "rank": str(rank["rank"]),
@@ -165,18 +166,18 @@ def _print_ranks_of_before(console: Console, ranks: Sequence[Mapping[str, Any]])
     )
 
 
-def _print_counts(console: Console, found: RunStatus) -> None:
+def _print_counts(found: RunStatus) -> None:
     if found.manifest is None or found.embedding is not None:
         return
     counts = found.manifest.counts
     told = [f"{counts[name]:,} {what}" for name, what in _COUNTED.items() if counts.get(name)]
     if told:
-        console.print(Text(f"  {', '.join(told)}"), soft_wrap=True)
+        _print(f"{', '.join(told)}")
     if found.state != "complete" and isinstance(found.manifest, PredictionManifest) and found.manifest.stages:
-        console.print(Text(f"  stages that are done: {', '.join(map(printable, found.manifest.stages))}"))
+        _print(f"stages that are done: {', '.join(map(printable, found.manifest.stages))}")
 
 
-def _print_table(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows under the names of their cells, without the columns in which there is nothing."""
     table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True)
     names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
@@ -185,7 +186,12 @@ def _print_table(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
         table.add_column(name, justify="left" if is_words else "right", no_wrap=name != "state")
     for row in rows:
         table.add_row(*(Text(row[name]) for name in names))
-    console.print(table)
+    print_renderable(table)
+
+
+def _print(line: str, *, style: str = "") -> None:
+    """Print a line about the run; it is safe for a terminal."""
+    print_renderable(Text(f"  {line}", style=style), soft_wrap=True)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
