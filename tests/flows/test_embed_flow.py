@@ -99,6 +99,11 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
     assert markdown_text(str(out / "embeddings.h5")) in page
     assert '"rank": 0' in artifact("embed-ranks")
     assert '"retries": 0' in artifact("embed-ranks")
+    of_run = artifacts("embed-summary")[0]["flow_run_id"]
+    for rank in range(2):
+        progress_of_rank = artifacts(f"cpu-{rank}-progress")[0]
+        assert (progress_of_rank["data"], progress_of_rank["flow_run_id"]) == (100.0, of_run)
+        assert progress_of_rank["description"].endswith(" sequences, complete")
 
 
 @pytest.mark.slow
