@@ -436,4 +436,6 @@ def _in_words(num_bytes: int) -> str:
 
 def printable(text: str) -> str:
     """Return *text* with everything that a terminal or a log could act on escaped, for use in messages."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -56,15 +56,14 @@ class LogEntry:
 
 def parse_line(line: bytes) -> LogEntry:
     """Read one line without its line end; what is no JSON line of ours becomes an entry of text."""
-    text = LogEntry(event=line.decode("utf-8", "backslashreplace"), is_text=True)
     try:
         found = json.loads(line)
         time = datetime.fromisoformat(found.pop("timestamp"))
         event, level = found.pop("event"), str(found.pop("level", "info")).upper()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return text
+        return _text(line)
     if not isinstance(event, str) or time.tzinfo is None:
-        return text
+        return _text(line)
     exception = found.pop("exception", ())
     if not isinstance(exception, list) or not all(isinstance(item, dict) for item in exception):
         found, exception = ({**found, "exception": exception} if exception else found), []
@@ -76,6 +75,10 @@ def parse_line(line: bytes) -> LogEntry:
         fields=found,
         exception=exception,
     )
+
+
+def _text(line: bytes) -> LogEntry:
+    return LogEntry(event=line.decode("utf-8", "backslashreplace"), is_text=True)
 
 
 def log_sentence(message: Mapping[str, Any]) -> str:
