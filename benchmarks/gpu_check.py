@@ -722,9 +722,9 @@ SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
     timeline,
     token_budget,
     precision,
-    utilisation,
     esm2_3b,
     gpu_tests,
+    utilisation,
     variant,
 )
 
