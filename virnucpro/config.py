@@ -13,8 +13,9 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import version
+from urllib.parse import urlsplit
 
-from virnucpro.errors import ConfigurationError
+from virnucpro.errors import ConfigurationError, printable
 
 
 class Precision(StrEnum):
@@ -316,8 +317,26 @@ class MetricsOptions:
             raise ConfigurationError(f"metrics port is {self.port}: it must be from 0 to {MOST_PORT}")
         if self.targets_dir is not None and self.port is None:
             raise ConfigurationError("a folder of metrics targets needs a metrics port: 0 takes a free one")
-        if self.pushgateway is not None and not self.pushgateway.startswith(("http://", "https://")):
-            raise ConfigurationError(f"pushgateway {self.pushgateway!r} is no http:// or https:// address")
+        if self.pushgateway is not None:
+            _check_address(self.pushgateway)
+
+
+def _check_address(url: str) -> None:
+    """
+    Check the address of a pushgateway.
+
+    Raises:
+        ConfigurationError: It cannot be one, or holds a password, which would stand in messages.
+    """
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or parts.query or parts.fragment or url != printable(url) or " " in url:
+        raise ConfigurationError("pushgateway: this is no http:// or https:// address, such as http://gateway:9091")
+    if "@" in parts.netloc:
+        raise ConfigurationError("pushgateway: an address with a user name or password in it cannot be used")
 
 
 def computing_versions() -> dict[str, str]:

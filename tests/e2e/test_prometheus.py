@@ -22,7 +22,7 @@ from virnucpro.telemetry.status_file import read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(600)]
 
-SCRAPE_INTERVAL = "500ms"
+SCRAPE_INTERVAL = "250ms"
 LIMIT_S = 240.0
 CONFIG = REPOSITORY / "deployments" / "observability" / "prometheus.yml"
 TARGETS = "/var/lib/virnucpro/targets"
@@ -91,7 +91,7 @@ class Run:
         while not is_so():
             assert self.process.poll() is None, self.out.with_name(self.out.name + ".stderr").read_text()
             assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def workers(self):
         """Process of each rank, as `virnucpro status` finds them."""
@@ -154,9 +154,9 @@ def test_a_run_of_two_workers_is_watched_from_its_start_to_its_last_row(watch, t
 
 def test_a_worker_that_is_killed_counts_one_restart_and_no_sequence_twice(watch, tmp_path, data_dir):
     fasta = tmp_path / "proteins.fasta"
-    write_fasta(fasta, proteins(data_dir, 200, distinct=True))
+    write_fasta(fasta, proteins(data_dir, 300, distinct=True))
     run = Run(watch, ["tests.watched_run", fasta, tmp_path / "out", watch[1]], tmp_path / "out")
-    run.wait_until(lambda: run.rows() >= 60)
+    run.wait_until(lambda: run.rows() >= 30)
     os.kill(run.workers()[1], signal.SIGKILL)
     result = run.result()
     assert result["ranks"][1]["failures"] == ["died"]
@@ -164,20 +164,20 @@ def test_a_worker_that_is_killed_counts_one_restart_and_no_sequence_twice(watch,
     (labels,) = run.prometheus.vector(f"last_over_time({restarts}[10m])")
     assert dict(labels).items() >= {"rank": "1", "device": "cpu", "failure": "died"}.items()
     assert run.number(f"sum(last_over_time({restarts}[10m]))") == 1
-    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 200
-    assert run.number("max_over_time(sum({s})[10m:500ms])") == 200
+    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 300
+    assert run.number("max_over_time(sum({s})[10m:250ms])") == 300
     assert run.number("sum(resets({s}[10m]))") == 0
 
 
 def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_durable_rows(watch, tmp_path, data_dir):
     fasta = tmp_path / "proteins.fasta"
-    write_fasta(fasta, proteins(data_dir, 200, distinct=True))
+    write_fasta(fasta, proteins(data_dir, 300, distinct=True))
     command = ["tests.watched_run", fasta, tmp_path / "out", watch[1]]
     killed = Run(watch, command, tmp_path / "out")
-    killed.wait_until(lambda: killed.rows() >= 60)
+    killed.wait_until(lambda: killed.rows() >= 30)
     killed.process.kill()
     killed.process.communicate()
-    seen = killed.number("max_over_time(sum({s})[10m:500ms])")
+    seen = killed.number("max_over_time(sum({s})[10m:250ms])")
     deadline_s = time.monotonic() + LIMIT_S
     while killed.number(killed.series("up")) != 0:
         assert time.monotonic() < deadline_s
@@ -189,5 +189,5 @@ def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_du
     assert sum(resumed.values()) >= seen
     first = run.prometheus.vector(f"min_over_time({run.series('virnucpro_sequences_total')}[10m])")
     assert {int(dict(labels)["rank"]): value for labels, value in first.items()} == resumed
-    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 200
+    assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 300
     assert list(watch[1].iterdir()) == []

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
+from virnucpro.config import MetricsOptions
 from virnucpro.errors import ConfigurationError
 from virnucpro.telemetry import pushgateway
 from virnucpro.telemetry.pushgateway import FORGOTTEN_S, Pushgateway
@@ -89,25 +90,25 @@ def test_a_push_replaces_what_the_run_had_there(registry):
     assert b"answer 42.0" in body
 
 
-def test_a_url_may_lack_its_scheme_or_have_a_path(registry):
+def test_a_gateway_may_be_below_a_path(registry):
     with a_gateway() as gateway:
-        assert Pushgateway(gateway.url.removeprefix("http://") + "/push", registry, RUN_ID).push() is None
+        assert Pushgateway(gateway.url + "/push", registry, RUN_ID).push() is None
         assert gateway.asked[0][1].startswith("/push/metrics/job/virnucpro/")
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "ftp://gateway", "file:///etc/passwd", "http://", "http://[", "http://a:b", "http://a:99999", "http://a b",
-     "http://a/\x1b[31m", "http://a?x=1", "http://" + "a" * 64],
+    ["", "gateway:9091", "ftp://gateway", "file:///etc/passwd", "http://", "http://[", "http://a:b", "http://a:99999",
+     "http://a:0", "http://a b", "http://a/\x1b[31m", "http://a?x=1", "http://a#x", "http://" + "a" * 64],
 )  # fmt: skip
-def test_what_is_no_url_of_a_gateway_is_refused(url, registry):
-    with pytest.raises(ConfigurationError, match="give a URL such as"):
-        Pushgateway(url, registry, RUN_ID)
+def test_what_is_no_address_of_a_gateway_is_refused(url):
+    with pytest.raises(ConfigurationError, match="such as http://gateway:9091"):
+        MetricsOptions(pushgateway=url)
 
 
-def test_a_password_is_refused_and_not_shown(registry):
+def test_a_password_is_refused_and_not_shown():
     with pytest.raises(ConfigurationError, match="password") as caught:
-        Pushgateway("http://me:secret@gateway:9091", registry, RUN_ID)
+        MetricsOptions(pushgateway="http://me:secret@gateway:9091")
     assert "secret" not in str(caught.value)
 
 
@@ -124,7 +125,7 @@ def test_a_gateway_that_refuses_is_one_sentence(registry, said, shown):
 def test_a_gateway_that_is_down_is_one_sentence(registry):
     with socket.socket() as bound:  # a port that nobody listens on while we hold it
         bound.bind(("127.0.0.1", 0))
-        problem = Pushgateway(f"127.0.0.1:{bound.getsockname()[1]}", registry, RUN_ID).push()
+        problem = Pushgateway(f"http://127.0.0.1:{bound.getsockname()[1]}", registry, RUN_ID).push()
     assert "cannot be reached" in problem
     assert "refused" in problem
 
@@ -139,7 +140,7 @@ def test_a_gateway_that_speaks_something_else_is_one_sentence(registry):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=answer)
         thread.start()
-        problem = Pushgateway(f"127.0.0.1:{listening.getsockname()[1]}", registry, RUN_ID).push()
+        problem = Pushgateway(f"http://127.0.0.1:{listening.getsockname()[1]}", registry, RUN_ID).push()
         thread.join()
     assert "cannot be reached" in problem
 

@@ -14,13 +14,12 @@ from contextlib import suppress
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import orjson
 from prometheus_client import delete_from_gateway, push_to_gateway
 
-from virnucpro.errors import ConfigurationError, printable
+from virnucpro.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,16 +44,13 @@ class Pushgateway:
     Pushes a registry to a gateway, under job, instance (this host) and run_id.
 
     Args:
-        url: Of the gateway, such as ``http://gateway:9091``; http where it has no scheme.
+        url: Of the gateway, as ``MetricsOptions`` takes it.
         registry: Collected anew for each push.
         run_id: Of the run.
-
-    Raises:
-        ConfigurationError: The URL is none of http or https, or has a password in it.
     """
 
     def __init__(self, url: str, registry: CollectorRegistry, run_id: str) -> None:
-        self.url = _checked(url)
+        self.url = url.rstrip("/")
         self._registry = registry
         self._group = {"instance": socket.gethostname(), "run_id": run_id}
         self._ending = threading.Event()
@@ -119,20 +115,6 @@ class Pushgateway:
             if is_last:
                 return
             self._ending.wait(INTERVAL_S)
-
-
-def _checked(url: str) -> str:
-    full = (url if "://" in url else f"http://{url}").rstrip("/")
-    try:
-        parts = urlsplit(full)
-        is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
-    except ValueError:
-        is_good = False
-    if not is_good or parts.query or parts.fragment or full != printable(full) or " " in full:
-        raise ConfigurationError("--pushgateway: give a URL such as http://gateway:9091")
-    if "@" in parts.netloc:
-        raise ConfigurationError("--pushgateway: a URL with a user name or password in it cannot be used")
-    return full
 
 
 def _reason(error: HTTPError) -> str:
