@@ -43,7 +43,7 @@ def test_with_one_healthy_device_the_command_completes_and_names_the_ranks_that_
     assert (manifest["state"], manifest["counts"]["missing"]) == ("complete", 0)
     assert [rank["state"] for rank in manifest["ranks"]] == ["complete", "failed"]
     assert manifest["ranks"][1]["failures"] == ["died"] * 3
-    assert "rank.failed" in command.errors()
+    assert "rank 1 on cpu failed in attempt 3 (died)" in command.errors()
     assert "ranks.lost" in command.errors()
     assert "Traceback" not in command.errors()
 

@@ -330,9 +330,10 @@ def test_a_terminal_gets_bars_a_log_gets_lines_and_who_wants_quiet_gets_it(monke
     assert isinstance(terminal_view(), PlainView)
     quiet = terminal_view(is_quiet=True)
     quiet.update(run_snapshot(rank_snapshot()))
-    quiet.say("nothing")
     quiet.close()
     assert terminal.written == ""
+    quiet.say("rank 1 failed")
+    assert terminal.written == "rank 1 failed\n", "what goes wrong is told whoever wants quiet"
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

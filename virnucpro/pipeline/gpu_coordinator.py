@@ -250,7 +250,7 @@ class GPUProcessCoordinator:
                     )
                 is_wanted = self._policy.another_attempt(outcome)
                 if outcome.state == "failed":
-                    log.warning(
+                    log.info(
                         "rank.failed", rank=rank, failure=outcome.failure, reason=outcome.reason, starts_again=is_wanted
                     )
         finally:

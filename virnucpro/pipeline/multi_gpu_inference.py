@@ -42,6 +42,7 @@ from virnucpro.pipeline.run_completion import (
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
@@ -236,7 +237,8 @@ def run_embedding(
         worker_fn: What each process runs.
         probe_fn: What a process on each GPU runs before, to find its attention kernel and token budget.
         on_message: Called with rank and message for everything that a worker says.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder only.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
+            what goes wrong on standard error.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
         restart: Remove what the folder holds of earlier runs first.
@@ -253,7 +255,7 @@ def run_embedding(
     run_id = new_run_id()
     layout = RunLayout(Path(output_dir))
     with (
-        RunTelemetry() if telemetry is None else nullcontext(telemetry) as shown,
+        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
     ):

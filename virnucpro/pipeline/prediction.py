@@ -33,6 +33,7 @@ from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def run_prediction(
         workers: CPU workers that were asked for.
         limits: Attempts and time limits of the embedding runs.
         on_message: Called with rank and message for everything that a worker of the embedding runs says.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder only.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
+            what goes wrong on standard error.
         stop: Set it to end the run at the next batch boundary.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -95,7 +97,7 @@ def run_prediction(
     run_id = new_run_id()
     layout = PredictionLayout(Path(output_dir))
     with (
-        RunTelemetry() if telemetry is None else nullcontext(telemetry) as shown,
+        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
     ):

@@ -55,7 +55,7 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
     Return what shows a run on standard error: bars on a terminal, plain lines elsewhere.
 
     Args:
-        is_quiet: Show nothing.
+        is_quiet: Show nothing but what goes wrong.
         stop: Set when the run was told to stop, after the terminal was told so past the view.
     """
     if is_quiet:
@@ -65,13 +65,14 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
 
 
 class QuietView:
-    """Shows nothing."""
+    """Shows nothing but what goes wrong."""
 
     def update(self, snapshot: RunSnapshot) -> None:
         """Ignore it."""
 
     def say(self, text: str) -> None:
-        """Ignore it."""
+        """Print it."""
+        say(text)
 
     def close(self) -> None:
         """Do nothing."""

@@ -237,8 +237,9 @@ class RunTelemetry:
 
     def _finish(self) -> None:
         self._stop_thread()
-        self._sample()
-        self._show()
+        if self._views:
+            self._sample()
+            self._show()
         self._close_views()
         if self._embeddings:  # else the figures of the run that did it stay
             self._guarded(self._leave_files)
@@ -261,6 +262,9 @@ class RunTelemetry:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():
+                self._views = []  # the thread is inside one of them, or of the systems they look at
+                self._complain("telemetry.stuck", f"what shows the run has not answered for {_PATIENCE_S:g} s")
             self._thread = None
 
     def _go_on(self) -> None:
