@@ -190,7 +190,7 @@ class _Timeline:
             yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": lane_name}}
             yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": lane}}
         times = {"ts": self._us(begin_ns), "dur": duration_ns / 1000}
-        yield {"ph": "X", "cat": lane_name, "name": name, **times, **thread, "args": details}
+        yield {"ph": "X", "cat": lane_name, "name": name, **times, **thread, **({"args": details} if details else {})}
 
     def _us(self, at_ns: int) -> float:
         return (at_ns - self._begin_ns) / 1000
