@@ -78,29 +78,20 @@ def test_a_worker_writes_its_shard_and_reports_it(tmp_path, proteins):
     assert part_paths(layout.parts_dir) == []
 
 
-def test_logging_is_the_first_act_and_tells_rank_and_device(tmp_path, proteins):
-    layout = RunLayout(tmp_path / "out")
-    index_into(layout, proteins[0])
-    run_workers(layout, fakes.hash_config(), 2)
-    for rank in range(2):
-        lines = [json.loads(line) for line in (layout.log_dir / f"worker_{rank}.log").read_text().splitlines()]
-        assert lines[0]["event"] == "worker.started"
-        assert {(line["rank"], line["device"]) for line in lines} == {(rank, "cpu")}
-
-
-def test_a_shard_is_summarised_in_one_line(tmp_path, proteins):
+def test_logging_is_the_first_act_tells_rank_and_device_and_sums_the_shard_up(tmp_path, proteins):
     layout = RunLayout(tmp_path / "out")
     index_into(layout, proteins[0])
     outcomes, _ = run_workers(layout, fakes.hash_config(), 2)
     for rank in range(2):
         lines = [json.loads(line) for line in (layout.log_dir / f"worker_{rank}.log").read_text().splitlines()]
+        assert lines[0]["event"] == "worker.started"
+        assert {(line["rank"], line["device"]) for line in lines} == {(rank, "cpu")}
         (summary,) = [line for line in lines if line["event"] == "shard.finished"]
         assert summary["rows"] == summary["sequences"] == outcomes[rank].sequences > 0
         assert summary["tokens"] == outcomes[rank].tokens > 0
         assert 0 < summary["seconds"] <= outcomes[rank].seconds
         assert summary["tokens_per_second"] >= summary["tokens"] / summary["seconds"] - 1
         assert 50 < summary["peak_resident_mib"] < 10_000
-        assert summary["rank"] == rank
 
 
 def test_logging_works_even_when_the_index_does_not(tmp_path):
