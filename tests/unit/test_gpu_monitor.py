@@ -7,11 +7,14 @@ import time
 
 import pynvml
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.fake_nvml import FakeGpu, FakeNvml
-from virnucpro.pipeline.devices import count_gpus
+from tests.snapshots import run_snapshot
+from virnucpro.pipeline.devices import count_gpus, select_devices
 from virnucpro.telemetry import gpu_monitor
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics import RunCollector
 from virnucpro.telemetry.snapshot import GpuSample
 
 UUIDS = [f"GPU-{number}932f937-d72c-4106-c12f-20bd9faed9f6" for number in range(4)]
@@ -82,6 +85,28 @@ def test_two_devices_chosen_as_3_and_1_have_their_own_values():
     assert (third.device, third.uuid, third.utilization, third.throttle) == ("cuda:3", UUIDS[3], 0.03, nothing)
     assert nvml.users == 0
     assert nvml.threads == {"gpu-monitor"}
+
+
+def test_the_series_of_two_devices_chosen_as_3_and_1_carry_their_labels():
+    nvml = four_gpus(memory_total_bytes=141 << 30, power_milliwatts=700_500, sm_clock_megahertz=1980)
+    nvml.gpus[1].reasons = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+    chosen = select_devices("3,1", environ={}, gpu_count=4)
+    samples = sampled([(device.label, device.token) for device in chosen], nvml)
+    snapshot = run_snapshot(gpus=samples)
+    registry = CollectorRegistry()
+    registry.register(RunCollector(lambda: snapshot))
+    third, first = ({"device": f"cuda:{number}", "uuid": UUIDS[number]} for number in (3, 1))
+    value = registry.get_sample_value
+    assert [value("virnucpro_gpu_utilization_ratio", labels) for labels in (third, first)] == [0.3, 0.1]
+    for labels in (third, first):
+        assert value("virnucpro_gpu_memory_total_bytes", labels) == 141 << 30
+        assert value("virnucpro_gpu_power_watts", labels) == 700.5
+        assert value("virnucpro_gpu_sm_clock_hertz", labels) == 1.98e9
+    throttled = [value("virnucpro_gpu_throttled", {**labels, "reason": "power_brake"}) for labels in (third, first)]
+    assert throttled == [0, 1]
+    text = generate_latest(registry).decode()
+    assert text.count("\nvirnucpro_gpu_utilization_ratio{") == 2
+    assert UUIDS[0] not in text
 
 
 @pytest.mark.parametrize("reason", gpu_monitor.THROTTLE_REASONS)
