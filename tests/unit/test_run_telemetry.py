@@ -1,6 +1,7 @@
 """Everything that shows a run, put together: what it leaves, and that nothing of it can harm the run."""
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.run_layout import RunLayout
+from virnucpro.telemetry.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 RECORDS = [("a", "MKVL"), ("b", "MKVLW"), ("c", "MKVL"), ("d", "ACDEFGHIKL")]
@@ -129,6 +131,37 @@ def test_metrics_are_served_while_the_run_goes_on_and_no_longer(tmp_path, fasta)
     assert list(targets.iterdir()) == []
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(target["targets"][0].split(":"), timeout=5)
+
+
+def test_waiting_for_the_last_scrape_ends_with_a_signal_and_leaves_neither_target_nor_server(tmp_path):
+    targets, out = tmp_path / "targets", tmp_path / "out"
+    RunLayout(out).work_dir.mkdir(parents=True)
+
+    def end_at_once(*_):
+        raise SystemExit(130)
+
+    def run():
+        with RunTelemetry(MetricsOptions(port=0, targets_dir=str(targets))) as telemetry:
+            with telemetry.running(RunLayout(out), "0123456789ab"):
+                (target,) = json.loads(next(targets.iterdir()).read_text())
+                asked.append(target["targets"][0])
+                scrape = urllib.request.Request(f"http://{asked[0]}/metrics", headers={SCRAPER_HEADER: "10"})
+                urllib.request.urlopen(scrape).close()
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+    asked = []
+    before = signal.signal(signal.SIGALRM, end_at_once)
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(SystemExit):
+            run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 0.5 <= time.monotonic() - began_s < LONGEST_PATIENCE_S
+    assert list(targets.iterdir()) == []
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(asked[0].split(":"), timeout=5)
 
 
 def test_a_taken_port_is_a_warning_and_a_broken_view_harms_nothing(tmp_path, fasta):

@@ -11,7 +11,7 @@ import queue
 import shutil
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,15 +98,17 @@ class RunTelemetry:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._close_views()
-        if self._server is not None:
-            if error is None or (isinstance(error, Exception) and not isinstance(error, StoppedError)):
+        with ExitStack() as ending:  # whatever interrupts the end: a second Ctrl-C, say
+            if self._gpus is not None:
+                ending.callback(self._guarded, self._gpus.close)
+            if self._server is not None:
+                ending.callback(self._server.stop)
+            if self._target is not None:
+                ending.callback(self._target.stop)  # first of all, so that nobody finds a target that does not answer
+            self._close_views()
+            has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
+            if self._server is not None and (error is None or has_failed):
                 self._wait_for_scrape(self._server)
-            self._server.stop()
-        if self._target is not None:
-            self._target.stop()
-        if self._gpus is not None:
-            self._guarded(self._gpus.close)
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
