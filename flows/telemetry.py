@@ -6,7 +6,16 @@ from contextvars import ContextVar
 
 from flows.progress import ProgressArtifacts
 from virnucpro.config import MetricsOptions
+from virnucpro.telemetry.progress import PlainView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+
+
+class _Lines(PlainView):
+    """Lines on standard error, as without a flow: the embedded server of a command has no page to look at."""
+
+    def say(self, text: str) -> None:
+        """Ignore it: the flow run's log, which is shown there as well, has it."""
+
 
 _CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
 
@@ -18,7 +27,7 @@ def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
     if current is not None:
         yield current
         return
-    with RunTelemetry(metrics, [ProgressArtifacts()]) as telemetry:
+    with RunTelemetry(metrics, [ProgressArtifacts(), _Lines()]) as telemetry:
         token = _CURRENT.set(telemetry)
         try:
             yield telemetry

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import structlog
 import typer
@@ -18,6 +18,7 @@ import typer
 import virnucpro
 from virnucpro.commands import checks, embed, logs, models, predict, status
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, printable
+from virnucpro.telemetry.progress import StandardError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -74,7 +75,7 @@ def _log_to_standard_error() -> None:
     structlog.configure(
         processors=[*processors, as_text, renderer],
         wrapper_class=structlog.make_filtering_bound_logger("WARNING"),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", StandardError())),
     )
 
 

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from tests.snapshots import (
     NOW,
@@ -19,7 +20,14 @@ from tests.snapshots import (
     stage_snapshot,
 )
 from virnucpro.telemetry import wording
-from virnucpro.telemetry.progress import PLAIN_INTERVAL_S, PlainView, QuietView, TerminalView, terminal_view
+from virnucpro.telemetry.progress import (
+    PLAIN_INTERVAL_S,
+    PlainView,
+    QuietView,
+    StandardError,
+    TerminalView,
+    terminal_view,
+)
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.terminal import Terminal
 
@@ -200,6 +208,25 @@ def test_what_is_said_or_printed_comes_above_the_bars(view, terminal):
     sys.stderr.write("line\n")
     assert terminal.seen()[:4] == ["rank 0 failed:", "  out of memory", "a warning", "half a line"]
     assert len(terminal.seen()) == 7
+
+
+def test_what_the_program_warns_of_comes_above_the_bars(view, terminal):
+    warn = structlog.PrintLogger(file=StandardError()).warning
+    view.update(run_snapshot(rank_snapshot()))
+    warn("rank.failed")
+    view.update(run_snapshot(rank_snapshot()))
+    assert terminal.seen()[0] == "rank.failed"
+    assert len(terminal.seen()) == 4
+
+
+def test_a_warning_that_nobody_reads_harms_nothing(monkeypatch, terminal):
+    monkeypatch.setattr(sys, "stderr", terminal)
+    warn = structlog.PrintLogger(file=StandardError()).warning
+    warn("read")
+    terminal.refuses = BrokenPipeError(errno.EPIPE, "gone")
+    warn("not read")
+    warn("nor this")
+    assert terminal.seen() == ["read"]
 
 
 def test_standard_error_is_given_back_and_nothing_of_it_is_lost(terminal):

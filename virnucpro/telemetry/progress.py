@@ -7,6 +7,7 @@ never harms the run.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -42,12 +43,26 @@ _WORTH_A_LINE_S = 1.0
 _CLOCK_JITTER_S = 0.001
 
 
+class StandardError(io.TextIOBase):
+    """
+    ``sys.stderr`` as it is at each write: above the bars where there are some.
+
+    When nobody reads it any more (a closed pipe), what is written is lost, and the run goes on.
+    """
+
+    def write(self, text: str) -> int:
+        """Write *text*, if anybody reads it."""
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+        return len(text)
+
+
 def say(text: str) -> None:
-    """Print a line for a person on standard error; when nobody looks any more (a closed pipe), the run goes on."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+    """Print a line for a person on standard error; when nobody looks any more, the run goes on."""
+    StandardError().write(f"{text}\n")
 
 
 def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None) -> View:
