@@ -133,7 +133,9 @@ def test_the_report_of_a_failure_has_no_line_of_theirs(hostile_run):
     hostile = "\n".join((FORGED_LINE, *HIDDEN.values()))
     rank = rank_snapshot(device="cpu")
     log_path = out / "logs" / "worker_0.log"
-    report = failure_report(rank, failure="died", reason=hostile, log_path=log_path, exit_code=70, starts_again=False)
+    run_id = json.loads(log_path.read_bytes().splitlines()[0])["run_id"]
+    end = {"failure": "died", "reason": hostile, "exit_code": 70, "starts_again": False}
+    report = failure_report(rank, log_path=log_path, run_id=run_id, **end)
     lines = report.split("\n")
     assert report.splitlines() == lines
     assert all(line.isprintable() for line in lines)

@@ -34,6 +34,7 @@ def clock(monkeypatch):
 
 def two_ranks(**callbacks):
     facts = EmbeddingFacts(
+        run_id="r",
         model="m",
         precision="fp32",
         token_budget=125,

@@ -105,6 +105,7 @@ class PreparedRun:
         block_rows = plan.rows(index.representatives)
         index.release_pages()
         return EmbeddingFacts(
+            run_id=self.run_id,
             model=self.model_config.model_name,
             precision=str(self.model_config.precision),
             token_budget=plan.token_budget,

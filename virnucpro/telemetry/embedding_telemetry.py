@@ -38,6 +38,8 @@ RATE_WINDOW_S = 60.0
 class EmbeddingFacts:
     """What an embedding run is, once it is planned; B blocks."""
 
+    run_id: str
+    """Of this start of the run, as its workers' logs have it."""
     model: str
     """Name of the model."""
     precision: str
@@ -207,6 +209,7 @@ class EmbeddingTelemetry:
             log_path=self.facts.layout.worker_log(rank),
             exit_code=end.exit_code,
             starts_again=end.starts_again,
+            run_id=self.facts.run_id,
         )
         self._on_failure(state.failure_report)
 

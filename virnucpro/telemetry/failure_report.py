@@ -39,7 +39,7 @@ def failure_report(
     log_path: Path,
     exit_code: int | None,
     starts_again: bool,
-    run_id: str | None = None,
+    run_id: str,
 ) -> str:
     """
     Return a few lines about a process that has failed.
@@ -51,7 +51,7 @@ def failure_report(
         log_path: Log of the rank; lines of its other processes are not shown.
         exit_code: Of the process, negative for a signal; None where it never started.
         starts_again: Whether another process follows.
-        run_id: Of the run; by default the one that wrote to the log last.
+        run_id: Of this start of the run.
     """
     try:
         entries = last_of_process(log_path, attempt=rank.attempts, run_id=run_id, count=TAIL_LINES)

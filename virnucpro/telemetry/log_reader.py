@@ -242,14 +242,14 @@ class RunLogs:
         self._to_close.close()
 
 
-def last_of_process(path: Path, *, attempt: int, run_id: str | None, count: int) -> list[LogEntry]:
+def last_of_process(path: Path, *, attempt: int, run_id: str, count: int) -> list[LogEntry]:
     """
     Return the last lines of a log that one process wrote.
 
     Args:
         path: The file; without it there are none.
         attempt: Of the process.
-        run_id: Of its run; None takes the run that wrote last.
+        run_id: Of its start of the run.
         count: Lines at the most.
 
     Raises:
@@ -257,8 +257,7 @@ def last_of_process(path: Path, *, attempt: int, run_id: str | None, count: int)
     """
     with LogFile(path) as file:
         entries = file.last(count, lambda _: True)
-    run = entries[-1].process[0] if run_id is None and entries else run_id
-    return [entry for entry in entries if entry.process == (run, attempt)]
+    return [entry for entry in entries if entry.process == (run_id, attempt)]
 
 
 def _by_time(entries: Iterable[Iterable[FoundEntry]]) -> Iterator[FoundEntry]:
