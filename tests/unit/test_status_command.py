@@ -368,6 +368,41 @@ def test_json_has_everything_under_names_that_stay(layout):
     assert (complete["state"], complete["seconds"], complete["snapshot"]) == ("complete", 4320.0, None)
 
 
+@pytest.mark.slow
+def test_a_real_run_is_watched_killed_and_completed(tmp_path, examples_dir):
+    out, fasta = tmp_path / "out", tmp_path / "proteins.fasta"
+    records = (examples_dir / "proteins.fasta").read_text().split(">")[1:81]
+    fasta.write_text("".join(f">{record}" for record in records))
+    command = [sys.executable, "-m", "virnucpro", "embed", str(fasta), "-o", str(out)]
+    command += ["--devices", "cpu", "--workers", "2", "--token-budget", "1200"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **quiet)
+    seen = []
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            found = status_of(out)
+        except ResultError:  # it has not begun
+            time.sleep(0.05)
+            continue
+        assert (found.state, found.problems, found.holder.pid) == ("running", (), process.pid)
+        if found.embedding is not None:
+            seen.append(found.embedding.progress)
+            if any(rank.tokens_per_second for rank in found.embedding.ranks):
+                break
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] <= 1
+    text = shown(out)
+    assert text.startswith(f"{out}: interrupted (embedding run), ")
+    assert subprocess.run(command, check=False, **quiet).returncode == 0
+    complete = status_of(out)
+    assert (complete.state, complete.live, complete.to_json()["counts"]["missing"]) == ("complete", None, 0)
+    assert not RunLayout(out).live_status.exists()
+
+
 def test_an_outcome_that_nobody_reads_any_more_is_still_that_outcome(layout):
     manifest("complete", ranks=[{"rank": 0, "device": "cpu", "state": "complete"}]).write(layout.manifest)
     reading, writing = os.pipe()

@@ -177,7 +177,7 @@ def test_an_identification_names_the_stage_around(view, terminal):
     view.update(run_snapshot(rank_snapshot(), stages=stages))
     assert terminal.seen()[0][2:] == "embedding the frames' DNA with virnucpro-tiny-dna, 1 min 3 s"
     view.update(run_snapshot(stages=(stages[0], stage_snapshot("index", model="virnucpro-tiny-dna"))))
-    assert terminal.seen()[0][2:] == "embedding the frames' DNA: checking and indexing the input, 1 min 3 s"
+    assert terminal.seen()[0][2:] == "embedding the frames' DNA: checking the input and the devices, 1 min 3 s"
 
 
 def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(view, terminal):

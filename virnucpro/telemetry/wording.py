@@ -22,7 +22,6 @@ LOW_DISK_SHARE = 0.02
 
 _TITLES = {
     "index": "checking and indexing the input",
-    "probe": "trying the devices out",
     "embed": "computing embeddings",
     "aggregate": "putting the result together",
     "validate": "checking the result",
@@ -90,6 +89,8 @@ def size(num_bytes: int) -> str:
 
 def stage_title(stage: StageSnapshot) -> str:
     """Return what a stage does; safe for a terminal."""
+    if stage.model and stage.name == "index":  # GPUs are tried out, too
+        return "checking the input and the devices"
     title = _TITLES.get(stage.name, printable(stage.name))
     return f"{title} with {printable(stage.model)}" if stage.model and stage.name == "embed" else title
 
