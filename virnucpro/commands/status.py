@@ -145,7 +145,7 @@ def _gpu_words(gpu: GpuSample | None) -> str:
     if gpu.memory_used_bytes is not None:
         words.append(wording.size(gpu.memory_used_bytes))
     if gpu.temperature_celsius is not None:
-        words.append(f"{gpu.temperature_celsius:.0f} °C")
+        words.append(f"{gpu.temperature_celsius:.0f} C")
     return ", ".join(words)
 
 
