@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -377,24 +378,16 @@ def test_a_real_run_is_watched_killed_and_completed(tmp_path, examples_dir):
     command += ["--devices", "cpu", "--workers", "2", "--token-budget", "1200"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet)
-    seen = []
     deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
+    found = None
+    while time.monotonic() < deadline_s and (found is None or found.embedding is None):
+        time.sleep(0.02)
+        with suppress(ResultError):  # it has not begun
             found = status_of(out)
-        except ResultError:  # it has not begun
-            time.sleep(0.05)
-            continue
-        assert (found.state, found.problems, found.holder.pid) == ("running", (), process.pid)
-        if found.embedding is not None:
-            seen.append(found.embedding.progress)
-            if any(rank.tokens_per_second for rank in found.embedding.ranks):
-                break
-        time.sleep(0.05)
     process.kill()
     process.wait()
-    assert seen == sorted(seen)
-    assert 0 < seen[-1] <= 1
+    assert (found.state, found.problems, found.holder.pid) == ("running", (), process.pid)
+    assert [rank.device for rank in found.embedding.ranks] == ["cpu", "cpu"]
     text = shown(out)
     assert text.startswith(f"{out}: interrupted (embedding run), ")
     assert subprocess.run(command, check=False, **quiet).returncode == 0
