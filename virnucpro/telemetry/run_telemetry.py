@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from virnucpro.config import MetricsOptions
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.exposition import MetricsServer, write_textfile
+from virnucpro.telemetry.exposition import LOOPBACK, METRICS_PATH, MetricsServer, write_textfile
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics import RunCollector
@@ -228,7 +228,9 @@ class RunTelemetry:
             log.warning("metrics.not_served", port=port, reason=error.strerror or str(error))
             return
         self._server = server
-        self.say(f"metrics: http://127.0.0.1:{port}/metrics")
+        address = f"http://{LOOPBACK}:{port}{METRICS_PATH}"
+        self.say(f"metrics: {address}")
+        log.info("metrics.served", address=address)  # for Prefect; on a terminal it is said above
         if self._options.targets_dir is not None:
             target = TargetFile(Path(self._options.targets_dir), self._run_id, port)
             try:
