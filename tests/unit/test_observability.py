@@ -261,11 +261,10 @@ def test_the_table_of_metrics_is_what_is_exported():
     rows = re.findall(
         r"^\| `(virnucpro_\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", MONITORING.read_text(), re.MULTILINE
     )
-    written = [(name, kind, labels, meaning) for name, kind, _, labels, meaning in rows]
-    assert written == [(m.name, m.kind, ", ".join(m.labels) or "none", m.help) for m in METRICS]
-    for name, _, unit, _, _ in rows:
-        for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(name.split("_")):
-            assert word in unit.lower() or unit == "Unix time", name
+    assert rows == [(m.name, m.kind, m.unit, ", ".join(m.labels) or "none", m.help) for m in METRICS]
+    for metric in METRICS:
+        for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(metric.name.split("_")):
+            assert word in metric.unit.lower() or metric.unit == "Unix time", metric.name
 
 
 def test_the_page_names_only_metrics_and_alerts_that_exist():

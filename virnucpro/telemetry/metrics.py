@@ -40,6 +40,8 @@ class Metric:
     """As Prometheus shows it."""
     kind: str
     """counter, gauge or histogram."""
+    unit: str
+    """What its values count, or are measured in."""
     labels: tuple[str, ...]
     """Names of its labels."""
     help: str
@@ -130,6 +132,7 @@ METRICS = (
     Metric(
         "virnucpro_sequences_total",
         "counter",
+        "sequences",
         RANK,
         "Rows that are durable, each counted once: those of earlier starts of the run, copies of identical sequences "
         "and rows from the embedding cache included.",
@@ -138,6 +141,7 @@ METRICS = (
     Metric(
         "virnucpro_tokens_total",
         "counter",
+        "tokens",
         RANK,
         "Tokens computed in this start of the run, special tokens included.",
         _of_ranks(lambda rank: rank.tokens),
@@ -145,6 +149,7 @@ METRICS = (
     Metric(
         "virnucpro_batches_total",
         "counter",
+        "batches",
         RANK,
         "Batches computed in this start of the run.",
         _of_ranks(lambda rank: rank.batches),
@@ -152,6 +157,7 @@ METRICS = (
     Metric(
         "virnucpro_written_bytes_total",
         "counter",
+        "bytes",
         RANK,
         "Bytes of results made durable in this start of the run.",
         _of_ranks(lambda rank: rank.written_bytes),
@@ -159,6 +165,7 @@ METRICS = (
     Metric(
         "virnucpro_cache_hits_total",
         "counter",
+        "sequences",
         RANK,
         "Sequences whose rows came from the embedding cache.",
         _of_ranks(lambda rank: rank.cache_hits),
@@ -166,6 +173,7 @@ METRICS = (
     Metric(
         "virnucpro_oom_splits_total",
         "counter",
+        "batches",
         RANK,
         "Batches computed in halves because they did not fit into memory.",
         _of_ranks(lambda rank: rank.oom_splits),
@@ -173,6 +181,7 @@ METRICS = (
     Metric(
         "virnucpro_worker_restarts_total",
         "counter",
+        "processes",
         (*RANK, "failure"),
         "Worker processes started again, by the class of the failure before.",
         _restarts,
@@ -180,6 +189,7 @@ METRICS = (
     Metric(
         "virnucpro_worker_cpu_seconds_total",
         "counter",
+        "seconds",
         RANK,
         "Processor seconds, user and system, of a rank's processes.",
         _of_ranks(lambda rank: rank.cpu_s),
@@ -187,6 +197,7 @@ METRICS = (
     Metric(
         "virnucpro_failed_sequences_total",
         "counter",
+        "sequences",
         (*MODEL, "reason"),
         "Sequences that got no row because computing them failed, by failure class.",
         _by_reason(lambda embedding: embedding.failed.items()),
@@ -194,6 +205,7 @@ METRICS = (
     Metric(
         "virnucpro_quarantined_sequences_total",
         "counter",
+        "sequences",
         (*MODEL, "reason"),
         "Sequences that are not computed any more because they ended processes, by failure class.",
         _by_reason(lambda embedding: embedding.quarantined.items()),
@@ -201,6 +213,7 @@ METRICS = (
     Metric(
         "virnucpro_deduplicated_sequences_total",
         "counter",
+        "sequences",
         MODEL,
         "Records that take the row of an identical sequence.",
         _of_embeddings(lambda embedding: embedding.copies),
@@ -208,6 +221,7 @@ METRICS = (
     Metric(
         "virnucpro_skipped_records_total",
         "counter",
+        "records",
         MODEL,
         "Records that break a rule of the input and were left out, as was asked for.",
         _of_embeddings(lambda embedding: embedding.skipped),
@@ -215,6 +229,7 @@ METRICS = (
     Metric(
         "virnucpro_batch_duration_seconds",
         "histogram",
+        "seconds",
         RANK,
         "Seconds a batch took, from the end of the one before or its own start, whichever is later, to its rows.",
         _of_ranks(lambda rank: rank.batch_seconds if rank.batches else None),
@@ -222,6 +237,7 @@ METRICS = (
     Metric(
         "virnucpro_packing_efficiency_ratio",
         "gauge",
+        "0 to 1",
         RANK,
         "Tokens over token budget of the batches computed, 0 to 1.",
         _of_ranks(lambda rank: rank.packing_efficiency),
@@ -229,6 +245,7 @@ METRICS = (
     Metric(
         "virnucpro_model_load_seconds",
         "gauge",
+        "seconds",
         RANK,
         "Seconds that the rank's last process took to load the model.",
         _of_ranks(lambda rank: rank.model_load_s),
@@ -236,6 +253,7 @@ METRICS = (
     Metric(
         "virnucpro_worker_up",
         "gauge",
+        "0 or 1",
         RANK,
         "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed.",
         _of_ranks(lambda rank: None if rank.has_process is None else float(rank.has_process)),
@@ -243,6 +261,7 @@ METRICS = (
     Metric(
         "virnucpro_worker_resident_memory_bytes",
         "gauge",
+        "bytes",
         RANK,
         "Bytes of resident memory of the rank's process.",
         _of_ranks(lambda rank: rank.resident_bytes),
@@ -250,6 +269,7 @@ METRICS = (
     Metric(
         "virnucpro_worker_tokens_left",
         "gauge",
+        "tokens",
         RANK,
         "Planned tokens that the rank was given and has not computed yet.",
         _of_ranks(lambda rank: rank.tokens_left),
@@ -257,6 +277,7 @@ METRICS = (
     Metric(
         "virnucpro_last_progress_timestamp_seconds",
         "gauge",
+        "Unix time",
         RANK,
         "Unix time at which the rank last finished a batch or made rows durable.",
         _of_ranks(lambda rank: rank.last_progress),
@@ -264,6 +285,7 @@ METRICS = (
     Metric(
         "virnucpro_progress_ratio",
         "gauge",
+        "0 to 1",
         MODEL,
         "Share of the plan's tokens that is done, 0 to 1.",
         _of_embeddings(lambda embedding: embedding.progress),
@@ -271,6 +293,7 @@ METRICS = (
     Metric(
         "virnucpro_tokens_left",
         "gauge",
+        "tokens",
         MODEL,
         "Planned tokens that are not computed yet.",
         _of_embeddings(lambda embedding: embedding.tokens_left),
@@ -278,6 +301,7 @@ METRICS = (
     Metric(
         "virnucpro_estimated_seconds_left",
         "gauge",
+        "seconds",
         MODEL,
         "Estimated seconds until the slowest rank has computed its share; absent before there is a rate.",
         _of_embeddings(lambda embedding: embedding.seconds_left),
@@ -285,6 +309,7 @@ METRICS = (
     Metric(
         "virnucpro_stage_duration_seconds",
         "gauge",
+        "seconds",
         STAGE,
         "Seconds that a stage took, or has taken so far; model is empty for stages of the whole run.",
         _stage_seconds,
@@ -292,6 +317,7 @@ METRICS = (
     Metric(
         "virnucpro_stage_running",
         "gauge",
+        "0 or 1",
         STAGE,
         "1 while a stage goes on, 0 once it has ended.",
         _stage_running,
@@ -299,6 +325,7 @@ METRICS = (
     Metric(
         "virnucpro_disk_free_bytes",
         "gauge",
+        "bytes",
         (),
         "Bytes that may still be written to the file system of the output folder.",
         _of_run(lambda run: run.disk_free_bytes),
@@ -306,6 +333,7 @@ METRICS = (
     Metric(
         "virnucpro_disk_size_bytes",
         "gauge",
+        "bytes",
         (),
         "Bytes of the file system of the output folder.",
         _of_run(lambda run: run.disk_size_bytes),
@@ -313,6 +341,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_utilization_ratio",
         "gauge",
+        "0 to 1",
         GPU,
         "Share of the driver's last sampling period in which the GPU computed, 0 to 1.",
         _of_gpus(lambda gpu: gpu.utilization),
@@ -320,6 +349,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_memory_used_bytes",
         "gauge",
+        "bytes",
         GPU,
         "Bytes of GPU memory in use, by whomever.",
         _of_gpus(lambda gpu: gpu.memory_used_bytes),
@@ -327,6 +357,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_memory_total_bytes",
         "gauge",
+        "bytes",
         GPU,
         "Bytes of GPU memory.",
         _of_gpus(lambda gpu: gpu.memory_total_bytes),
@@ -334,6 +365,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_power_watts",
         "gauge",
+        "watts",
         GPU,
         "Watts that the GPU draws.",
         _of_gpus(lambda gpu: gpu.power_watts),
@@ -341,6 +373,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_temperature_celsius",
         "gauge",
+        "degrees Celsius",
         GPU,
         "Temperature of the GPU in degrees Celsius.",
         _of_gpus(lambda gpu: gpu.temperature_celsius),
@@ -348,6 +381,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_sm_clock_hertz",
         "gauge",
+        "hertz",
         GPU,
         "Clock of the GPU's multiprocessors in hertz.",
         _of_gpus(lambda gpu: gpu.sm_clock_hertz),
@@ -355,6 +389,7 @@ METRICS = (
     Metric(
         "virnucpro_gpu_throttled",
         "gauge",
+        "0 or 1",
         (*GPU, "reason"),
         "1 while the GPU is slowed down for this reason, else 0.",
         _throttled,
@@ -362,6 +397,7 @@ METRICS = (
     Metric(
         "virnucpro_build_info",
         "gauge",
+        "1",
         ("version", "torch", "python"),
         "Versions that compute; always 1.",
         _build_info,
@@ -369,6 +405,7 @@ METRICS = (
     Metric(
         "virnucpro_run_info",
         "gauge",
+        "1",
         ("run_id", "model", "precision", "token_budget", "workers"),
         "What is computed, and how; always 1.",
         _run_info,
