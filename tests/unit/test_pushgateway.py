@@ -75,6 +75,10 @@ def group(labels, pushed_s_ago):
     return {"labels": labels, "push_time_seconds": {"type": "GAUGE", "metrics": [metric]}}
 
 
+def pushes(gateway):
+    return [body for method, _, body in gateway.asked if method == "PUT"]
+
+
 def wait_until(is_so):
     deadline_s = time.monotonic() + 20
     while not is_so():
@@ -154,9 +158,10 @@ def test_a_gateway_that_hangs_is_given_up(registry, monkeypatch):
         assert 0.2 <= time.monotonic() - began_s < 5
 
 
-def test_a_run_pushes_regularly_and_once_more_at_its_end(monkeypatch):
-    monkeypatch.setattr(pushgateway, "INTERVAL_S", 0.05)
-    numbers = iter(range(1000))
+@pytest.mark.parametrize(("interval_s", "before_the_end"), [(0.02, 5), (1000, 1)])
+def test_a_run_pushes_regularly_and_once_more_at_its_end(monkeypatch, interval_s, before_the_end):
+    monkeypatch.setattr(pushgateway, "INTERVAL_S", interval_s)
+    numbers = iter(range(100_000))
 
     class Counting:
         def collect(self):
@@ -169,15 +174,14 @@ def test_a_run_pushes_regularly_and_once_more_at_its_end(monkeypatch):
         mine = Pushgateway(gateway.url, registry, RUN_ID)
         mine.stop()
         mine.start(told.append)
-        wait_until(lambda: len(gateway.asked) >= 4)
-        monkeypatch.setattr(pushgateway, "INTERVAL_S", 1000)
-        time.sleep(0.2)
-        before = len(gateway.asked)
+        wait_until(lambda: len(pushes(gateway)) >= before_the_end)
         mine.stop()
         mine.stop()
-        pushes = [body for method, _, body in gateway.asked if method == "PUT"]
-        assert len(gateway.asked) == before + 1
-    assert [body.splitlines()[-1] for body in pushes] == [f"number {n}.0".encode() for n in range(len(pushes))]
+        got = pushes(gateway)
+        assert len(got) == 2 if interval_s == 1000 else len(got) > before_the_end
+        time.sleep(0.1)
+        assert pushes(gateway) == got
+    assert [body.splitlines()[-1] for body in got] == [f"number {n}.0".encode() for n in range(len(got))]
     assert told == []
 
 
