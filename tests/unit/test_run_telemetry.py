@@ -1,6 +1,7 @@
 """Everything that shows a run, put together: what it leaves, and that nothing of it can harm the run."""
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -204,6 +205,23 @@ def test_a_view_that_is_stuck_does_not_keep_the_run_from_ending(tmp_path, fasta,
     finally:
         release.set()
     assert time.monotonic() - began_s < 45
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_the_last_scrape_and_nothing_else(tmp_path, number):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    layout = RunLayout(tmp_path)
+    seen = Seen()
+    with RunTelemetry(MetricsOptions(port=0), [seen]) as telemetry:
+        with telemetry.running(layout, "run"):
+            while not seen.said:
+                time.sleep(0.01)
+            request = urllib.request.Request(seen.said[0].split()[1], headers={SCRAPER_HEADER: "10"})
+            urllib.request.urlopen(request).close()
+        began_s = time.monotonic()
+        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+    assert 0.1 < time.monotonic() - began_s < 25, "it waits 30 s for a scraper that has come once"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(

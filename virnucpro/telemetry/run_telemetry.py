@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -200,7 +201,7 @@ class RunTelemetry:
         patience_s = server.patience_s
         if patience_s:
             say(f"waiting until the final metrics are read, {patience_s:.0f} s at the most (Ctrl-C: no more)")
-            with suppress(KeyboardInterrupt):
+            with _ended_by_signals():
                 server.wait_for_scrape(patience_s)
 
     def _close_views(self) -> None:
@@ -332,3 +333,19 @@ class RunTelemetry:
         if event not in self._complaints:
             self._complaints.add(event)
             log.warning(event, reason=reason)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C, or a SIGTERM that would end the process, end the block and nothing else."""
+    takes_sigterm = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if takes_sigterm:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        if takes_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
