@@ -200,7 +200,7 @@ class RunTelemetry:
         """Wait until whoever reads our metrics has read the last of them; Ctrl-C ends the wait."""
         patience_s = server.patience_s
         if patience_s:
-            say(f"waiting until the final metrics are read, {patience_s:.0f} s at the most (Ctrl-C: no more)")
+            say(f"waiting until the final metrics are read, {patience_s:.0f} s at the most (Ctrl-C: not at all)")
             with _ended_by_signals():
                 server.wait_for_scrape(patience_s)
 
