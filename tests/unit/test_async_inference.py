@@ -136,6 +136,7 @@ def test_the_machines_memory_counts_like_the_devices():
     sequences = words(4, 10)
     (result,) = AsyncInferenceRunner(Failing([sequences[1]], error=MemoryError), "cpu").run([batch_of(*sequences)])
     assert [item.failure for item in result.failed] == [FailureClass.HOST_OUT_OF_MEMORY]
+    assert result.oom_splits == 2, "4 in 2 and 2, and 2 in 1 and 1"
     assert result.positions == (0, 2, 3)
 
 
@@ -154,6 +155,8 @@ def test_a_sequence_without_tokens_is_named_and_the_others_are_computed():
         ]
         (result,) = AsyncInferenceRunner(HashModel(), "cpu").run([batch])
         assert result.positions == batch.positions
+        assert 0 <= result.seconds < 60, "and not the seconds since the machine was started"
+        assert result.oom_splits == 0
         assert [(item.position, item.failure) for item in result.failed] == [(1, FailureClass.APPLICATION_ERROR)]
 
 

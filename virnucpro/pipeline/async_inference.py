@@ -239,9 +239,9 @@ class AsyncInferenceRunner:
 
     def _try(self, batch: PackedBatch) -> _Flight | _Problem:
         """Give the device *batch*, or say why the batch itself seems to be at fault."""
-        if not batch.positions:
-            return _Flight(batch, torch.empty(0, self.model.hidden_dim))
         started_s = time.monotonic()
+        if not batch.positions:
+            return _Flight(batch, torch.empty(0, self.model.hidden_dim), started_s=started_s)
         try:
             if not self._is_gpu:
                 return replace(self._compute(batch), started_s=started_s)
