@@ -362,8 +362,8 @@ def _stop_on_sigterm() -> threading.Event:
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return the MiB that this process had at the most: resident, and on a GPU those of torch's tensors there."""
     lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
-    (peak_kib,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    peak = {"peak_resident_mib": int(peak_kib) >> 10}
+    found = [int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")]
+    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may not tell
     if device.type == "cuda":
         peak["peak_gpu_mib"] = torch.cuda.max_memory_allocated(device) >> 20
     return peak
