@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry
@@ -13,7 +14,9 @@ from virnucpro.telemetry.snapshot import RankState
 
 BLOCKS = 6
 TOKENS = 100
-"""Of each block, of 4 sequences; the first has a copy."""
+"""Of each block, of 4 sequences."""
+COPIED = 0
+"""Index position of the sequence that has a copy."""
 
 
 @pytest.fixture
@@ -43,6 +46,7 @@ def two_ranks(**callbacks):
         block_tokens=np.full(BLOCKS, TOKENS, np.int64),
         block_sequences=np.full(BLOCKS, 4, np.int64),
         block_rows=np.array([5, 4, 4, 4, 4, 4], np.int64),
+        rows_of=lambda positions: np.where(positions == COPIED, 2, 1),
         records=25,
         copies=1,
         skipped=0,
@@ -187,6 +191,42 @@ def test_failed_and_quarantined_sequences_are_told_apart_and_counted_once():
     assert snapshot.quarantined == {"died": 1}
 
 
+def test_the_copies_of_a_sequence_without_a_row_have_none_either():
+    run = two_ranks()
+    begins(run, 0)
+    say(run, 0, {"kind": "sequence_failed", "block": 0, "position": COPIED, "failure": "not_finite"})
+    computes(run, 0, 0, rows=3)
+    ends(run, 0, excused={COPIED: "not_finite", 2: "died"})
+    assert run.snapshot().failed == {"not_finite": 2}
+    assert run.snapshot().quarantined == {"died": 1}
+
+
+def test_a_sequence_that_another_rank_is_in_doubt_about_is_not_quarantined():
+    run = two_ranks()
+    for rank in (0, 1):
+        begins(run, rank)
+    say(run, 1, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
+    ends(run, 0, excused={7: "not_finite", 11: "died"})
+    assert run.snapshot().quarantined == {"died": 1}
+    computes(run, 1, 1, rows=3)
+    ends(run, 1, excused={7: "not_finite", 11: "died"})
+    assert run.snapshot().failed == {"not_finite": 1}
+    assert run.snapshot().quarantined == {"died": 1}
+
+
+def test_a_process_that_was_to_be_started_again_and_was_not_is_no_restart_and_none_that_is_down():
+    run = two_ranks()
+    for rank in (0, 1):
+        begins(run, rank)
+    ends(run, 0, "failed", "died", again=True)
+    assert run.snapshot().ranks[0].state is RankState.FAILED
+    run.over()
+    for rank in run.snapshot().ranks:
+        assert rank.state is RankState.STOPPED
+        assert rank.restarts == {}
+        assert rank.pid is None
+
+
 def test_the_estimate_goes_by_tokens_left_and_the_slowest_rank(clock):
     run = two_ranks()
     begins(run, 0)
@@ -268,3 +308,16 @@ def test_what_is_said_of_something_unknown_is_passed_over():
     before = run.snapshot()
     say(run, 0, {"kind": "of a later version"}, {"rank": 0, "status": "complete"}, {"kind": "step"})
     assert run.snapshot() == before
+
+
+def test_what_makes_no_sense_costs_one_warning_and_nothing_else():
+    run = two_ranks()
+    begins(run, 0)
+    with capture_logs() as logs:
+        for block in (0, 2, BLOCKS):
+            say(run, 0, {"kind": "progress", "block": block, "rows": 4})
+        say(run, 0, {"kind": "durable", "runs": [[0, BLOCKS, 1]]}, {"kind": "resumed"})
+    assert [line["kind"] for line in logs] == ["progress", "durable", "resumed"]
+    computes(run, 0, 0)
+    durable(run, 0, 0)
+    assert run.snapshot().rows == 5

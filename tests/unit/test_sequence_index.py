@@ -59,6 +59,8 @@ def test_sequences_are_sorted_longest_first_with_ties_in_the_order_of_the_input(
 def test_copies_point_to_the_first_sequence_that_the_model_would_see_as_the_same(tmp_path):
     index = build([write(tmp_path)], tmp_path)
     assert index.representatives.tolist() == [0, 1, 1, 3, 3]
+    assert index.copied.tolist() == [1, 3]
+    assert index.rows_of(np.array([3, 0, 1])).tolist() == [2, 1, 2]
     assert index.sequence_hashes[1].tobytes() == hashlib.sha256(b"MKV").digest()[:16]
 
 

@@ -52,18 +52,16 @@ class BlockPlan:
         """Return the block of the sequence at index position *position*, which is one of ``positions``."""
         return int(np.searchsorted(self.starts, np.searchsorted(self.positions, position), side="right")) - 1
 
-    def rows(self, representatives: IntArray) -> IntArray:
+    def rows(self, copied: IntArray) -> IntArray:
         """
         Return the rows that each block gives, those of copies included, int64 (num_blocks,).
 
         Args:
-            representatives: int64 (num_sequences,), of the index.
+            copied: int64 (copies,), of the index.
         """
         rows = np.diff(self.starts)
-        if len(self.positions) < len(representatives):
-            originals = representatives[representatives != np.arange(len(representatives))]
-            blocks = np.searchsorted(self.starts, np.searchsorted(self.positions, originals), side="right") - 1
-            np.add.at(rows, blocks, 1)
+        blocks = np.searchsorted(self.starts, np.searchsorted(self.positions, copied), side="right") - 1
+        np.add.at(rows, blocks, 1)
         return rows
 
     def rank_blocks(self, rank: int, world_size: int) -> range:

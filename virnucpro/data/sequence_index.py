@@ -274,6 +274,17 @@ class SequenceIndex:
             raise self.changed(position)
         return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
 
+    def rows_of(self, positions: IntArray) -> IntArray:
+        """Return how many rows the sequences at *positions*, no copies themselves, give: one, and one a copy; int64."""
+        first, end = (np.searchsorted(self.copied, positions, side=side) for side in ("left", "right"))
+        return np.asarray(1 + end - first)
+
+    @cached_property
+    def copied(self) -> IntArray:
+        """Index position of the sequence that each copy is a copy of, ascending: int64 (copies,)."""
+        representatives = self.representatives[:]
+        return np.sort(representatives[representatives != np.arange(len(self))])
+
     def in_input_order(self) -> IntArray:
         """Return the positions of all records in the order of the input, file by file: int64 (n,)."""
         positions = np.empty(len(self), dtype=np.int64)

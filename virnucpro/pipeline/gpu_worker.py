@@ -275,8 +275,8 @@ class _Work:
         for block, positions in blocks:
             if len(positions) == len(self.plan.block_positions(block)):
                 whole.append(block)
-            else:  # its rows are those of its sequences and of their copies
-                short[block] = int(np.isin(self.index.representatives[:], positions).sum())
+            else:
+                short[block] = int(self.index.rows_of(positions).sum())
         for message in durable_messages(whole, short=short, written_bytes=written_bytes, cached=cached):
             self.reports.put(message)
 

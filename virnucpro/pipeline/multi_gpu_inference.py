@@ -276,9 +276,11 @@ def run_embedding(
         with failure_noted(run):
             embedding = shown.begin_embedding(run.facts())
             recovery = run.recovery(limits or RunLimits(), embedding)
-            with stage("embed"):
-                outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
-            embedding.over()
+            try:
+                with stage("embed"):
+                    outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
+            finally:
+                embedding.over()
             stages_s = partial(shown.stages_s, model_config.model_name)
             if stop.is_set():
                 return stop_run(run, outcomes, stages_s=stages_s())

@@ -102,7 +102,7 @@ class PreparedRun:
         """Return what telemetry shows of the run."""
         index = self.open_index()
         plan = self.plan(index)
-        block_rows = plan.rows(index.representatives)
+        block_rows = plan.rows(index.copied)
         index.release_pages()
         return EmbeddingFacts(
             run_id=self.run_id,
@@ -114,6 +114,7 @@ class PreparedRun:
             block_tokens=plan.tokens,
             block_sequences=np.diff(plan.starts),
             block_rows=block_rows,
+            rows_of=index.rows_of,
             records=index.num_records,
             copies=len(index) - len(plan.positions),
             skipped=index.num_skipped,

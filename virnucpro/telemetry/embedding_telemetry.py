@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro.telemetry.durable_blocks import whole_blocks
 from virnucpro.telemetry.failure_report import failure_report
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import RunLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+log = structlog.get_logger(__name__)
 
 BATCH_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
 """Seconds: a full block of the small models on a GPU takes some milliseconds, one of the largest on a CPU a minute."""
@@ -56,6 +59,8 @@ class EmbeddingFacts:
     """int64 (B,): sequences of each block."""
     block_rows: IntArray
     """int64 (B,): rows that each block gives, copies included."""
+    rows_of: Callable[[IntArray], IntArray]
+    """Tells how many rows the sequences at some index positions give, copies included."""
     records: int
     """Records of the input, those that were left out included."""
     copies: int
@@ -114,6 +119,8 @@ class _Rank:
     cache_hits: int = 0
     oom_splits: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
+    to_restart_after: str = ""
+    """Class of the failure after which another process is to start."""
     model_load_s: float | None = None
     last_progress: float | None = None
     last_batch: Batch | None = None
@@ -155,6 +162,8 @@ class EmbeddingTelemetry:
         self._failed: dict[int, str] = {}
         self._quarantined: dict[int, str] = {}
         self._is_over = False
+        self._puzzled_by: set[str] = set()
+        """Kinds of messages that made no sense."""
         for number, rank in enumerate(self._ranks):
             rank.tokens_to_do = rank.tokens_left = self._tokens_of(number)
 
@@ -169,15 +178,25 @@ class EmbeddingTelemetry:
             state = self._ranks[rank]
             state.state, state.pid = RankState.STARTING, None
             state.attempts += 1
+            if state.to_restart_after:
+                state.restarts[state.to_restart_after] += 1
+                state.to_restart_after = ""
             state.tokens_done, state.last_batch = 0, None
             state.tokens_to_do = state.tokens_left = int(self.facts.block_tokens[mine][self._counted[mine] == 0].sum())
 
     def hear(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take in what a worker said."""
-        take = getattr(self, f"_hear_{message.get('kind', 'report')}", None)
+        """Take in what a worker said; what makes no sense, as a worker function of a user may say, costs a warning."""
+        kind = str(message.get("kind", "report"))
+        take = getattr(self, f"_hear_{kind}", None)
         if take is not None:
-            with self._lock:
-                take(rank, self._ranks[rank], message)
+            try:
+                with self._lock:
+                    take(rank, self._ranks[rank], message)
+            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+                if kind not in self._puzzled_by:
+                    self._puzzled_by.add(kind)
+                    why = f"{type(error).__name__}: {error}"
+                    log.warning("telemetry.not_understood", rank=rank, kind=kind, reason=why)
 
     def ended(self, rank: int, end: ProcessEnd) -> None:
         """Take in that the process of *rank* has ended, and how."""
@@ -185,8 +204,9 @@ class EmbeddingTelemetry:
             state = self._ranks[rank]
             self._failed.update({p: why for p, why in state.fresh_failures.items() if p in end.excused})
             state.fresh_failures.clear()
+            undecided = {position for other in self._ranks for position in other.fresh_failures}
             self._quarantined.update(
-                {position: why for position, why in end.excused.items() if position not in self._failed}
+                {p: why for p, why in end.excused.items() if p not in self._failed and p not in undecided}
             )
             as_it_was = self._rank_snapshot(rank)
             if state.cpu_s is not None:
@@ -200,8 +220,7 @@ class EmbeddingTelemetry:
                 state.state = RankState.STOPPED
                 return
             state.state = RankState.FAILED if end.starts_again else RankState.LOST
-            if end.starts_again:
-                state.restarts[end.failure] += 1
+            state.to_restart_after = end.failure if end.starts_again else ""
         state.failure_report = failure_report(
             as_it_was,
             failure=end.failure,
@@ -218,9 +237,12 @@ class EmbeddingTelemetry:
         return self._ranks[rank].failure_report
 
     def over(self) -> None:
-        """Take in that no process will be started any more."""
+        """Take in that no process runs, and none will be started any more."""
         with self._lock:
             self._is_over = True
+            for rank in self._ranks:
+                if rank.state not in {RankState.WAITING, RankState.COMPLETE, RankState.LOST}:
+                    rank.state, rank.pid, rank.resident_bytes = RankState.STOPPED, None, None
 
     def pids(self) -> dict[int, int]:
         """Return rank -> process, of those that run."""
@@ -250,10 +272,19 @@ class EmbeddingTelemetry:
                 tokens=int(facts.block_tokens.sum()),
                 tokens_left=sum(rank.tokens_left for rank in ranks),
                 seconds_left=_seconds_left(ranks, is_over=self._is_over),
-                failed=dict(Counter(self._failed.values())),
-                quarantined=dict(Counter(self._quarantined.values())),
+                failed=self._records_by_reason(self._failed),
+                quarantined=self._records_by_reason(self._quarantined),
                 is_over=self._is_over,
             )
+
+    def _records_by_reason(self, sequences: Mapping[int, str]) -> dict[str, int]:
+        """Return failure class -> records without a row, for an index position's copies have none either."""
+        counts: Counter[str] = Counter()
+        if sequences:
+            rows = self.facts.rows_of(np.fromiter(sequences, np.int64, len(sequences)))
+            for why, number in zip(sequences.values(), rows.tolist(), strict=True):
+                counts[why] += number
+        return dict(counts)
 
     def _tokens_of(self, rank: int) -> int:
         """Return the planned tokens of the rank's blocks that are not durable."""

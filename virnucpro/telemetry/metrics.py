@@ -199,7 +199,7 @@ METRICS = (
         "counter",
         "sequences",
         (*MODEL, "reason"),
-        "Sequences that got no row because computing them failed, by failure class.",
+        "Sequences, copies included, that got no row because computing them failed, by failure class.",
         _by_reason(lambda embedding: embedding.failed.items()),
     ),
     Metric(
@@ -207,7 +207,7 @@ METRICS = (
         "counter",
         "sequences",
         (*MODEL, "reason"),
-        "Sequences that are not computed any more because they ended processes, by failure class.",
+        "Sequences, copies included, that are not computed any more because they ended processes, by failure class.",
         _by_reason(lambda embedding: embedding.quarantined.items()),
     ),
     Metric(

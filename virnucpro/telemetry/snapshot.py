@@ -169,9 +169,9 @@ class EmbeddingSnapshot:
     seconds_left: float | None
     """Until the slowest rank has computed its share; None while there is no estimate, 0 at the end."""
     failed: Mapping[str, int]
-    """Failure class -> sequences that got no row because computing them failed."""
+    """Failure class -> sequences, copies included, that got no row because computing them failed."""
     quarantined: Mapping[str, int]
-    """Failure class -> sequences that are not computed any more because they ended processes."""
+    """Failure class -> sequences, copies included, that are not computed any more because they ended processes."""
     is_over: bool
     """Whether its ranks have ended."""
 
