@@ -325,8 +325,9 @@ class RunTelemetry:
             call(*args)
         except Exception as error:  # noqa: BLE001  whatever it is, the run is worth more
             self._complain("telemetry.failed", f"{type(error).__name__}: {error}")
-            if of in self._views:
+            if of is not None and of in self._views:
                 self._views.remove(of)
+                self._guarded(of.close)  # what it holds: standard error, a file that says the run goes on
 
     def _complain(self, event: str, reason: str) -> None:
         """Warn, once for each kind of trouble."""
