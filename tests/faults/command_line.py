@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 from typing import NamedTuple
 
@@ -22,6 +23,11 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
+
+    @property
+    def problems(self) -> list[str]:
+        """Lines of standard error but those that say what goes on: a slow machine has time for some."""
+        return [line for line in self.err.splitlines() if not re.match(r"\d\d:\d\d:\d\d  ", line)]
 
 
 def run(*arguments: object) -> Ended:

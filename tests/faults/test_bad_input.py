@@ -22,7 +22,7 @@ import pytest
 
 import virnucpro
 from tests.fakes import another_user
-from tests.faults.command_line import run
+from tests.faults.command_line import Ended, run
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError
 from virnucpro.store.reader import read_embeddings
@@ -290,12 +290,12 @@ def test_every_problem_of_a_file_is_told_at_once_and_twenty_at_the_most(tmp_path
     path, good = tmp_path / "input.fasta", SEQUENCES[kind]
     path.write_bytes(b">a\n%b-\n>b\n%b1\n>\n%b\n>a\n%b\n>long\n%b\n" % (good, good, good, good, good * 9))
     ended = embed(kind, path, "-o", tmp_path / "out", "--max-residues", "30", "--long=error")
-    assert [line.split(": ")[0] for line in ended.err.splitlines()] == [f"{path}:{n}" for n in (2, 4, 5, 7, 9)]
+    assert [line.split(": ")[0] for line in ended.problems] == [f"{path}:{n}" for n in (2, 4, 5, 7, 9)]
     assert "raise --max-residues, or use --long truncate" in ended.err
     path.write_bytes(b"".join(b">s%d\n-\n" % number for number in range(21)))
     ended = embed(kind, path, "-o", tmp_path / "out")
     assert ended.code == 65
-    assert len(ended.err.splitlines()) == 21
+    assert len(ended.problems) == 21
     assert "... and more: only the first 20 problems are shown" in ended.err
 
 
@@ -439,7 +439,7 @@ def test_a_process_of_its_own_says_the_same_and_nothing_else(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout) == (65, "")
-    told = sorted(done.stderr.splitlines())
+    told = sorted(Ended(done.returncode, done.stdout, done.stderr).problems)
     assert len(told) == len(names)
     for line, path, name in zip(told, files, names, strict=True):
         assert line.startswith(f"{path}:")

@@ -90,10 +90,7 @@ def page_expressions():
 
 def unknown_names(expr):
     """Return the metrics and labels of *expr* that nothing exports: names are read here, the grammar by promtool."""
-    exported = (
-        EXPORTED | PROMETHEUS_OWN | {name: set(re.match(r"[a-z_]+(?=:)", name)[0].split("_")) for name in RECORDED}
-    )
-    exported |= {name: labels_of_level(name) for name in RECORDED}
+    exported = EXPORTED | PROMETHEUS_OWN | {name: labels_of_level(name) for name in RECORDED}
     unknown, seen = set(), set()
     without_texts = re.sub(r'"[^"]*"', '""', expr)
     for name, matchers in re.findall(r"([A-Za-z_:][\w:]*)\s*\{([^}]*)\}", without_texts):
