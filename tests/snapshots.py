@@ -62,6 +62,7 @@ def embedding_snapshot(*ranks, **changes) -> EmbeddingSnapshot:
         ranks=ranks,
         tokens=sum(rank.tokens_to_do for rank in ranks),
         tokens_left=sum(rank.tokens_left for rank in ranks),
+        tokens_before=0,
         seconds_left=max((rank.seconds_left for rank in ranks if rank.seconds_left is not None), default=None),
         failed={},
         quarantined={},

@@ -169,6 +169,26 @@ def test_a_lost_ranks_blocks_count_once_whoever_finds_them():
     assert snapshot.seconds_left == 0
 
 
+def test_what_this_start_has_computed_was_not_done_before_whoever_goes_on_with_it():
+    run = two_ranks()
+    begins(run, 0, found=[0], to_do=200)
+    begins(run, 1)
+    computes(run, 0, 2)
+    durable(run, 0, 2)
+    for block in (1, 3, 5):
+        computes(run, 1, block)
+    durable(run, 1, 1, 3, 5)
+    ends(run, 1)
+    ends(run, 0, "failed", "died", again=True)
+    run.assigned(0, [0, 2, 4])
+    begins(run, 0, found=[0, 2], to_do=100)
+    ends(run, 0, "failed", "died")
+    run.assigned(1, [0, 2, 4])
+    begins(run, 1, found=[0, 2], to_do=100)
+    assert run.snapshot().tokens_left == 100
+    assert run.snapshot().tokens_before == 100, "block 0 alone"
+
+
 def test_a_block_that_lacked_a_sequence_counts_the_rest_when_it_is_whole():
     run = two_ranks()
     begins(run, 0, short={0: 3})

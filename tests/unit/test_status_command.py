@@ -167,7 +167,8 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
         rank_snapshot(2, last_progress=NOW - 900),
     ]
     gpu = GpuSample(device="cuda:0", uuid="x", utilization=0.97, memory_used_bytes=61 * 2**30, temperature_celsius=71.0)
-    embedding = embedding_snapshot(*ranks, failed={"not_finite": 2}, tokens=600_000, seconds_left=4321.0)
+    tokens = {"tokens": 600_000, "tokens_before": 300_000}
+    embedding = embedding_snapshot(*ranks, **tokens, failed={"not_finite": 2}, seconds_left=4321.0)
     manifest("running").write(layout.manifest)
     with RunLock(layout.lock, run_id="abc"):
         write_live(layout, run_snapshot(*ranks, embeddings=(embedding,), gpus=(gpu,), disk_free_bytes=2**30))

@@ -100,6 +100,7 @@ def test_what_was_done_before_and_what_failed_stands_below_the_bars(view, termin
         rank_snapshot(0, restarts={"died": 1, "hung": 1}),
         tokens=200_000,
         tokens_left=40_000,
+        tokens_before=100_000,
         failed={"not_finite": 2},
         skipped=10,
     )

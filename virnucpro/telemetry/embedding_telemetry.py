@@ -161,6 +161,8 @@ class EmbeddingTelemetry:
         """Rank that each block was last given to."""
         self._failed: dict[int, str] = {}
         self._quarantined: dict[int, str] = {}
+        self._tokens_before = 0
+        """Planned tokens of the blocks that the first process of each rank has found."""
         self._is_over = False
         self._puzzled_by: set[str] = set()
         """Kinds of messages that made no sense."""
@@ -271,6 +273,7 @@ class EmbeddingTelemetry:
                 ranks=ranks,
                 tokens=int(facts.block_tokens.sum()),
                 tokens_left=sum(rank.tokens_left for rank in ranks),
+                tokens_before=self._tokens_before,
                 seconds_left=_seconds_left(ranks, is_over=self._is_over),
                 failed=self._records_by_reason(self._failed),
                 quarantined=self._records_by_reason(self._quarantined),
@@ -307,6 +310,8 @@ class EmbeddingTelemetry:
         rows = np.concatenate([self.facts.block_rows[whole], short[:, 1]])
         fresh = np.maximum(rows - self._counted[blocks], 0)
         self._counted[blocks] += fresh
+        if not rank.has_said_rows:
+            self._tokens_before += int(self.facts.block_tokens[blocks[fresh > 0]].sum())
         rank.rows += int(fresh.sum())
         rank.written_bytes += int(message.get("bytes", 0))
         rank.cache_hits += int(message.get("cached", 0))

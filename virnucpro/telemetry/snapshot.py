@@ -166,6 +166,8 @@ class EmbeddingSnapshot:
     """Tokens of the plan."""
     tokens_left: int
     """Of these not yet computed, and not found done."""
+    tokens_before: int
+    """Of these found durable when this start of the run began, as far as the ranks have said."""
     seconds_left: float | None
     """Until the slowest rank has computed its share; None while there is no estimate, 0 at the end."""
     failed: Mapping[str, int]

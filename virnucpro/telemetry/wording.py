@@ -147,9 +147,7 @@ def states(ranks: Sequence[RankSnapshot]) -> str:
 
 def done_before(embedding: EmbeddingSnapshot) -> float:
     """Return the share of the plan's tokens that earlier starts have computed, as far as the ranks have said."""
-    now_done = sum(rank.tokens_to_do - rank.tokens_left for rank in embedding.ranks)
-    before = embedding.tokens - embedding.tokens_left - now_done
-    return min(max(before / embedding.tokens, 0.0), 1.0) if embedding.tokens else 0.0
+    return embedding.tokens_before / embedding.tokens if embedding.tokens else 0.0
 
 
 def tokens_per_second(embedding: EmbeddingSnapshot) -> float:
