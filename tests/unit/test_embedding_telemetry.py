@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry
 from virnucpro.telemetry.durable_blocks import durable_messages
-from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts, EmbeddingTelemetry, ProcessEnd
+from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.snapshot import RankState
 
 BLOCKS = 6

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.telemetry.embedding_telemetry import ProcessEnd
+from virnucpro.telemetry.embedding_facts import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

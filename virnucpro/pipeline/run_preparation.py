@@ -42,7 +42,7 @@ from virnucpro.pipeline.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
-from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts
+from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 
 if TYPE_CHECKING:
     import threading

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ import structlog
 from virnucpro.telemetry.durable_blocks import whole_blocks
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
+from virnucpro.telemetry.token_rate import TokenRate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from virnucpro.run_layout import RunLayout
+    from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,65 +34,6 @@ log = structlog.get_logger(__name__)
 
 BATCH_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
 """Seconds: a full block of the small models on a GPU takes some milliseconds, one of the largest on a CPU a minute."""
-RATE_WINDOW_S = 60.0
-"""Seconds of computing that a rate is taken over: the long sequences come first, and cost more a token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingFacts:
-    """What an embedding run is, once it is planned; B blocks."""
-
-    run_id: str
-    """Of this start of the run, as its workers' logs have it."""
-    model: str
-    """Name of the model."""
-    precision: str
-    """Number format of the forward pass."""
-    token_budget: int
-    """Tokens in one block at the most."""
-    devices: tuple[tuple[str, str], ...]
-    """Label and token of each rank's device."""
-    layout: RunLayout
-    """Names of its files."""
-    block_tokens: IntArray
-    """int64 (B,): planned tokens of each block."""
-    block_sequences: IntArray
-    """int64 (B,): sequences of each block."""
-    block_rows: IntArray
-    """int64 (B,): rows that each block gives, copies included."""
-    rows_of: Callable[[IntArray], IntArray]
-    """Tells how many rows the sequences at some index positions give, copies included."""
-    records: int
-    """Records of the input, those that were left out included."""
-    copies: int
-    """Records that take the row of an identical sequence."""
-    skipped: int
-    """Records that were left out."""
-
-
-class _Rate:
-    """Planned tokens a second over the last minute of computing."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def mark(self, now_s: float, tokens: int) -> None:
-        """Note that *tokens* are done since the first mark."""
-        self._marks.append((now_s, tokens))
-        while len(self._marks) > 2 and now_s - self._marks[1][0] >= RATE_WINDOW_S:
-            self._marks.popleft()
-
-    def restart(self, now_s: float) -> None:
-        """Begin anew: a model has been loaded."""
-        self._marks = deque([(now_s, 0)])
-
-    def per_second(self, now_s: float) -> float:
-        """Return the rate; it falls when nothing has been done for longer than the window."""
-        if len(self._marks) < 2:
-            return 0.0
-        (first_s, before), (last_s, done) = self._marks[0], self._marks[-1]
-        end_s = last_s if now_s - last_s < RATE_WINDOW_S else now_s
-        return (done - before) / (end_s - first_s) if end_s > first_s else 0.0
 
 
 @dataclass
@@ -114,7 +56,7 @@ class _Rank:
     tokens_left: int = 0
     tokens_done: int = 0
     """Planned tokens computed by the running process."""
-    rate: _Rate = field(default_factory=_Rate)
+    rate: TokenRate = field(default_factory=TokenRate)
     written_bytes: int = 0
     cache_hits: int = 0
     oom_splits: int = 0
@@ -390,24 +332,6 @@ class EmbeddingTelemetry:
             cpu_s=None if rank.cpu_s is None else rank.ended_cpu_s + rank.cpu_s,
             resident_bytes=rank.resident_bytes,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessEnd:
-    """How a process of a rank ended, as its parent judged."""
-
-    state: str
-    """complete, failed or stopped."""
-    failure: str
-    """Failure class; empty where it did not fail."""
-    reason: str
-    """One sentence for a person."""
-    exit_code: int | None
-    """Negative for a signal."""
-    starts_again: bool
-    """Whether another process follows."""
-    excused: Mapping[int, str]
-    """Index position of each sequence that is not computed any more -> failure class."""
 
 
 def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from virnucpro.run_layout import FolderLayout
-    from virnucpro.telemetry.embedding_telemetry import EmbeddingFacts
+    from virnucpro.telemetry.embedding_facts import EmbeddingFacts
     from virnucpro.telemetry.snapshot import RankSnapshot, View
 
 log = structlog.get_logger(__name__)
