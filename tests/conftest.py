@@ -57,6 +57,19 @@ def pytest_runtest_protocol(item: pytest.Item):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _logging_stays_within_a_module():
+    """A flow sends the lines of its process to Prefect; the tests that come after it in this process do not."""
+    import structlog
+
+    logger = logging.getLogger("virnucpro")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The real data: proteins, weights, golden outputs."""
