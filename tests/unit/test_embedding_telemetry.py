@@ -242,6 +242,7 @@ def test_a_process_that_was_to_be_started_again_and_was_not_is_no_restart_and_no
     ends(run, 0, "failed", "died", again=True)
     assert run.snapshot().ranks[0].state is RankState.FAILED
     run.over()
+    assert run.snapshot().seconds_left is None, "nobody works on what is left"
     for rank in run.snapshot().ranks:
         assert rank.state is RankState.STOPPED
         assert rank.restarts == {}

@@ -256,6 +256,15 @@ def test_a_run_that_is_over_is_told_from_its_manifest(layout, state, expected, s
         assert "failed: died: signal 9" in text
 
 
+def test_a_worker_that_was_told_to_stop_has_not_failed(layout):
+    ending = {"state": "stopped", "failure": "stopped", "reason": "stopped; start again", "failures": ["stopped"]}
+    manifest("stopped", ranks=[{"rank": 0, "device": "cpu", "attempts": 1, **ending}]).write(layout.manifest)
+    _, _, names, worker, *_ = shown(layout.output_dir).splitlines()
+    assert names.split() == ["rank", "device", "attempts", "state"]
+    assert worker.split() == ["0", "cpu", "1", "stopped"]
+    assert status_of(layout.output_dir).restarts == {}
+
+
 def test_a_folder_with_work_and_no_manifest_was_interrupted_before_it_had_one(layout):
     layout.lock.touch()
     assert status_of(layout.output_dir).state == "interrupted"

@@ -159,11 +159,16 @@ def _print_ranks_of_before(ranks: Sequence[Mapping[str, Any]]) -> None:
                 "tokens/s": "" if rank["tokens_per_second"] is None else f"{rank['tokens_per_second']:,.0f}",
                 "attempts": str(rank["attempts"]),
                 "failures": _counted(rank["restarts"]),
-                "state": ": ".join(printable(rank[name]) for name in ("state", "failure", "reason") if rank[name]),
+                "state": _ending(rank),
             }
             for rank in ranks
         ],
     )
+
+
+def _ending(rank: Mapping[str, Any]) -> str:
+    names = ("state", "failure", "reason") if rank["state"] != "stopped" else ("state",)
+    return ": ".join(printable(rank[name]) for name in names if rank[name])
 
 
 def _print_counts(found: RunStatus) -> None:

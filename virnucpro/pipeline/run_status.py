@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ResultError
+from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
 from virnucpro.store.json_manifest import read_object
 from virnucpro.store.manifest import RunManifest
@@ -97,7 +98,7 @@ class RunStatus:
         """Failure class -> processes started again after it, or, of a run that is over, processes that failed."""
         if self.snapshot is not None:
             return _sum([rank.restarts for item in self.snapshot.embeddings for rank in item.ranks])
-        return _sum([{str(item): 1} for rank in self._ranks_of_manifest() for item in _list(rank.get("failures"))])
+        return _sum([_failures(rank) for rank in self._ranks_of_manifest()])
 
     @property
     def next_step(self) -> str:
@@ -177,7 +178,7 @@ class RunStatus:
             {
                 **{name: rank.get(name) if type(rank.get(name)) is kind else None for name, kind in kinds.items()},
                 **nothing,
-                "restarts": _sum([{str(item): 1} for item in _list(rank.get("failures"))]),
+                "restarts": _failures(rank),
             }
             for rank in self._ranks_of_manifest()
         ]
@@ -298,6 +299,11 @@ def _rank_to_json(rank: RankSnapshot) -> dict[str, Any]:
         "failure": None,
         "reason": None,
     }
+
+
+def _failures(rank: Mapping[str, Any]) -> dict[str, int]:
+    """Return failure class -> processes of a rank of ``run.json`` that failed: one that was told to stop did not."""
+    return _sum([{str(item): 1} for item in _list(rank.get("failures")) if item != FailureClass.STOPPED])
 
 
 def _sum(counts: list[Mapping[str, int]]) -> dict[str, int]:

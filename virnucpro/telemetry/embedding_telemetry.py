@@ -336,8 +336,10 @@ class EmbeddingTelemetry:
 
 def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
     """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
-    if is_over or not any(rank.tokens_left for rank in ranks):
+    if not any(rank.tokens_left for rank in ranks):
         return 0.0
+    if is_over:
+        return None
     rates = [rank.tokens_per_second for rank in ranks if rank.tokens_per_second]
     if not rates:
         return None

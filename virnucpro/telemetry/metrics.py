@@ -303,7 +303,7 @@ METRICS = (
         "gauge",
         "seconds",
         MODEL,
-        "Estimated seconds until the slowest rank has computed its share; absent before there is a rate.",
+        "Estimated seconds until the slowest rank has computed its share; absent while there is no rate.",
         _of_embeddings(lambda embedding: embedding.seconds_left),
     ),
     Metric(

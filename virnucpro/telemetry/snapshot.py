@@ -169,7 +169,7 @@ class EmbeddingSnapshot:
     tokens_before: int
     """Of these found durable when this start of the run began, as far as the ranks have said."""
     seconds_left: float | None
-    """Until the slowest rank has computed its share; None while there is no estimate, 0 at the end."""
+    """Until the slowest rank has computed its share; 0 when nothing is left, None where nobody works on what is."""
     failed: Mapping[str, int]
     """Failure class -> sequences, copies included, that got no row because computing them failed."""
     quarantined: Mapping[str, int]
