@@ -315,5 +315,5 @@ def test_an_api_that_hangs_holds_up_nobody(monkeypatch):
         _, seconds = show_progress(
             [run_snapshot(rank_snapshot(4))] * 3, f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         )
-        assert 0.2 < seconds < 1
+        assert 0.2 < seconds < 5, "an answer would have been waited for 10 s"
         assert time.monotonic() - begun < 10
