@@ -11,6 +11,8 @@ from virnucpro.telemetry import embedding_telemetry
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.log_lines import entry_line
+from virnucpro.telemetry.log_reader import RunLogs
 from virnucpro.telemetry.snapshot import RankState
 
 BLOCKS = 6
@@ -36,14 +38,14 @@ def clock(monkeypatch):
     return clock
 
 
-def two_ranks(**callbacks):
+def two_ranks(*, folder="nowhere", **callbacks):
     facts = EmbeddingFacts(
         run_id="r",
         model="m",
         precision="fp32",
         token_budget=125,
         devices=(("cuda:3", "3"), ("cuda:1", "1")),
-        layout=RunLayout(Path("nowhere")),
+        layout=RunLayout(Path(folder)),
         block_tokens=np.full(BLOCKS, TOKENS, np.int64),
         block_sequences=np.full(BLOCKS, 4, np.int64),
         block_rows=np.array([5, 4, 4, 4, 4, 4], np.int64),
@@ -308,6 +310,27 @@ def test_who_cares_hears_of_gpus_logs_and_failures():
         assert what in heard[2]
     assert run.failure_of(1) == heard[2]
     assert run.failure_of(0) == ""
+
+
+def test_the_log_of_a_process_that_was_killed_says_how_it_ended(tmp_path):
+    layout = RunLayout(tmp_path)
+    run = two_ranks(folder=tmp_path)
+    begins(run, 1)
+    say(run, 1, {"kind": "start", "block": 3})
+    ends(run, 1, "failed", "hung", again=True)
+    assert not layout.log_dir.exists(), "what could not be written is no trouble"
+    layout.log_dir.mkdir()
+    layout.worker_log(1).write_text('{"torn')
+    ends(run, 1, "failed", "died")
+    begins(run, 0, to_do=0)
+    ends(run, 0)
+    assert not layout.worker_log(0).exists(), "nothing is said of a process that did what it was asked"
+    with RunLogs(tmp_path, lambda entry: entry.level == "ERROR") as logs:
+        (found,) = logs.read_on()
+    assert (found.rank, found.entry.process) == (1, ("r", 1))
+    assert entry_line(found.entry).endswith(
+        "ERROR   worker.ended failure=died reason=r exit_code=1 starts_again=false last_block=3"
+    )
 
 
 def test_processor_time_adds_up_over_the_processes_of_a_rank():

@@ -22,6 +22,7 @@ from virnucpro.telemetry.durable_blocks import whole_blocks
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
 from virnucpro.telemetry.token_rate import TokenRate
+from virnucpro.telemetry.worker_logging import log_end_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -173,6 +174,21 @@ class EmbeddingTelemetry:
             exit_code=end.exit_code,
             starts_again=end.starts_again,
             run_id=self.facts.run_id,
+        )
+        log_end_of_process(
+            self.facts.layout.worker_log(rank),
+            level="warning" if end.starts_again else "error",
+            bound={
+                "run_id": self.facts.run_id,
+                "rank": rank,
+                "device": as_it_was.device,
+                "attempt": as_it_was.attempts,
+            },
+            failure=end.failure,
+            reason=end.reason,
+            exit_code=end.exit_code,
+            starts_again=end.starts_again,
+            last_block=None if as_it_was.last_batch is None else as_it_was.last_batch.block,
         )
         self._on_failure(state.failure_report)
 

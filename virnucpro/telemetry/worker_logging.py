@@ -3,7 +3,8 @@ Where a worker's log lines go: one file of JSON lines a rank, bound with run, ra
 
 Event names are fixed text; everything that came from the input is a value, and JSON escapes it. Lines of other
 libraries and Python's warnings land in the same file and the same form. Warnings and errors are told to the parent as
-well, as far as they fit its pipe: a run must not end for want of its log, nor for too much of it.
+well, as far as they fit its pipe: a run must not end for want of its log, nor for too much of it. How a process ended
+stands there in its parent's words: one that was killed could not say it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +23,7 @@ import structlog
 from virnucpro.telemetry.log_lines import BOUND, exception_sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from io import TextIOWrapper
 
     from structlog.typing import Processor
@@ -113,19 +116,38 @@ def setup_worker_logging(
     return path
 
 
+def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], **fields: object) -> None:
+    """
+    Add ``worker.ended`` to the log of a process that has gone, in its parent's words.
+
+    Args:
+        path: Log of its rank; where it cannot be written, nothing happens: the terminal has been told the same.
+        level: ``warning`` or ``error``.
+        bound: What the lines of the process are bound with.
+        fields: Why it ended.
+    """
+    line = {**fields, **bound, "event": "worker.ended", "level": level, "timestamp": f"{datetime.now(UTC):%FT%T.%fZ}"}
+    with suppress(OSError), os.fdopen(_opened(path), "w", encoding="utf-8") as file:
+        file.write(f"{json.dumps(line)}\n")
+
+
+def _opened(path: Path | str) -> int:
+    """Return a descriptor that appends to *path*, which is never followed as a link, on a new line."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    size_bytes = os.fstat(descriptor).st_size
+    if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":  # a process was killed while it wrote
+        with suppress(OSError):
+            os.write(descriptor, b"\n")
+    return descriptor
+
+
 class _LogFile(logging.FileHandler):
     """A log file that is never made or written through a link, and whose full disk is told once."""
 
     _told = False
 
     def _open(self) -> TextIOWrapper:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.baseFilename, flags, 0o666)
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":  # a process was killed while it wrote
-            with suppress(OSError):
-                os.write(descriptor, b"\n")
-        return os.fdopen(descriptor, "w", encoding=self.encoding)
+        return os.fdopen(_opened(self.baseFilename), "w", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """Say once that lines are lost, instead of a traceback for each."""
