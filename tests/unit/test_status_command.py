@@ -203,6 +203,7 @@ def test_a_killed_run_is_interrupted_and_shows_how_far_it_was(layout, monkeypatc
     text = shown(layout.output_dir)
     assert text.startswith(f"{layout.output_dir}: interrupted, 60.0 %\n")
     assert "0:08 left" not in text
+    assert "was computing" in text, "nothing computes any more"
     assert text.endswith("next: start the same command again to continue; finished work is kept\n")
 
 
@@ -263,6 +264,13 @@ def test_a_worker_that_was_told_to_stop_has_not_failed(layout):
     assert names.split() == ["rank", "device", "attempts", "state"]
     assert worker.split() == ["0", "cpu", "1", "stopped"]
     assert status_of(layout.output_dir).restarts == {}
+
+
+def test_the_command_that_is_proposed_can_be_pasted(tmp_path):
+    layout = RunLayout(tmp_path / "my run; ls")
+    layout.work_dir.mkdir(parents=True)
+    manifest("failed").write(layout.manifest)
+    assert f"`virnucpro logs '{layout.output_dir}'`" in shown(layout.output_dir)
 
 
 def test_a_folder_with_work_and_no_manifest_was_interrupted_before_it_had_one(layout):

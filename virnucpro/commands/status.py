@@ -106,7 +106,8 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
     assert found.snapshot is not None
     rows = []
     for rank in embedding.ranks:
-        state = wording.rank_state(rank, now=found.snapshot.now) if found.state == "running" else rank.state.value
+        is_running = found.state == "running"
+        state = wording.rank_state(rank, now=found.snapshot.now) if is_running else wording.state_of_before(rank)
         left = "" if rank.seconds_left is None else f"{wording.clock(rank.seconds_left)} left"
         rows.append(
             {

@@ -8,6 +8,7 @@ folder. Whatever is read may be torn or made up: what cannot be believed is a pr
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,7 +104,8 @@ class RunStatus:
     @property
     def next_step(self) -> str:
         """What a person should do now."""
-        folder, logs = self.output_dir, f"virnucpro logs {self.output_dir}"
+        folder = shlex.quote(str(self.output_dir))
+        logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
         return {
             "running": f"nothing; follow what its workers say with `{logs} --follow`",

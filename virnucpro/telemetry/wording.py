@@ -43,6 +43,7 @@ _STATES = {
     RankState.LOST: "lost, others do its work",
     RankState.STOPPED: "stopped",
 }
+_UNDER_WAY = {RankState.WAITING, RankState.STARTING, RankState.LOADING, RankState.COMPUTING, RankState.FINISHING}
 
 
 def duration(seconds: float) -> str:
@@ -124,6 +125,11 @@ def rank_state(rank: RankSnapshot, *, now: float) -> str | None:
     if (silent_s := silence(rank, now=now)) is not None:
         return f"no batch for {duration(silent_s)}"
     return None if rank.tokens_per_second > 0 else _STATES[rank.state]
+
+
+def state_of_before(rank: RankSnapshot) -> str:
+    """Return what a rank had come to when its run was last heard of; nothing that sounds as if it went on."""
+    return f"was {rank.state}" if rank.state in _UNDER_WAY else rank.state.value
 
 
 def rank_share(rank: RankSnapshot) -> float:
