@@ -17,7 +17,7 @@ import typer
 
 import virnucpro
 from virnucpro.commands import checks, embed, logs, models, predict, status
-from virnucpro.errors import BadInputError, ExitCode, VirNucProError, printable
+from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.progress import StandardError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def main() -> None:
         raise
     except VirNucProError as error:
         text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
-        print("\n".join(printable(line) for line in text.split("\n")), file=sys.stderr)  # a path may hold anything
+        lines = text.split("\n") if isinstance(error, BadInputError | WorkersFailedError) else [text]
+        print("\n".join(map(printable, lines)), file=sys.stderr)  # a path may hold anything
         _leave(error.exit_code)
     except Exception:  # noqa: BLE001  a defect of ours: the traceback is for its report
         traceback.print_exc()

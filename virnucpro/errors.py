@@ -390,7 +390,7 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         self.total_sequences = total_sequences
         self.partial_path = partial_path
         self.exit_code = exit_code
-        kept = "no row was finished" if partial_path is None else f"partial result at {partial_path}"
+        kept = "no row was finished" if partial_path is None else f"partial result at {printable(partial_path)}"
         who = f"{len(failures)} of {world_size} workers failed, " if failures else ""
         reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
         super().__init__(

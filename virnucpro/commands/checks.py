@@ -13,7 +13,7 @@ import typer
 from virnucpro.commands.options import AllowEmpty, AsJson, FastaFiles, Gaps, OnBadRecord, RunDir, Stop
 from virnucpro.config import BadRecordPolicy, GapPolicy, InputRules, SequenceKind, StopPolicy
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, ExitCode
+from virnucpro.errors import BadInputError, ExitCode, printable
 from virnucpro.pipeline.prediction_verification import verify_folder
 
 
@@ -36,7 +36,7 @@ def index(
     lengths = built.lengths
     unit = "residues" if kind is SequenceKind.PROTEIN else "nucleotides"
     span = f", {lengths[-1]:,} to {lengths[0]:,} {unit}" if len(built) else ""
-    print(f"{output}: {len(built):,} sequences of {len(built.files)} file(s){span}")
+    print(f"{printable(str(output))}: {len(built):,} sequences of {len(built.files)} file(s){span}")
     for bad in islice(built.skipped(), BadInputError.MAX_PROBLEMS):
         print(f"left out: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
     if built.num_skipped > BadInputError.MAX_PROBLEMS:
@@ -62,7 +62,7 @@ def verify(
             )
         )
     for problem in found.problems:
-        print(problem, file=sys.stderr)
+        print(printable(problem), file=sys.stderr)
     unfinished = found.state not in {"complete", "partial"}
     if found.problems:
         raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
@@ -71,6 +71,8 @@ def verify(
         partial = f"intact, but {missing:,} sequences are missing" if missing else "intact, but partial"
         verdict = "complete and intact" if found.state == "complete" else partial
         left_out = f" ({found.num_skipped:,} bad records left out)" * bool(found.num_skipped)
-        print(f"{output}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{left_out}")
+        print(
+            f"{printable(str(output))}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{left_out}"
+        )
     if found.state == "partial":
         raise typer.Exit(int(ExitCode.PARTIAL))

@@ -50,7 +50,7 @@ from virnucpro.config import (
     LongPolicy,
     StopPolicy,
 )
-from virnucpro.errors import StoppedError
+from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
@@ -213,12 +213,14 @@ def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
             _print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
-        say(f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}")
+        say(printable(f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}"))
 
 
 def _print_summary(result: RunResult) -> None:
     if not result.ranks:
-        print(f"{result.output_path}: already complete, {result.num_rows:,} sequences; nothing was computed")
+        print(
+            f"{printable(str(result.output_path))}: already complete, {result.num_rows:,} sequences; nothing was computed"
+        )
         _print_notes(result)
         return
     table = Table(
@@ -247,7 +249,7 @@ def _print_summary(result: RunResult) -> None:
             rank.state,
         )
     print_renderable(table)
-    where = result.output_path or "no result"
+    where = "no result" if result.output_path is None else printable(str(result.output_path))
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
     _print_notes(result)
 

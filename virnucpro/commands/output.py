@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.measure import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _NO_TERMINAL_COLUMNS = 120
+_MOST_COLUMNS = 1000
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def told_if_anybody_reads() -> Iterator[None]:
 
 def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
     """
-    Print something of rich's, as a terminal shows it.
+    Print something of rich's, as a terminal shows it; no number is cut for want of columns.
 
     Args:
         renderable: It.
@@ -46,5 +48,7 @@ def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> 
     console = Console(
         file=text, force_terminal=is_terminal, width=None if is_terminal else _NO_TERMINAL_COLUMNS, highlight=False
     )
+    unbounded = console.options.update(width=_MOST_COLUMNS)
+    console.width = max(console.width, Measurement.get(console, unbounded, renderable).minimum)
     console.print(renderable, soft_wrap=soft_wrap)
     print(text.getvalue(), end="")

@@ -39,7 +39,7 @@ from virnucpro.commands.options import (
 )
 from virnucpro.commands.output import told_if_anybody_reads
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
-from virnucpro.errors import StoppedError
+from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.devices import select_devices
@@ -238,13 +238,13 @@ def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> 
             _print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
-        say(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}")
+        say(printable(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}"))
 
 
 def _print_summary(result: PredictionResult) -> None:
     counts = result.counts
     if result.was_complete:
-        print(f"{result.output_dir}: already complete; nothing was computed")
+        print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")
     calls = [
         f"{counts[name]:,} {what}"
         for name, what in (
@@ -264,5 +264,5 @@ def _print_summary(result: PredictionResult) -> None:
         print(f"  {note}")
     stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.stages_s.items())
     print(f"  {stages}")
-    print(f"calls:  {result.contigs_path}")
-    print(f"report: {result.report_path}")
+    print(f"calls:  {printable(str(result.contigs_path))}")
+    print(f"report: {printable(str(result.report_path))}")
