@@ -73,6 +73,16 @@ def test_a_folder_of_no_run_is_refused_and_one_without_logs_says_so(tmp_path):
     assert ended.err.endswith("no worker has logged\n")
 
 
+def test_a_folder_that_cannot_be_looked_into_is_an_error_not_an_empty_log(out):
+    ended = run("logs", out / ("x" * 300))
+    assert (ended.code, ended.err.splitlines()[1:]) == (65, [])
+    assert "File name too long" in ended.err
+    (out / "dna").mkdir()
+    (out / "dna" / "logs").touch()
+    ended = run("logs", out)
+    assert (ended.code, ended.out, ended.err) == (65, "", f"virnucpro: {out}/dna/logs: Not a directory\n")
+
+
 def test_frames_of_an_exception_stand_below_its_line(out):
     frames = [{"filename": "f.py", "lineno": 7, "name": "work"}]
     text = line(4, "worker.failed", "error", exception=[{"exc_type": "KeyError", "exc_value": "'x'", "frames": frames}])

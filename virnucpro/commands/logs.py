@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,8 @@ from rich.console import Console
 from rich.style import Style
 
 from virnucpro.commands.options import LOG_LEVELS, RunDir, check_choice
-from virnucpro.errors import ExitCode, ResultError
-from virnucpro.run_layout import RunLayout
+from virnucpro.errors import ExitCode, ResultError, printable
+from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.run_holder import holder_of
 from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
 from virnucpro.telemetry.log_reader import RunLogs
@@ -52,8 +53,7 @@ def logs(
     check_choice("--level", level.upper(), LOG_LEVELS)
     least = LEVELS.index(level.upper())
     lock = RunLayout(output).lock
-    if not any(path.exists() for path in (RunLayout(output).manifest, lock, RunLayout(output).log_dir)):
-        raise ResultError(output, "it is no folder of a run")
+    _check_folder(output)
     screen = _Screen()
     try:
         with RunLogs(output, lambda entry: LEVELS.index(entry.level) >= least, rank=rank) as files:
@@ -68,6 +68,24 @@ def logs(
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except BrokenPipeError:  # who reads us has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_folder(output: Path) -> None:
+    """
+    Check that the logs of a run can be there, and be read.
+
+    Raises:
+        ResultError: The folder is none of a run, or what it holds is not for us to read.
+    """
+    own, parts = RunLayout(output), PredictionLayout(output)
+    try:
+        if not any(path.exists() for path in (own.manifest, own.lock, own.log_dir)):
+            raise ResultError(output, "it is no folder of a run")
+        for layout in (own, RunLayout(parts.dna_dir), RunLayout(parts.protein_dir)):
+            with suppress(FileNotFoundError), os.scandir(layout.log_dir):
+                pass
+    except OSError as error:
+        raise ResultError(error.filename, error.strerror or str(error)) from error
 
 
 def _goes_on(lock: Path) -> bool:
@@ -85,7 +103,7 @@ def _check_rank(rank: int | None, ranks: list[int], *, is_over: bool, output: Pa
     """
     if not ranks:
         waiting = "no worker has logged anything yet" if _goes_on(RunLayout(output).lock) else "no worker has logged"
-        print(f"{output}: {waiting}", file=sys.stderr)
+        print(f"{printable(str(output))}: {waiting}", file=sys.stderr)
     elif rank is not None and rank not in ranks and is_over:
         there_are = ", ".join(map(str, ranks))
         raise typer.BadParameter(f"rank {rank} has no log here: there are {there_are}.", param_hint="--rank")
