@@ -322,6 +322,8 @@ def test_the_part_of_an_identification_whose_turn_it_is_shows_the_whole(tmp_path
     with RunLock(layout.lock, run_id="abc"):
         layout.work_dir.mkdir()
         write_live(layout, run_snapshot(rank_snapshot()))
+        head = shown(layout.output_dir).splitlines()[0]
+        assert head.endswith("running (identification), 60.0 % of this embedding, about 8 s left of it")
         with RunLock(dna.lock, run_id="abc"):
             dna.work_dir.mkdir()
             found = status_of(dna.output_dir)

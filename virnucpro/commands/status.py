@@ -77,9 +77,10 @@ def _print_head(found: RunStatus) -> None:
     embedding = found.embedding
     figures = [f" ({kind})" if kind else ""]
     if embedding is not None and not embedding.is_over:
-        figures.append(wording.percent(embedding.progress, decimals=1))
+        of_it = " of this embedding" if found.kind == "identification" else ""  # it has two, and stages after them
+        figures.append(wording.percent(embedding.progress, decimals=1) + of_it)
         if embedding.seconds_left is not None and found.state == "running":
-            figures.append(f"about {wording.about(embedding.seconds_left)} left")
+            figures.append(f"about {wording.about(embedding.seconds_left)} left{of_it and ' of it'}")
     head.append(", ".join(figures))
     print_renderable(head, soft_wrap=True)
     if found.part_of is not None:
