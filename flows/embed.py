@@ -239,7 +239,7 @@ def _publish(result: RunResult) -> None:
         {
             "rank": rank.rank,
             "device": rank.device,
-            "sequences": rank.sequences,
+            "computed": rank.sequences,
             "resumed": rank.sequences_resumed,
             "tokens": rank.tokens,
             "seconds": round(rank.seconds, 1),

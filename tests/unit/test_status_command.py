@@ -178,7 +178,7 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
         f"  process {os.getpid()} on {os.uname().nodename}, has run for 1 min 10 s, last heard of "
     )
     assert lines[2] == "  computing embeddings with virnucpro-tiny-protein, for 1 min 3 s"
-    assert lines[3].split() == ["rank", "device", "done", "sequences", "rows", "tokens/s", "restarts", "GPU", "state"]
+    assert lines[3].split() == ["rank", "device", "done", "computed", "rows", "tokens/s", "restarts", "GPU", "state"]
     assert lines[4].rstrip().endswith("  1:23 left")
     assert "97 %, 61.0 GiB, 71 C" in lines[4]
     assert lines[5].rstrip().endswith("loading the model")

@@ -193,7 +193,7 @@ def test_a_stage_that_took_a_while_leaves_a_line_and_its_bars_go(view, terminal)
     for _ in range(2):
         view.update(run_snapshot(rank_snapshot(), stages=stages, embeddings=(done,)))
     first, second = terminal.seen()
-    assert first == "embedding the frames' proteins: 200 sequences in 1 min 3 s, 1,000 tokens/s"
+    assert first == "embedding the frames' proteins: 150 of 1,000 rows on disk after 1 min 3 s"
     assert second[2:] == "embedding the frames' proteins: putting the result together, 4 s"
     over = tuple(replace(stage, is_over=True) for stage in stages)
     view.update(run_snapshot(stages=over, embeddings=(done,)))
@@ -319,7 +319,7 @@ def test_the_end_of_an_embedding_that_was_stopped_says_where(capsys):
     view.update(snapshot)
     said(capsys)
     view.update(replace(snapshot, stages=(replace(snapshot.stages[0], is_over=True),)))
-    assert said(capsys) == ["computing embeddings: 200 sequences in 1 min 3 s, 952 tokens/s, ended at 60 %"]
+    assert said(capsys) == ["computing embeddings: 150 of 1,000 rows on disk after 1 min 3 s, ended at 60 %"]
 
 
 def test_only_a_long_stage_has_a_line_at_its_end(capsys):

@@ -226,7 +226,7 @@ def _print_summary(result: RunResult) -> None:
     table = Table(
         "rank",
         "device",
-        "sequences",
+        "computed",
         "resumed",
         "tokens",
         "seconds",

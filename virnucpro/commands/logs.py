@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -64,6 +65,9 @@ def logs(
                 time.sleep(POLL_S)
                 is_over = not _goes_on(lock)  # looked at first: what was written before it went is read
                 screen.show(files.read_on(is_over=is_over))
+        if follow:
+            ask = shlex.join(["virnucpro", "status", str(output)])
+            print(f"nobody works in {printable(str(output))}; how it ended: {printable(ask)}", file=sys.stderr)
     except KeyboardInterrupt:
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     except BrokenPipeError:  # who reads us has seen enough

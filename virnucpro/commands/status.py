@@ -115,7 +115,7 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
                 "rank": str(rank.rank),
                 "device": printable(rank.device),
                 "done": wording.percent(wording.rank_share(rank)),
-                "sequences": f"{rank.sequences:,}",
+                "computed": f"{rank.sequences:,}",
                 "rows": "" if rank.rows is None else f"{rank.rows:,}",
                 "tokens/s": f"{rank.tokens_per_second:,.0f}" if state is None else "",
                 "restarts": _counted(rank.restarts),
@@ -157,7 +157,7 @@ def _print_ranks_of_before(ranks: Sequence[Mapping[str, Any]]) -> None:
             {
                 "rank": str(rank["rank"]),
                 "device": printable(str(rank["device"])),
-                "sequences": "" if rank["sequences"] is None else f"{rank['sequences']:,}",
+                "computed": "" if rank["sequences"] is None else f"{rank['sequences']:,}",
                 "tokens/s": "" if rank["tokens_per_second"] is None else f"{rank['tokens_per_second']:,.0f}",
                 "attempts": str(rank["attempts"]),
                 "failures": _counted(rank["restarts"]),

@@ -192,10 +192,9 @@ def _ended_words(stage: StageSnapshot, snapshot: RunSnapshot) -> str:
     before = reversed(snapshot.stages[: snapshot.stages.index(stage)])
     around = next((outer for outer in before if _has_parts((outer, stage))), stage)
     title = wording.stage_title(replace(around, model=""))  # the model makes it too long for a terminal
-    sequences, tokens = (sum(getattr(rank, name) for rank in embedding.ranks) for name in ("sequences", "tokens"))
-    rate = f"{tokens / max(stage.seconds, 1e-9):,.0f} tokens/s"
     at = "" if embedding.tokens_left == 0 else f", ended at {wording.percent(embedding.progress)}"
-    return f"{title}: {sequences:,} sequences in {wording.duration(stage.seconds)}, {rate}{at}"
+    rows = f"{embedding.rows:,} of {embedding.records:,} rows on disk"
+    return f"{title}: {rows} after {wording.duration(stage.seconds)}{at}"
 
 
 def _plain_words(snapshot: RunSnapshot) -> list[str]:
