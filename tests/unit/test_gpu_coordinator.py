@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import psutil
@@ -105,9 +106,17 @@ def test_rank_maps_to_the_parents_own_visible_list(tmp_path, monkeypatch, visibl
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
-def test_an_unset_visible_list_is_unset_again_after_starting(tmp_path, monkeypatch):
+def test_an_unset_visible_list_stays_unset_while_workers_start(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    run(cpu_coordinator(1, tmp_path), fakes.report_environment)
+    seen, start = [], SpawnProcess.start
+
+    def looking_on(process):  # as Prefect's threads may at any time
+        start(process)
+        seen.append("CUDA_VISIBLE_DEVICES" in os.environ)
+
+    monkeypatch.setattr(SpawnProcess, "start", looking_on)
+    _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)
+    assert (seen, reports[0]["visible"]) == ([False], "")
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 

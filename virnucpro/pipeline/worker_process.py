@@ -266,15 +266,21 @@ def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:
 
 @contextmanager
 def _environment(variable: str, value: str) -> Iterator[None]:
-    before = os.environ.get(variable)
-    os.environ[variable] = value
+    """
+    Give the processes that are started in the block another value of *variable*.
+
+    It is put past ``os.environ``, which stays as it is: Prefect's threads walk through that at any time, and fail on a
+    variable that goes away meanwhile.
+    """
+    os.putenv(variable, value)
     try:
         yield
     finally:
+        before = os.environ.get(variable)
         if before is None:
-            del os.environ[variable]
+            os.unsetenv(variable)
         else:
-            os.environ[variable] = before
+            os.putenv(variable, before)
 
 
 @contextmanager
