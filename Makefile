@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
 demo: $(READY)
-	@rm -rf $(DEMO)/out
+	@rm -rf $(DEMO)/out; mkdir -p $(DEMO)/prefect
 	$(PRIVATE_PREFECT) $(PY) -m virnucpro predict examples/contigs.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
 	@echo
 	$(PY) -m virnucpro verify $(DEMO)/out
