@@ -130,6 +130,7 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
     assert verify_run(out).problems == []
 
 
+@pytest.mark.slow
 def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, small):
     out = tmp_path / "out"
     WorkerStopper(out).start()

@@ -86,6 +86,7 @@ def test_every_row_equals_fair_esms_within_1e_5(
     assert worst < 1e-5
 
 
+@pytest.mark.slow
 def test_a_long_proteins_row_is_the_mean_of_fair_esms_over_its_windows(tmp_path, checkpoint, proteins, one_at_a_time):
     path, sequences = proteins
     config = configure_model(checkpoint, device_type="cpu", token_budget=2000, max_residues=300, long_policy="window")

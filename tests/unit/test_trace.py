@@ -157,6 +157,7 @@ def test_the_rows_are_the_same_with_and_without_and_without_leaves_nothing(tmp_p
     assert not plain.trace.exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_did_is_in_the_timeline_and_its_successor_stands_apart(tmp_path, proteins):
     layout = RunLayout(tmp_path / "out")
     faults = {"rank": 0, "how": "sigkill", "before_batch": 5}
