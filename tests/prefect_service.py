@@ -77,6 +77,43 @@ class PrefectService:
             check=False,
         )
 
+    def deploy(self, entrypoint: str, name: str, **environ: str) -> UUID:
+        """
+        Make a deployment of the pool as ``prefect deploy`` would, without starting a program for it; return its id.
+
+        Args:
+            entrypoint: ``FILE:FLOW`` under the repository, which the flow runs in.
+            name: Of the deployment.
+            environ: Variables of the flow's process.
+        """
+        from prefect.flows import load_flow_from_entrypoint
+        from prefect.utilities.callables import parameter_schema
+
+        flow = load_flow_from_entrypoint(str(REPOSITORY / entrypoint), use_placeholder_flow=False)
+        with self.client() as client:
+            return client.create_deployment(
+                client.create_flow_from_name(flow.name),
+                name,
+                work_pool_name=POOL,
+                entrypoint=entrypoint,
+                pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(REPOSITORY)}}],
+                job_variables={"env": environ},
+                parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
+                enforce_parameter_schema=True,
+            )
+
+    def start(self, deployment: UUID, **parameters: object) -> UUID:
+        """Ask for a run of a deployment; return its id."""
+        with self.client() as client:
+            return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+    def cancel(self, run_id: UUID) -> None:
+        """Cancel a run, as the button in the UI does."""
+        from prefect.states import Cancelling
+
+        with self.client() as client:
+            client.set_flow_run_state(run_id, Cancelling())
+
     def flow_run(self, run_id: UUID | str) -> FlowRun:
         """Return what the API knows of a flow run now."""
         with self.client() as client:
@@ -100,7 +137,7 @@ class PrefectService:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run_id) and "spawn_main" not in " ".join(
+                if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run_id) and "multiprocessing" not in " ".join(
                     process.cmdline()
                 ):
                     found.append(process)

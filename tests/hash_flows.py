@@ -1,0 +1,29 @@
+"""
+The real flow ``embed`` with the hash model in place of weights, for deployments: ``tests/hash_flows.py:embed``.
+
+Only where the model comes from is exchanged. What the model does stands in the JSON file that the variable
+``HASH_CONTROL`` of the flow's process names (see ``fakes.load_faulty_model``), which a test may rewrite between runs; a
+deployment sets it among its job variables, ``PrefectService.deploy``'s *environ*.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import flows.embed
+from tests import fakes
+
+VARIABLE = "HASH_CONTROL"
+
+
+def control_file(path: Path, **plan) -> Path:
+    """Write what the model does: ``slow_s``, ``calls``, ``rank``, ``how``, ``times``, ``before_batch`` and so on."""
+    path.write_text(json.dumps({"how": "none", "times": 0, "before_batch": -1, **plan}))
+    return path
+
+
+if VARIABLE in os.environ:
+    _config = fakes.hash_config(weights_path=os.environ[VARIABLE], loader="tests.fakes:load_faulty_model")
+    flows.embed.configure_model = lambda *_, **__: _config
+
+embed = flows.embed.embed
