@@ -1,0 +1,221 @@
+"""
+A folder that is watched by a schedule: every new file in it becomes one run of another deployment.
+
+The scan computes nothing itself. It takes every content exactly once, whatever its name, over restarts of scan, worker
+and server: see ``virnucpro.store.inbox_memory``. It moves nothing, so the run reads the file where it lies, when the
+run's turn has come: leave a file there until its run has ended. The runs are on their own; cancelling the scan ends
+none of them.
+"""
+
+from collections import Counter
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed, Scheduled
+from pydantic import Field
+
+from flows.allowed_roots import PathNotAllowedError, check_allowed
+from virnucpro.data.inbox import (
+    FASTA_PATTERNS,
+    STILL_CHANGING,
+    ArrivedFile,
+    FileChangedError,
+    LeftFile,
+    content_of,
+    scan_inbox,
+)
+from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
+from virnucpro.pipeline.multi_gpu_inference import new_run_id
+from virnucpro.store.inbox_memory import Claim, InboxMemory
+from virnucpro.store.run_lock import RunLock
+
+INPUT_PARAMETERS = ("input_files", "fasta_files")
+"""What the flows that we know call their list of files."""
+MAX_ROWS = 1000
+"""Rows of the artifact; the log has every file."""
+
+_ORDER = ["taken", "waits", "left for later", "skipped", "taken before"]
+"""What becomes of files, in the order of the table."""
+
+
+@flow(name="predict-inbox", flow_run_name="inbox {inbox_dir}", persist_result=False, validate_parameters=True)
+def predict_inbox(
+    inbox_dir: Annotated[str, Field(title="Inbox", min_length=1)],
+    output_root: Annotated[str, Field(title="Folder of the results", min_length=1)],
+    deployment: Annotated[str, Field(title="Deployment", pattern="^[^/]+/[^/]+$")] = "predict/predict",
+    parameters: Annotated[dict[str, Any] | None, Field(title="Parameters of each run")] = None,
+    patterns: Annotated[list[str], Field(title="Names of files", min_length=1)] = FASTA_PATTERNS,
+    subfolders: Annotated[bool, Field(title="Sub-folders")] = False,
+    settle_seconds: Annotated[int, Field(title="Seconds at rest", ge=0, le=86400)] = 60,
+    max_runs: Annotated[int, Field(title="Runs of one scan", ge=1, le=10000)] = 100,
+) -> State[Any]:
+    """
+    Start one run of a deployment for every new file of an inbox.
+
+    Args:
+        inbox_dir: Folder that is looked through. Nothing in it is moved, written or removed.
+        output_root: Each run writes to a folder of its own in here, named after file and content; .inbox in here is
+            the memory. Must not lie in the inbox.
+        deployment: What is run for each file.
+        parameters: Given to every run beside its input and output; by default what the deployment has set. A content
+            that was taken is not run again because they changed.
+        patterns: Only files whose names match one of these are looked at, letter case aside.
+        subfolders: Look into folders of the inbox, too.
+        settle_seconds: Seconds for which nothing about a file must have changed; until then it is left for later.
+        max_runs: Runs that one scan starts at the most, the oldest files first; the next scan goes on.
+    """
+    try:
+        check_allowed(inbox_dir=inbox_dir, output_root=output_root)
+        root = Path(output_root).resolve()
+        if root.is_relative_to(Path(inbox_dir).resolve()):
+            raise ConfigurationError(f"output_root {printable(output_root)} lies in the inbox: choose another folder")
+        given = set(parameters or {}) & {*INPUT_PARAMETERS, "output_dir"}
+        if given:
+            raise ConfigurationError(f"parameters must not contain {', '.join(sorted(given))}: the scan sets it")
+        arrived, left = scan_inbox(
+            Path(inbox_dir),
+            patterns=patterns,
+            settle_s=settle_seconds,
+            subfolders=subfolders,
+            is_allowed=_is_allowed,
+        )
+        memory = InboxMemory(root)
+        with RunLock(memory.lock, run_id=new_run_id()), get_client(sync_client=True) as client:
+            scan = _Scan(client, _read(client, deployment), deployment, root, memory, parameters or {})
+            return scan.take(arrived, left, max_runs=max_runs)
+    except RunLockedError as error:
+        return Completed(message=f"another scan is at work, nothing was taken: {error.holder}")
+    except VirNucProError as error:
+        return Failed(message=str(error), data=error)
+
+
+class _Scan:
+    """What one scan does with the files it found."""
+
+    def __init__(
+        self,
+        client: SyncPrefectClient,
+        target: DeploymentResponse,
+        name: str,
+        root: Path,
+        memory: InboxMemory,
+        parameters: dict[str, Any],
+    ) -> None:
+        self.client = client
+        self.target = target
+        self.name = name
+        self.root = root
+        self.memory = memory
+        self.parameters = parameters
+        properties = (target.parameter_openapi_schema or {}).get("properties", {})
+        known = [parameter for parameter in INPUT_PARAMETERS if parameter in properties]
+        if not known or "output_dir" not in properties:
+            raise ConfigurationError(f"{name} takes no {' or '.join(INPUT_PARAMETERS)} and output_dir")
+        self.input_parameter = known[0]
+        self.rows: list[dict[str, str]] = []
+        self.counts: Counter[str] = Counter()
+        self.refusal: ConfigurationError | None = None
+
+    def take(self, arrived: list[ArrivedFile], left: list[LeftFile], *, max_runs: int) -> State[Any]:
+        """Start what is new, publish the table, and return the scan's final state."""
+        left = list(left)
+        for file in arrived:
+            try:
+                sha256 = self._content(file)
+                claim = self.memory.claim_of(sha256)
+            except FileChangedError:
+                left.append(LeftFile(file.path, STILL_CHANGING, is_later=True))
+            except (OSError, VirNucProError) as error:
+                left.append(LeftFile(file.path, str(error)))
+            else:
+                self._take_one(file, sha256, claim, max_runs=max_runs)
+        for item in left:
+            self._row(item.path, "left for later" if item.is_later else "skipped", item.why)
+        self.memory.save_contents()
+        self._publish()
+        return self._state()
+
+    def _take_one(self, file: ArrivedFile, sha256: str, claim: Claim | None, *, max_runs: int) -> None:
+        if claim is not None and claim.flow_run_id is not None:
+            self._row(file.path, "taken before", claim.run_folder)
+            return
+        if self.refusal is None and not self.target.paused and self.counts["taken"] < max_runs:
+            claim = claim or self.memory.take(file.path, sha256)
+            try:
+                self._start(file, claim)
+            except ConfigurationError as error:
+                self.refusal = error  # it would be that of the other files, too
+            else:
+                self._row(file.path, "taken", claim.run_folder)
+                return
+        self._row(file.path, "waits")
+
+    def _state(self) -> State[Any]:
+        counts = f"{self.counts['taken']:,} runs of {self.name} started" + "".join(
+            f", {self.counts[state]:,} {state}" for state in _ORDER[1:] if self.counts[state]
+        )
+        if self.refusal is not None:
+            return Failed(message=f"{self.refusal} ({counts})", data=self.refusal)
+        if self.target.paused:
+            return Completed(message=f"{self.name} is paused, so nothing was taken: {counts}")
+        return Completed(message=counts)
+
+    def _content(self, file: ArrivedFile) -> str:
+        sha256 = self.memory.content_seen(file.target, file.identity)
+        if sha256 is None:
+            sha256 = content_of(file)
+            self.memory.note_content(file.target, file.identity, sha256)
+        return sha256
+
+    def _start(self, file: ArrivedFile, claim: Claim) -> None:
+        """Ask for the run of a claim; who asks twice gets the same run."""
+        paths = {self.input_parameter: [str(file.path.absolute())], "output_dir": str(self.root / claim.run_folder)}
+        try:
+            run = self.client.create_flow_run_from_deployment(
+                self.target.id,
+                parameters={**self.parameters, **paths},
+                state=Scheduled(),
+                idempotency_key=claim.key,
+                tags=["inbox"],
+            )
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code not in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+                raise
+            detail = error.response.json().get("detail", error)
+            raise ConfigurationError(f"{self.name} refuses its parameters: {detail}") from error
+        self.memory.note_run(claim, str(run.id))
+
+    def _row(self, path: Path, state: str, note: str = "") -> None:
+        shown = printable(str(path))
+        level = {"taken before": "debug", "skipped": "warning"}.get(state, "info")
+        getattr(get_run_logger(), level)("%s: %s%s", shown, state, f": {note}" if note else "")
+        self.counts[state] += 1
+        self.rows.append({"file": shown, "state": state, "note": note})
+
+    def _publish(self) -> None:
+        rows = sorted(self.rows, key=lambda row: _ORDER.index(row["state"]))
+        shown = f"{min(len(rows), MAX_ROWS):,} of {len(rows):,} files"
+        create_table_artifact(table=rows[:MAX_ROWS], key="inbox-summary", description=shown)
+
+
+def _read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound as error:
+        raise ConfigurationError(f"the server has no deployment {name}: deploy it, or name another one") from error
+
+
+def _is_allowed(path: str) -> bool:
+    try:
+        check_allowed(inbox_dir=path)
+    except PathNotAllowedError:
+        return False
+    return True
