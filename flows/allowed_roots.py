@@ -1,19 +1,27 @@
 """
 Paths that a deployment's parameters may name.
 
-Whoever may start a deployment may give it any path that the worker's user can read or write. Where
-``VIRNUCPRO_ALLOWED_ROOTS`` (folders, separated by ``:``) is set on the worker, every path among a flow's parameters
-must lie under one of them once all links are resolved.
+Whoever may start a deployment may give it any path that the worker's user can read or write. So every path among the
+parameters must lie, once all links are resolved, under one of the worker's folders: ``VIRNUCPRO_DATA_ROOTS`` (folders,
+separated by ``:``; unset: the folder that the worker runs the flow in, which is the project's), and
+``VIRNUCPRO_MODEL_ROOTS`` for models, classifiers and weights (unset: as for data). Nothing is opened to find that out.
+
+Who starts a flow in a process of their own, as ``virnucpro embed --flow`` does, could open the files without it: there
+the variables hold only where they are set.
 """
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from prefect.runtime import deployment
+
 from virnucpro.errors import ConfigurationError, printable
 
-VARIABLE = "VIRNUCPRO_ALLOWED_ROOTS"
-"""Environment variable of the worker."""
+DATA_ROOTS = "VIRNUCPRO_DATA_ROOTS"
+"""Environment variable of the worker: folders for input, output, caches and targets of metrics."""
+MODEL_ROOTS = "VIRNUCPRO_MODEL_ROOTS"
+"""Likewise, for models, classifiers and weights."""
 
 
 class PathNotAllowedError(ConfigurationError):
@@ -25,28 +33,51 @@ class PathNotAllowedError(ConfigurationError):
         path: As it was given.
     """
 
-    def __init__(self, parameter: str, path: str, roots: list[str]) -> None:
+    def __init__(self, parameter: str, path: str, variable: str, roots: list[str]) -> None:
         self.parameter = parameter
         self.path = path
-        allowed = ", ".join(roots) or "none"
-        super().__init__(f"{parameter} {printable(path)} is not under a folder that {VARIABLE} allows ({allowed})")
+        allowed = ", ".join(printable(root) for root in roots) or "none"
+        where = "by default the folder that the flow runs in" if variable not in os.environ else variable
+        super().__init__(
+            f"{parameter}: {printable(path)} is not under a folder that the worker allows ({where}: {allowed}); "
+            f"nothing was opened"
+        )
 
 
-def check_allowed(**paths: str | Iterable[str] | None) -> None:
+def check_allowed(
+    *, data: dict[str, str | Iterable[str] | None], models: dict[str, str | Iterable[str] | None] | None = None
+) -> None:
     """
-    Refuse paths outside the allowed roots; without roots every path is allowed.
+    Refuse paths outside the allowed roots.
 
     Args:
-        paths: Parameter -> path or paths; None where it was not given.
+        data: Parameter -> path or paths; None or empty where it was not given.
+        models: Likewise.
 
     Raises:
         PathNotAllowedError: One lies outside.
     """
-    setting = os.environ.get(VARIABLE)
+    is_deployed = deployment.id is not None
+    for variable, given in ((DATA_ROOTS, data), (MODEL_ROOTS, models or {})):
+        roots = allowed_roots(variable)
+        if roots is None and is_deployed:
+            roots = [os.path.realpath(".")]
+        if roots is None:
+            continue
+        for parameter, paths in given.items():
+            for path in [paths] if isinstance(paths, str) else paths or []:
+                if path and not is_under(path, roots):
+                    raise PathNotAllowedError(parameter, path, variable, roots)
+
+
+def allowed_roots(variable: str) -> list[str] | None:
+    """Return the folders that a variable allows, links resolved; None where it, and what it falls back on, is unset."""
+    setting = os.environ.get(variable)
     if setting is None:
-        return
-    roots = [os.path.realpath(root) for root in setting.split(os.pathsep) if root]
-    for parameter, given in paths.items():
-        for path in [given] if isinstance(given, str) else given or []:
-            if "\0" in path or not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
-                raise PathNotAllowedError(parameter, path, roots)
+        return allowed_roots(DATA_ROOTS) if variable == MODEL_ROOTS else None
+    return [os.path.realpath(root) for root in setting.split(os.pathsep) if root]
+
+
+def is_under(path: str, roots: list[str]) -> bool:
+    """Whether a path, links resolved, is one of the folders or in one of them."""
+    return "\0" not in path and any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from prefect import Flow
+from prefect.exceptions import ParameterTypeError
 from prefect.logging.handlers import APILogWorker
 
 from flows.embedded_server import prefect_api
-from virnucpro.errors import ExitCode
+from virnucpro.errors import ConfigurationError, ExitCode
 
 LOG_DRAIN_S = 10.0
 """Seconds that the last log lines have to reach the API."""
@@ -30,7 +31,10 @@ def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
     with _terminable(), prefect_api():
-        state = cast("Any", flow)(**parameters, return_state=True)
+        try:
+            state = cast("Any", flow)(**parameters, return_state=True)
+        except ParameterTypeError as error:  # where the form's bounds are narrower than the options'
+            raise ConfigurationError(str(error)) from None
         # the last log lines leave while there is a server: at exit Prefect would try for a minute
         APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
         outcome = state.result(raise_on_failure=False)

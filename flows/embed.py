@@ -8,31 +8,42 @@ same folder continues it.
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
 
 from flows.allowed_roots import check_allowed
+from flows.artifacts import publish_embedding
 from flows.command_line import run_here
+from flows.outcome import ended
+from flows.parameters import (
+    Cache,
+    EmbeddingResult,
+    Hardware,
+    Limits,
+    Monitoring,
+    SequenceRules,
+    metrics_options,
+    model_settings,
+)
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from flows.telemetry import run_telemetry
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, MetricsOptions, RunLimits
-from virnucpro.errors import VirNucProError
+from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.errors import printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.devices import Device, select_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
 from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
-from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -49,33 +60,15 @@ MAX_RANKS = 64
     validate_parameters=True,
 )
 def embed(
-    fasta_files: list[str],
-    output_dir: str,
-    model: str = DEFAULT_PROTEIN_MODEL,
-    devices: str = "auto",
-    workers: int | None = None,
-    workers_per_device: int = 1,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-    token_budget: int | None = None,
-    threads: int = 1,
-    max_residues: int | None = None,
-    long: Literal["truncate", "window", "error"] = "truncate",
-    gaps: Literal["error", "remove"] = "error",
-    stop: Literal["error", "x"] = "error",
-    on_bad_record: Literal["error", "skip"] = "error",
-    allow_empty: bool = False,
-    weights_dir: str | None = None,
-    cache_dir: str | None = None,
-    cache_gib: float = DEFAULT_CACHE_GIB,
-    allow_partial: bool = False,
-    keep_shards: bool = False,
-    restart: bool = False,
-    metrics_port: int | None = None,
-    metrics_targets: str | None = None,
-    pushgateway: str | None = None,
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO",
-    profile: bool = False,
-    worker_retries: int = 2,
+    fasta_files: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],
+    output_dir: Annotated[str, Field(min_length=1)],
+    model: Annotated[str, Field(min_length=1)] = DEFAULT_PROTEIN_MODEL,
+    hardware: Hardware = Hardware(),
+    sequences: SequenceRules = SequenceRules(),
+    result: EmbeddingResult = EmbeddingResult(),
+    cache: Cache = Cache(),
+    limits: Limits = Limits(),
+    monitoring: Monitoring = Monitoring(),
 ) -> State[Any]:
     """
     Embed every sequence of the input (proteins, or DNA with a model of DNA) into OUT/embeddings.h5.
@@ -84,90 +77,49 @@ def embed(
         fasta_files: FASTA files of what the model takes, plain or gzip; the result has their order.
         output_dir: Folder of the run: result, manifest, logs. A second run in it continues the first.
         model: A registered name, or the path of a checkpoint; by default the bundled demonstration encoder.
-        devices: auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.
-        workers: CPU workers, by default one a core as far as memory and the input go.
-        workers_per_device: Workers that share each GPU.
-        precision: auto is fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S.
-        token_budget: Tokens in one block at the most, never less than the longest sequence; by default a number that
-            suits CPUs, or what a short trial on each GPU finds.
-        threads: Threads of each CPU worker.
-        max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
-        long: What happens to longer sequences: cut, the mean of half-overlapping windows, or an error.
-        gaps: What happens to - and . in a sequence.
-        stop: What happens to * inside a protein; x reads it as X.
-        on_bad_record: What happens to a record that breaks a rule; skip lists it in failed_sequences.tsv.
-        allow_empty: An input without records gives an empty result instead of an error.
-        weights_dir: Folder that is looked into for weights first.
-        cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
-            served from it gives the same numbers within the tolerance, not the same bytes.
-        cache_gib: GiB that the cache takes at the most.
-        allow_partial: Complete with the name Partial when some rows are missing.
-        keep_shards: Keep each worker's shard beside the result.
-        restart: Remove what the folder holds of earlier runs first, and start afresh.
-        metrics_port: Serve Prometheus metrics at this port of 127.0.0.1 while the run goes on; 0 takes a free one.
-        metrics_targets: Folder of Prometheus' file_sd_configs: gets a file with the port while the run goes on.
-        pushgateway: URL of a Prometheus pushgateway that gets the metrics, too.
-        log_level: Of the workers' log files.
-        profile: Record when each worker did what to every batch, and write OUT/trace.json, a timeline for
-            ui.perfetto.dev.
-        worker_retries: How often in a row a rank's process is started again after it failed without getting
-            anything done, before its work goes to the other ranks.
+        hardware: Which devices compute, with how many processes, in which precision.
+        sequences: How the sequences of the input are read, and what happens to odd ones.
+        result: What becomes of the result, also of one that is not whole.
+        cache: Where weights and rows of earlier runs are found and kept.
+        limits: How long the run may take, and how often it tries again.
+        monitoring: Where metrics go, how much is logged, and the timeline.
     """
     send_lines_to_prefect()
-    run_id = new_run_id()
-    try:
+
+    def work() -> State[Any]:
         check_allowed(
-            fasta_files=fasta_files,
-            output_dir=output_dir,
-            model=model if is_path(model) else None,
-            weights_dir=weights_dir,
-            cache_dir=cache_dir,
-            metrics_targets=metrics_targets,
+            data={
+                "fasta_files": fasta_files,
+                "output_dir": output_dir,
+                "cache_dir": cache.cache_dir,
+                "metrics_targets": monitoring.metrics_targets,
+            },
+            models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
-        metrics = MetricsOptions(port=metrics_port, targets_dir=metrics_targets, pushgateway=pushgateway)
-        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+        metrics = metrics_options(monitoring)
+        workers = hardware.workers or None
+        chosen = select_devices(hardware.devices, workers=workers, workers_per_device=hardware.workers_per_device)
         model_config = configure_model(
             model,
             device_type=chosen[0].type,
-            precision=precision,
-            weights_dir=None if weights_dir is None else Path(weights_dir),
-            token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
-            threads_per_worker=threads,
-            workers_per_device=workers_per_device,
-            max_residues=max_residues,
-            long_policy=long,
-            gaps=gaps,
-            stops=stop,
-            on_bad_record=on_bad_record,
-            allow_empty=allow_empty,
-            cache_dir=cache_dir,
-            cache_gib=cache_gib,
-            log_level=log_level,
-            profile=profile,
+            max_residues=sequences.max_residues or None,
+            long_policy=sequences.long,
+            gaps=sequences.gaps,
+            stops=sequences.stop,
+            on_bad_record=sequences.on_bad_record,
+            allow_empty=sequences.allow_empty,
+            **model_settings(hardware, cache, monitoring),
         )
         chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
-        layout = RunLayout(Path(output_dir))
         with run_telemetry(metrics) as telemetry:
-            with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
-                with telemetry.stage("index", model=model_config.model_name):
-                    indexed = build_index(
-                        fasta_files, output_dir, model_config, chosen, run_id, restart, return_state=True
-                    )
-                    run = cast("PreparedRun", indexed.result())
-                if run.already_complete:
-                    result = finished_result(run, keep_shards=keep_shards)
-                else:
-                    result = _embed_and_aggregate(
-                        run, telemetry, worker_retries=worker_retries, keep_shards=keep_shards
-                    )
-            _publish(result)
-        result.raise_unless(allow_partial=allow_partial)
-    except VirNucProError as error:
-        return Failed(message=str(error), data=error)
-    if result.state == "partial":
-        missing = f"{result.num_missing:,} of {result.num_records:,} sequences missing"
-        return Completed(name="Partial", message=f"{missing}, partial result at {result.output_path}", data=result)
-    return Completed(message=f"{result.num_rows:,} sequences in {result.output_path}", data=result)
+            outcome = _embed_in(
+                RunLayout(Path(output_dir)), fasta_files, model_config, chosen, telemetry, result, limits
+            )
+            publish_embedding(outcome)
+        outcome.raise_unless(allow_partial=result.allow_partial)
+        return _final_state(outcome)
+
+    return ended(work, time_limit_minutes=limits.time_limit_minutes)
 
 
 def run_from_command_line(**parameters: Any) -> RunResult:
@@ -186,6 +138,44 @@ def run_from_command_line(**parameters: Any) -> RunResult:
     result = run_here(embed, parameters)
     assert isinstance(result, RunResult)
     return result
+
+
+def _embed_in(
+    layout: RunLayout,
+    fasta_files: list[str],
+    model_config: ModelConfig,
+    devices: list[Device],
+    telemetry: RunTelemetry,
+    result: EmbeddingResult,
+    limits: Limits,
+) -> RunResult:
+    """Run the stages in the folder, which nobody else has meanwhile."""
+    run_id = new_run_id()
+    with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
+        with telemetry.stage("index", model=model_config.model_name):
+            indexed = build_index(
+                fasta_files,
+                str(layout.output_dir),
+                model_config,
+                devices,
+                run_id,
+                result.restart,
+                return_state=True,
+            )
+            run = cast("PreparedRun", indexed.result())
+        if run.already_complete:
+            return finished_result(run, keep_shards=result.keep_shards)
+        return _embed_and_aggregate(
+            run, telemetry, worker_retries=limits.worker_retries, keep_shards=result.keep_shards
+        )
+
+
+def _final_state(result: RunResult) -> State[Any]:
+    if result.state == "partial":
+        missing = f"{result.num_missing:,} of {result.num_records:,} sequences missing"
+        return Completed(name="Partial", message=f"{missing}, partial result at {result.output_path}", data=result)
+    lost = f"; the others did the work of {printable(result.lost_ranks)}" if result.lost_ranks else ""
+    return Completed(message=f"{result.num_rows:,} sequences in {result.output_path}{lost}", data=result)
 
 
 def _embed_and_aggregate(
@@ -231,46 +221,3 @@ def _run_ranks(run: PreparedRun, book: RankBook) -> None:
         get_run_logger().warning("stopping: workers end at their next batch boundary")
         wait(futures)
         raise
-
-
-def _publish(result: RunResult) -> None:
-    """Leave a table of the ranks and a page about the run where Prefect's users look for them."""
-    rows = [
-        {
-            "rank": rank.rank,
-            "device": rank.device,
-            "computed": rank.sequences,
-            "resumed": rank.sequences_resumed,
-            "tokens": rank.tokens,
-            "seconds": round(rank.seconds, 1),
-            "tokens/s": round(rank.tokens_per_second),
-            "retries": max(0, rank.attempts - 1),
-            "state": rank.state if rank.failure is None else f"{rank.state}: {rank.failure}",
-        }
-        for rank in result.ranks
-    ]
-    where = markdown_text(str(result.output_dir))
-    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {where}")
-    create_markdown_artifact(markdown=_markdown(result, rows), key="embed-summary", description=where)
-
-
-def _markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
-    layout = RunLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
-    counts = f"{result.num_rows:,} of {result.num_records:,} sequences have their row."
-    notes = [f"- {markdown_text(note)}" for note in result.notes()]
-    lines = [f"# Embedding: {result.state}", "", counts, "", *notes, ""]
-    if rows:
-        header = list(rows[0])
-        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-        lines += ["| " + " | ".join(markdown_text(str(row[name])) for name in header) + " |" for row in rows]
-        tokens, seconds = sum(row["tokens"] for row in rows), sum(result.stages_s.values())
-        lines += ["", f"In all {tokens:,} tokens in {seconds:.1f} s (all stages)."]
-    else:
-        lines += ["The folder held the finished result already; nothing was computed."]
-    lines += ["", "| file | where |", "| --- | --- |"]
-    result_path = None if result.output_path is None else result.output_path.absolute()
-    files = [("result", result_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
-    if result.num_missing or result.num_skipped:
-        files.append(("missing sequences", layout.failed_sequences))
-    lines += [f"| {name} | {markdown_text(str(path))} |" for name, path in files if path is not None]
-    return "\n".join(lines)

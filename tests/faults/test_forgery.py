@@ -165,7 +165,7 @@ def test_a_model_of_any_name_makes_the_same_lines_of_metrics(hostile_run):
 
 def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
     pytest.importorskip("prefect")
-    from flows.embed import _markdown
+    from flows.artifacts import embedding_markdown
 
     hostile = "\n| 9 | cuda:9 | 1 |\n# Embedding: complete\n" + "|".join(HIDDEN.values()) + "`<b>[x](javascript:1)"
     outcome = RankOutcome(rank=0, device="cpu", state="failed", failure="died", reason=hostile, cache_problem=hostile)
@@ -186,7 +186,7 @@ def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
             noticed={},
         )
         rows = [{"rank": 0, "device": device, "tokens": 1, "seconds": 1.0}]
-        return _markdown(result, rows)
+        return embedding_markdown(result, rows)
 
     plain = page(
         hostile_run[0], (RankOutcome(rank=0, device="cpu", state="failed", reason="r", cache_problem="c"),), "cpu"

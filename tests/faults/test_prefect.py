@@ -110,7 +110,7 @@ def test_a_tasks_retry_computes_nothing_again_that_is_durable(tmp_path, proteins
     out = tmp_path / "out"
     killer = KillInTheMiddle(out, sequences)
     killer.start()
-    state = flows.embed.embed([str(fasta)], str(out), devices="cpu", workers=2, return_state=True)
+    state = flows.embed.embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
     killer.join(DEADLINE_S)
     assert state.is_completed(), state.message
     assert len(killer.durable) >= 4
@@ -127,10 +127,16 @@ def test_a_flow_that_is_run_again_computes_nothing_again_that_is_durable(tmp_pat
     out = tmp_path / "out"
     killer = KillInTheMiddle(out, sequences)
     killer.start()
-    state = flows.embed.embed([str(fasta)], str(out), devices="cpu", workers=1, worker_retries=0, return_state=True)
+    state = flows.embed.embed(
+        [str(fasta)],
+        str(out),
+        hardware={"devices": "cpu", "workers": 1},
+        limits={"worker_retries": 0},
+        return_state=True,
+    )
     killer.join(DEADLINE_S)
     assert state.is_failed(), state.message
-    state = flows.embed.embed([str(fasta)], str(out), devices="cpu", workers=2, return_state=True)
+    state = flows.embed.embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
     assert state.is_completed(), state.message
     again = recomputed(hash_flow, killer)
     found = compare_rows(out, sequences)

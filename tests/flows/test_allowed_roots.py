@@ -6,18 +6,25 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from flows.allowed_roots import VARIABLE, PathNotAllowedError, check_allowed
+from flows.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
 from flows.embed import embed
 from flows.predict import predict
 
 
 @pytest.fixture
 def roots(tmp_path, monkeypatch):
-    for name in ("data", "results", "elsewhere"):
+    for name in ("data", "results", "models", "elsewhere"):
         (tmp_path / name).mkdir()
-    monkeypatch.setenv(VARIABLE, f"{tmp_path / 'data'}:{tmp_path / 'results'}")
+    monkeypatch.setenv(DATA_ROOTS, f"{tmp_path / 'data'}:{tmp_path / 'results'}")
+    monkeypatch.setenv(MODEL_ROOTS, str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path / "data")
     return tmp_path
+
+
+@pytest.fixture
+def deployed(monkeypatch):
+    """The run is one of a deployment, as a worker starts it."""
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "6b5b9f0c")
 
 
 @pytest.mark.parametrize(
@@ -26,48 +33,88 @@ def roots(tmp_path, monkeypatch):
 )
 def test_paths_under_a_root_are_allowed(roots, path):
     (roots / "data" / "link_inside").symlink_to(roots / "results")
-    check_allowed(fasta_files=[str(roots / path)], output_dir=str(roots / path), weights_dir=None)
-    check_allowed(fasta_files=["relative.fasta"])
+    check_allowed(data={"fasta_files": [str(roots / path)], "output_dir": str(roots / path), "cache_dir": None})
+    check_allowed(data={"fasta_files": ["relative.fasta"], "cache_dir": ""}, models={"model": str(roots / "models/m")})
 
 
 @pytest.mark.parametrize(
     "path",
-    ["elsewhere/in.fasta", "data/../elsewhere", "data_of_others", "data/link_outside", "data/link_outside/deep", ""],
+    [
+        "elsewhere/in.fasta",
+        "data/../elsewhere",
+        "data_of_others",
+        "data/link_outside",
+        "data/link_outside/deep",
+        "data/nul\0",
+        "models/m",
+    ],
 )
 def test_paths_that_lead_outside_are_refused(roots, path):
     (roots / "data" / "link_outside").symlink_to(roots / "elsewhere")
+    outside = f"{roots}/{path}"
     with pytest.raises(PathNotAllowedError, match="output_dir") as caught:
-        check_allowed(fasta_files=[str(roots / "data" / "fine")], output_dir=str(roots / path))
+        check_allowed(data={"fasta_files": [str(roots / "data" / "fine")], "output_dir": outside})
     assert caught.value.exit_code == 78
     with pytest.raises(PathNotAllowedError, match="fasta_files"):
-        check_allowed(fasta_files=["fine.fasta", str(roots / path)])
+        check_allowed(data={"fasta_files": ["fine.fasta", outside]})
 
 
-def test_without_the_variable_every_path_is_allowed_and_with_an_empty_one_none_is(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    check_allowed(output_dir="/etc")
-    monkeypatch.setenv(VARIABLE, "")
-    with pytest.raises(PathNotAllowedError, match=r"\(none\)"):
-        check_allowed(output_dir=str(tmp_path))
+def test_models_have_roots_of_their_own_and_without_them_those_of_data(roots, monkeypatch):
+    with pytest.raises(PathNotAllowedError, match=rf"weights_dir: .*\({MODEL_ROOTS}: "):
+        check_allowed(data={}, models={"weights_dir": str(roots / "data")})
+    monkeypatch.delenv(MODEL_ROOTS)
+    check_allowed(data={}, models={"weights_dir": str(roots / "data")})
+    with pytest.raises(PathNotAllowedError):
+        check_allowed(data={}, models={"weights_dir": str(roots / "models")})
 
 
-@pytest.mark.parametrize("parameter", ["fasta_files", "output_dir", "model", "weights_dir", "cache_dir"])
+def test_a_deployment_without_the_variable_has_its_own_folder_and_a_persons_own_run_has_all(
+    roots, monkeypatch, request
+):
+    monkeypatch.delenv(DATA_ROOTS)
+    monkeypatch.delenv(MODEL_ROOTS)
+    check_allowed(data={"output_dir": "/etc"}, models={"model": "/etc"})
+    request.getfixturevalue("deployed")
+    check_allowed(data={"output_dir": "out"}, models={"model": str(roots / "data" / "m")})
+    for given in ({"data": {"output_dir": "/etc"}}, {"data": {}, "models": {"model": "../models/m"}}):
+        with pytest.raises(PathNotAllowedError, match="by default the folder that the flow runs in"):
+            check_allowed(**given)
+
+
+def test_an_empty_variable_allows_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv(DATA_ROOTS, "")
+    with pytest.raises(PathNotAllowedError, match=r"\(VIRNUCPRO_DATA_ROOTS: none\)"):
+        check_allowed(data={"output_dir": str(tmp_path)})
+
+
+def in_boxes(parameter, value):
+    """The flow's parameters with one path in its place."""
+    for box, names in {"cache": ("weights_dir", "cache_dir"), "models": ("dna_model", "protein_model")}.items():
+        if parameter in names:
+            return {box: {parameter: value}}
+    return {"monitoring": {"metrics_targets": value}} if parameter == "metrics_targets" else {parameter: value}
+
+
+@pytest.mark.parametrize(
+    "parameter", ["fasta_files", "output_dir", "model", "weights_dir", "cache_dir", "metrics_targets"]
+)
 def test_the_flow_checks_each_of_its_paths_before_it_does_anything(roots, parameter):
-    inside, outside = str(roots / "data" / "x"), str(roots / "elsewhere" / "x.pt")
-    given = {"fasta_files": [inside], "output_dir": str(roots / "results" / "out"), "devices": "cpu"}
-    given[parameter] = [outside] if parameter == "fasta_files" else outside
-    state = embed.fn(**given)
-    assert state.is_failed()
-    assert f"{parameter} {outside} is not under a folder" in state.message
-    assert list((roots / "results").iterdir()) == list((roots / "elsewhere").iterdir()) == []
+    check_flow(embed, roots, "fasta_files", parameter)
 
 
-@pytest.mark.parametrize("parameter", ["input_files", "output_dir", "classifier", "dna_model", "protein_model"])
+@pytest.mark.parametrize(
+    "parameter",
+    ["input_files", "output_dir", "classifier", "dna_model", "protein_model", "weights_dir", "cache_dir"],
+)
 def test_so_does_the_flow_that_identifies(roots, parameter):
+    check_flow(predict, roots, "input_files", parameter)
+
+
+def check_flow(flow, roots, inputs, parameter):
     inside, outside = str(roots / "data" / "x"), str(roots / "elsewhere" / "x.pt")
-    given = {"input_files": [inside], "output_dir": str(roots / "results" / "out"), "devices": "cpu"}
-    given[parameter] = [outside] if parameter == "input_files" else outside
-    state = predict.fn(**given)
+    given = {inputs: [inside], "output_dir": str(roots / "results" / "out"), "hardware": {"devices": "cpu"}}
+    given |= in_boxes(parameter, [outside] if parameter == inputs else outside)
+    state = flow.fn(**flow.validate_parameters(given))
     assert state.is_failed()
-    assert f"{parameter} {outside} is not under a folder" in state.message
+    assert f"{parameter}: {outside} is not under a folder" in state.message
     assert list((roots / "results").iterdir()) == list((roots / "elsewhere").iterdir()) == []

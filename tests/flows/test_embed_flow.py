@@ -70,11 +70,8 @@ def test_dna_runs_through_the_flow_as_well(tmp_path):
         [str(fasta)],
         str(tmp_path / "out"),
         model="virnucpro-tiny-dna",
-        devices="cpu",
-        max_residues=500,
-        long="window",
-        gaps="remove",
-        on_bad_record="skip",
+        hardware={"devices": "cpu"},
+        sequences={"max_residues": 500, "long": "window", "gaps": "remove", "on_bad_record": "skip"},
         return_state=True,
     )
     assert state.is_completed(), state.message
@@ -87,7 +84,7 @@ def test_dna_runs_through_the_flow_as_well(tmp_path):
 
 def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small):
     out = tmp_path / "out"
-    state = embed([str(small)], str(out), devices="cpu", workers=2, return_state=True)
+    state = embed([str(small)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
     assert state.is_completed()
     assert state.name == "Completed"
     assert verify_run(out).problems == []
@@ -110,7 +107,7 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
 def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
     from virnucpro.api import embed_fasta
 
-    embed([str(small)], str(tmp_path / "flow"), devices="cpu", workers=2)
+    embed([str(small)], str(tmp_path / "flow"), hardware={"devices": "cpu", "workers": 2})
     embed_fasta(small, tmp_path / "plain", devices="cpu", workers=1).close()
     assert (tmp_path / "flow/embeddings.h5").read_bytes() == (tmp_path / "plain/embeddings.h5").read_bytes()
 
@@ -119,7 +116,9 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
     out = tmp_path / "out"
     killer = FirstWorkerKiller(kills=1)
     killer.start()
-    result = run_from_command_line(fasta_files=[str(small)], output_dir=str(out), devices="cpu", workers=2)
+    result = run_from_command_line(
+        fasta_files=[str(small)], output_dir=str(out), hardware={"devices": "cpu", "workers": 2}
+    )
     killer.done.set()
     assert len(killer.killed) == 1
     assert result.state == "complete"
@@ -134,15 +133,15 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
 def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, small):
     out = tmp_path / "out"
     WorkerStopper(out).start()
-    one = {"devices": "cpu", "workers": 1, "token_budget": 1200, "return_state": True}
-    state = embed([str(small)], str(out), worker_retries=0, **one)
+    one = {"hardware": {"devices": "cpu", "workers": 1, "token_budget": 1200}, "return_state": True}
+    state = embed([str(small)], str(out), limits={"worker_retries": 0}, **one)
     assert state.is_failed()
     assert "1 of 1 workers failed, " in state.message
     assert "of 120 sequences missing, partial result at" in state.message
     assert isinstance(state.result(raise_on_failure=False), WorkersFailedError)
     assert state.result(raise_on_failure=False).exit_code == 3
     assert "# Embedding: partial" in artifact("embed-summary")
-    allowed = embed([str(small)], str(out), worker_retries=0, allow_partial=True, **one)
+    allowed = embed([str(small)], str(out), limits={"worker_retries": 0}, result={"allow_partial": True}, **one)
     assert allowed.name == "Completed", "what was missing is computed"
     assert verify_run(out).problems == []
 
@@ -154,11 +153,9 @@ def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(t
     state = embed(
         [str(small)],
         str(out),
-        devices="cpu",
-        workers=1,
-        token_budget=1200,
-        worker_retries=0,
-        allow_partial=True,
+        hardware={"devices": "cpu", "workers": 1, "token_budget": 1200},
+        limits={"worker_retries": 0},
+        result={"allow_partial": True},
         return_state=True,
     )
     assert state.is_completed()
@@ -171,7 +168,10 @@ def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     killer = FirstWorkerKiller(kills=1)
     killer.start()
     result = run_from_command_line(
-        fasta_files=[str(small)], output_dir=str(tmp_path / "out"), devices="cpu", workers=2, worker_retries=0
+        fasta_files=[str(small)],
+        output_dir=str(tmp_path / "out"),
+        hardware={"devices": "cpu", "workers": 2},
+        limits={"worker_retries": 0},
     )
     killer.done.set()
     (lost,) = result.failed_ranks
@@ -185,11 +185,13 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
     bad = tmp_path / "bad.fasta"
     bad.write_text("no header\n")
     with pytest.raises(BadInputError, match=r"bad\.fasta:1: "):
-        run_from_command_line(fasta_files=[str(bad)], output_dir=str(tmp_path / "a"), devices="cpu")
+        run_from_command_line(fasta_files=[str(bad)], output_dir=str(tmp_path / "a"), hardware={"devices": "cpu"})
     assert f"{bad}:1: text before the first '>'" in caplog.text
     assert "Traceback" not in caplog.text
     with pytest.raises(UnknownModelError):
-        run_from_command_line(fasta_files=[str(small)], output_dir=str(tmp_path / "b"), devices="cpu", model="nonsense")
+        run_from_command_line(
+            fasta_files=[str(small)], output_dir=str(tmp_path / "b"), hardware={"devices": "cpu"}, model="nonsense"
+        )
     assert not (tmp_path / "a" / "logs").exists()
 
 
@@ -205,10 +207,12 @@ def test_an_interrupt_leaves_no_process_and_a_folder_that_resumes(tmp_path, smal
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        embed([str(small)], str(out), devices="cpu", workers=2, token_budget=1500)
+        embed([str(small)], str(out), hardware={"devices": "cpu", "workers": 2, "token_budget": 1500})
     thread.join()
     assert worker_processes() == {}
-    assert embed([str(small)], str(out), devices="cpu", workers=2, token_budget=1500, return_state=True).is_completed()
+    assert embed(
+        [str(small)], str(out), hardware={"devices": "cpu", "workers": 2, "token_budget": 1500}, return_state=True
+    ).is_completed()
 
 
 @pytest.mark.slow
@@ -220,7 +224,10 @@ def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypa
     config = fakes.faulty_config(tmp_path / "control.json", plan)
     monkeypatch.setattr("flows.embed.configure_model", lambda *_, **__: config)
     result = run_from_command_line(
-        fasta_files=[str(fasta)], output_dir=str(out), devices="cpu", workers=1, allow_partial=True
+        fasta_files=[str(fasta)],
+        output_dir=str(out),
+        hardware={"devices": "cpu", "workers": 1},
+        result={"allow_partial": True},
     )
     assert (result.num_rows, result.num_missing) == (40, 1)
     lines = logs_of_runs()

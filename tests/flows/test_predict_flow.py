@@ -31,7 +31,7 @@ def contigs(tmp_path):
 
 def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs):
     out = tmp_path / "out"
-    settings = {"classifier": str(real_classifier(tmp_path)), "devices": "cpu", "workers": 1}
+    settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu", "workers": 1}}
     killer = FirstWorkerKiller(kills=1)
     killer.start()
     state = predict([str(contigs)], str(out), **settings, return_state=True)
@@ -53,17 +53,21 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
     from virnucpro import predict_fasta
 
     classifier = real_classifier(tmp_path)
-    predict([str(contigs)], str(tmp_path / "flow"), classifier=str(classifier), devices="cpu", workers=2)
+    predict(
+        [str(contigs)], str(tmp_path / "flow"), classifier=str(classifier), hardware={"devices": "cpu", "workers": 2}
+    )
     calls = predict_fasta(contigs, tmp_path / "plain", classifier=classifier, devices="cpu", workers=1)
     assert tables(tmp_path / "flow") == tables(tmp_path / "plain")
     assert [call.contig for call in calls] == ["a", "none", "b"]
 
 
 def test_what_cannot_be_used_fails_with_the_sentence_of_the_command_line(tmp_path, contigs, caplog):
-    settings = {"classifier": str(real_classifier(tmp_path)), "devices": "cpu"}
+    settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu"}}
     (tmp_path / "bad.fa").write_text("no header\n")
     with pytest.raises(BadInputError, match=r"bad\.fa:1: "):
         run_from_command_line(input_files=[str(tmp_path / "bad.fa")], output_dir=str(tmp_path / "a"), **settings)
     with pytest.raises(ClassifierMismatchError, match="300 nt"):
-        run_from_command_line(input_files=[str(contigs)], output_dir=str(tmp_path / "b"), chunk=300, **settings)
+        run_from_command_line(
+            input_files=[str(contigs)], output_dir=str(tmp_path / "b"), models={"chunk": 300}, **settings
+        )
     assert "Traceback" not in caplog.text

@@ -65,13 +65,17 @@ class RunResult:
         """Ranks that gave up."""
         return [outcome.rank for outcome in self.ranks if outcome.state != "complete"]
 
+    @property
+    def lost_ranks(self) -> str:
+        """The ranks that gave up, and why; empty where none did."""
+        lost = [outcome for outcome in self.ranks if outcome.state == "failed"]
+        return "; ".join(f"rank {item.rank} on {item.device} ({item.failure}: {item.reason})" for item in lost)
+
     def notes(self) -> list[str]:
         """Return what a person should know about the rows, a sentence each."""
         notes = notes_on_input(self.noticed)
-        lost = [outcome for outcome in self.ranks if outcome.state == "failed"]
-        if self.state == "complete" and lost:
-            names = "; ".join(f"rank {item.rank} on {item.device} ({item.failure}: {item.reason})" for item in lost)
-            notes.append(f"the others did the work of {names}")
+        if self.state == "complete" and self.lost_ranks:
+            notes.append(f"the others did the work of {self.lost_ranks}")
         if self.num_copies:
             notes.append(f"{self.num_copies:,} copies of another sequence took its row")
         if self.num_truncated:

@@ -1,0 +1,85 @@
+"""What a flow run leaves where Prefect's users look for it: tables and pages, made from the run's own record."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from virnucpro.pipeline.prediction_result import PredictionResult
+from virnucpro.pipeline.run_result import RunResult
+from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
+from virnucpro.report.contig_lines import read_columns
+from virnucpro.run_layout import PredictionLayout, RunLayout
+
+MISSING_LINES = 1000
+"""Lines of ``failed_sequences.tsv`` in the table of what is missing; the file has all."""
+
+
+def publish_embedding(result: RunResult) -> None:
+    """Leave a table of the ranks, a page about the run, and a table of what is missing."""
+    rows = [
+        {
+            "rank": rank.rank,
+            "device": rank.device,
+            "computed": rank.sequences,
+            "resumed": rank.sequences_resumed,
+            "tokens": rank.tokens,
+            "seconds": round(rank.seconds, 1),
+            "tokens/s": round(rank.tokens_per_second),
+            "retries": max(0, rank.attempts - 1),
+            "state": rank.state if rank.failure is None else f"{rank.state}: {rank.failure}",
+        }
+        for rank in result.ranks
+    ]
+    where = markdown_text(str(result.output_dir))
+    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {where}")
+    create_markdown_artifact(markdown=embedding_markdown(result, rows), key="embed-summary", description=where)
+    if result.num_missing or result.num_skipped:
+        _publish_missing(RunLayout(result.output_dir).failed_sequences, key="embed-missing", where=where)
+
+
+def publish_prediction(result: PredictionResult) -> None:
+    """Leave the summary, the likeliest contigs, a link to the report, and a table of what is missing."""
+    layout = PredictionLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
+    where = markdown_text(str(layout.output_dir))
+    create_markdown_artifact(markdown=report_markdown(layout), key="predict-summary", description=where)
+    create_table_artifact(
+        table=report_table(layout), key="predict-contigs", description=f"Likeliest contigs of {where}"
+    )
+    create_link_artifact(link=layout.report.as_uri(), link_text="report.html", key="predict-report", description=where)
+    if layout.failed_sequences.exists():
+        _publish_missing(layout.failed_sequences, key="predict-missing", where=where)
+
+
+def embedding_markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
+    """Return the page about an embedding run; *rows* is its table of ranks."""
+    layout = RunLayout(result.output_dir.absolute())
+    counts = f"{result.num_rows:,} of {result.num_records:,} sequences have their row."
+    notes = [f"- {markdown_text(note)}" for note in result.notes()]
+    lines = [f"# Embedding: {result.state}", "", counts, "", *notes, ""]
+    if rows:
+        header = list(rows[0])
+        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+        lines += ["| " + " | ".join(markdown_text(str(row[name])) for name in header) + " |" for row in rows]
+        tokens, seconds = sum(row["tokens"] for row in rows), sum(result.stages_s.values())
+        lines += ["", f"In all {tokens:,} tokens in {seconds:.1f} s (all stages)."]
+    else:
+        lines += ["The folder held the finished result already; nothing was computed."]
+    lines += ["", "| file | where |", "| --- | --- |"]
+    result_path = None if result.output_path is None else result.output_path.absolute()
+    files = [("result", result_path), ("manifest", layout.manifest), ("logs", layout.log_dir)]
+    if result.num_missing or result.num_skipped:
+        files.append(("missing sequences", layout.failed_sequences))
+    lines += [f"| {name} | {markdown_text(str(path))} |" for name, path in files if path is not None]
+    return "\n".join(lines)
+
+
+def _publish_missing(failed_sequences: Path, *, key: str, where: str) -> None:
+    """Leave the first lines of what has no row or no score, and why."""
+    lines = (columns for _, columns in read_columns(failed_sequences))
+    header = next(lines, [])
+    rows = [dict(zip(header, columns, strict=False)) for columns in islice(lines, MISSING_LINES)]
+    more = sum(1 for _ in lines)
+    rest = f"; {more:,} more in failed_sequences.tsv" if more else ""
+    create_table_artifact(table=rows, key=key, description=f"What is missing in {where}{rest}")

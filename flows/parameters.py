@@ -1,0 +1,317 @@
+"""
+What a run of a deployment may be told: the form in Prefect's page, and what is checked before a run exists.
+
+Prefect turns each class into a box of the form, each field into a line with its title and help, and checks every
+value against bounds, choices and the rules across fields when a run is asked for; the same rules hold in the process
+that runs the flow. Nothing here opens a file. A number of 0 or an empty text stands for "what suits", so that a form
+has no field to be switched between two types.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from virnucpro.config import DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
+from virnucpro.pipeline.recovery import MAX_STARTS
+
+_UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
+DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
+"""Devices as the command line takes them; which of them exist only the worker knows."""
+_MOST_MINUTES = 60.0 * 24 * 365
+
+
+class _Box(BaseModel):
+    """A box of the form: an unknown name in it is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hardware(_Box):
+    """Which devices compute, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {
+                    "if": {"properties": {"devices": {"pattern": r"^\s*cpu\s*$"}}, "required": ["devices"]},
+                    "then": {"properties": {"workers_per_device": {"maximum": 1}}},
+                },
+                {
+                    "if": {
+                        "properties": {"devices": {"not": {"pattern": r"^\s*(auto|cpu)\s*$"}}},
+                        "required": ["devices"],
+                    },
+                    "then": {"properties": {"workers": {"maximum": 0}}},
+                },
+            ]
+        }
+    )
+
+    devices: str = Field(
+        default="auto",
+        pattern=DEVICES,
+        title="Devices",
+        description="auto: every GPU that is free, else the CPU. auto:2: two free GPUs. cpu. Or a list such as 0,1. "
+        "A GPU that another run has is waited for.",
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        title="CPU workers",
+        description="Processes that compute on the CPU; 0: one a core, as far as memory and the input go. "
+        "Not for a list of GPUs.",
+    )
+    workers_per_device: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        title="Workers per GPU",
+        description="Processes that share each GPU; 1 for the CPU.",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        title="Precision",
+        description="auto: fp32 on a CPU; on a GPU fp16 for ESM-2 and bf16 for DNABERT-S.",
+    )
+    threads: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        title="Threads",
+        description="Threads of each CPU worker. Other numbers give other last bits.",
+    )
+    token_budget: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        title="Tokens in a block",
+        description="At the most; never less than the longest sequence. 0: a number that suits CPUs, or what a short "
+        "trial on each GPU finds.",
+    )
+
+    @model_validator(mode="after")
+    def _rules_across_fields(self) -> Self:
+        devices = self.devices.strip()
+        if devices == "cpu" and self.workers_per_device > 1:
+            raise ValueError("several workers per device are for GPUs: with the CPU give the number of CPU workers")
+        if devices not in {"auto", "cpu"} and self.workers:
+            raise ValueError("CPU workers are given, but the devices are GPUs")
+        return self
+
+
+class SequenceRules(_Box):
+    """How the sequences of the input are read."""
+
+    max_residues: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        title="Longest sequence",
+        description="Residues that are embedded; 0: 1022 for proteins, and no limit for models of DNA.",
+    )
+    long: Literal["truncate", "window", "error"] = Field(
+        default="truncate",
+        title="Longer sequences",
+        description="Are cut, embedded as the mean of half-overlapping windows, or an error.",
+    )
+    gaps: Literal["error", "remove"] = Field(
+        default="error", title="Gaps", description="What happens to - and . in a sequence."
+    )
+    stop: Literal["error", "x"] = Field(
+        default="error", title="Stops", description="What happens to * inside a protein; x reads it as X."
+    )
+    on_bad_record: Literal["error", "skip"] = Field(
+        default="error",
+        title="Bad records",
+        description="What happens to a record that breaks a rule; skip lists it in failed_sequences.tsv.",
+    )
+    allow_empty: bool = Field(
+        default=False,
+        title="Empty input",
+        description="An input without records gives an empty result instead of an error.",
+    )
+
+
+class ContigRules(_Box):
+    """How the contigs of the input are read."""
+
+    min_length: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        title="Shortest contig",
+        description="Nucleotides below which contigs are listed but not looked at.",
+    )
+    gaps: Literal["error", "remove"] = Field(
+        default="error", title="Gaps", description="What happens to - and . in a contig."
+    )
+    on_bad_record: Literal["error", "skip"] = Field(
+        default="error",
+        title="Bad records",
+        description="What happens to a contig that breaks a rule; skip lists it in failed_sequences.tsv.",
+    )
+    allow_empty: bool = Field(
+        default=False,
+        title="Empty input",
+        description="An input without contigs gives empty tables instead of an error.",
+    )
+
+
+class Models(_Box):
+    """Models other than those that the classifier was trained with: seldom what you want."""
+
+    dna_model: str = Field(
+        default="", title="Model of DNA", description="A registered name or a path; empty: the classifier's."
+    )
+    protein_model: str = Field(
+        default="", title="Model of proteins", description="A registered name or a path; empty: the classifier's."
+    )
+    chunk: Literal[0, 300, 500] = Field(
+        default=0,
+        title="Chunk",
+        description="Nucleotides of a chunk; only what the classifier was trained with is taken, and 0 is that.",
+    )
+
+
+class EmbeddingResult(_Box):
+    """What becomes of the result."""
+
+    allow_partial: bool = Field(
+        default=False,
+        title="Partial result",
+        description="Complete with the name Partial when some rows are missing, instead of failing.",
+    )
+    keep_shards: bool = Field(
+        default=False, title="Keep shards", description="Keep each worker's shard beside the result."
+    )
+    restart: bool = Field(
+        default=False,
+        title="Start afresh",
+        description="Remove what the folder holds of earlier runs first, instead of continuing them.",
+    )
+
+
+class PredictionOutput(_Box):
+    """What is written, and what becomes of it."""
+
+    formats: list[Literal["tsv", "json", "parquet"]] = Field(
+        default=["tsv"], title="Formats", description="Of the table of contigs; TSV is always written."
+    )
+    keep_chunks: bool = Field(default=False, title="Keep chunks", description="Write the chunks as FASTA, too.")
+    allow_partial: bool = Field(
+        default=False,
+        title="Partial result",
+        description="Complete with the name Partial when some frames could not be embedded, instead of failing.",
+    )
+    restart: bool = Field(
+        default=False,
+        title="Start afresh",
+        description="Remove what the folder holds of earlier runs first, instead of continuing them.",
+    )
+
+
+class Cache(_Box):
+    """Weights, and rows of earlier runs."""
+
+    weights_dir: str = Field(
+        default="", title="Weights", description="Folder that is looked into for weights first; empty: none."
+    )
+    cache_dir: str = Field(
+        default="",
+        title="Cache of rows",
+        description="Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones: the "
+        "same numbers within the tolerance, not the same bytes. Empty: none.",
+    )
+    cache_gib: float = Field(
+        default=DEFAULT_CACHE_GIB,
+        ge=0.001,
+        le=1e6,
+        title="Size of the cache",
+        description="GiB that the cache takes at the most.",
+    )
+
+
+class Monitoring(_Box):
+    """Metrics, logs and the timeline."""
+
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_PORT,
+        title="Port of the metrics",
+        description="Serve Prometheus metrics there, on 127.0.0.1, while the run goes on; 0: a free one. "
+        "None: they are not served.",
+    )
+    metrics_targets: str = Field(
+        default="",
+        title="Targets of Prometheus",
+        description="Folder of Prometheus' file_sd_configs that gets a file with the port while the run goes on; "
+        "empty: none.",
+    )
+    pushgateway: str = Field(
+        default="",
+        pattern=r"^(https?://\S+)?$",
+        title="Pushgateway",
+        description="URL of a Prometheus pushgateway that gets the metrics, too; empty: none.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", title="Level of the logs", description="Of the workers' log files."
+    )
+    profile: bool = Field(
+        default=False,
+        title="Timeline",
+        description="Record when each worker did what to every batch: OUT/trace.json, for ui.perfetto.dev.",
+    )
+
+
+class Limits(_Box):
+    """How long, and how often."""
+
+    worker_retries: int = Field(
+        default=2,
+        ge=0,
+        le=MAX_STARTS - 1,
+        title="Retries of a worker",
+        description="How often in a row a worker is started again after it failed without getting anything done, "
+        "before its work goes to the others.",
+    )
+    time_limit_minutes: float = Field(
+        default=0,
+        ge=0,
+        le=_MOST_MINUTES,
+        title="Time limit",
+        description="Minutes after which the run is stopped and ends as TimedOut; what it did is kept, and the next "
+        "run in the folder continues. 0: none.",
+    )
+
+
+def metrics_options(monitoring: Monitoring) -> MetricsOptions:
+    """
+    Return where metrics go; a folder of targets alone takes a free port.
+
+    Raises:
+        ConfigurationError: The pushgateway's address cannot be one.
+    """
+    port = monitoring.metrics_port
+    return MetricsOptions(
+        port=0 if port is None and monitoring.metrics_targets else port,
+        targets_dir=monitoring.metrics_targets or None,
+        pushgateway=monitoring.pushgateway or None,
+    )
+
+
+def model_settings(hardware: Hardware, cache: Cache, monitoring: Monitoring) -> dict[str, Any]:
+    """Return what ``configure_model`` and ``configure_prediction`` both take from these boxes."""
+    return {
+        "precision": hardware.precision,
+        "token_budget": hardware.token_budget,
+        "threads_per_worker": hardware.threads,
+        "workers_per_device": hardware.workers_per_device,
+        "weights_dir": Path(cache.weights_dir) if cache.weights_dir else None,
+        "cache_dir": cache.cache_dir or None,
+        "cache_gib": cache.cache_gib,
+        "log_level": monitoring.log_level,
+        "profile": monitoring.profile,
+    }

@@ -1,0 +1,118 @@
+"""The form: what the server refuses before a run exists, the flow refuses as well, and every field has its help."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect.exceptions import ParameterTypeError
+from prefect.utilities.schema_tools.validation import validate
+from pydantic import ValidationError
+
+from flows.embed import embed
+from flows.predict import predict
+
+NEEDED = {
+    embed: {"fasta_files": ["a.fasta"], "output_dir": "out"},
+    predict: {"input_files": ["a.fasta"], "output_dir": "out"},
+}
+BOTH = pytest.mark.parametrize("flow", [embed, predict], ids=lambda flow: flow.name)
+
+
+def schema(flow):
+    """What a deployment of the flow has, and the server checks with."""
+    return flow.parameters.model_dump(exclude_unset=False)
+
+
+def server_refuses(flow, parameters):
+    return bool(validate(parameters, schema(flow), raise_on_error=False))
+
+
+def flow_refuses(flow, parameters):
+    try:
+        flow.validate_parameters(parameters)
+    except (ParameterTypeError, ValidationError):
+        return True
+    return False
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "box",
+    [
+        {},
+        {"hardware": {"devices": "cpu", "workers": 4}},
+        {"hardware": {"devices": " cpu ", "threads": 2}},
+        {"hardware": {"devices": "auto:2", "workers_per_device": 2}},
+        {"hardware": {"devices": "0, 1"}},
+        {"hardware": {"devices": "GPU-4e2c8d5a-1, MIG-1/2"}},
+        {"hardware": {"workers": 3}},
+        {"limits": {"time_limit_minutes": 0.5, "worker_retries": 0}},
+        {"monitoring": {"metrics_port": None, "pushgateway": "http://gateway:9091"}},
+    ],
+)
+def test_what_makes_sense_is_taken(flow, box):
+    parameters = {**NEEDED[flow], **box}
+    assert not server_refuses(flow, parameters)
+    assert not flow_refuses(flow, parameters)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "box",
+    [
+        {"hardware": {"devices": "cpu", "workers_per_device": 2}},
+        {"hardware": {"devices": "0,1", "workers": 2}},
+        {"hardware": {"devices": "auto:1", "workers": 1}},
+        {"hardware": {"devices": "cuda:0"}},
+        {"hardware": {"devices": "0,GPU-1"}},
+        {"hardware": {"devices": ""}},
+        {"hardware": {"workers": -1}},
+        {"hardware": {"precision": "fp8"}},
+        {"hardware": {"worker": 2}},
+        {"limits": {"worker_retries": 64}},
+        {"limits": {"time_limit_minutes": -1}},
+        {"monitoring": {"metrics_port": 65536}},
+        {"monitoring": {"pushgateway": "file:///etc/passwd"}},
+        {"cache": {"cache_gib": 0}},
+        {"output_dir": ""},
+    ],
+)
+def test_what_makes_none_is_refused_by_the_server_and_by_the_flow(flow, box):
+    parameters = {**NEEDED[flow], **box}
+    assert server_refuses(flow, parameters)
+    assert flow_refuses(flow, parameters)
+
+
+@pytest.mark.parametrize(
+    ("flow", "box"),
+    [
+        (embed, {"fasta_files": []}),
+        (embed, {"fasta_files": [""]}),
+        (embed, {"sequences": {"long": "cut"}}),
+        (predict, {"threshold": 1.0}),
+        (predict, {"models": {"chunk": 400}}),
+        (predict, {"result": {"formats": ["csv"]}}),
+    ],
+)
+def test_so_is_what_only_one_of_them_knows(flow, box):
+    parameters = {**NEEDED[flow], **box}
+    assert server_refuses(flow, parameters)
+    assert flow_refuses(flow, parameters)
+
+
+@BOTH
+def test_every_field_has_a_title_and_help_and_an_order(flow):
+    form = schema(flow)
+    lines = dict(form["properties"])
+    positions = [line["position"] for line in lines.values()]
+    assert positions == sorted(positions)
+    for name, box in form["definitions"].items():
+        assert box["additionalProperties"] is False, f"a typo in {name} would be ignored"
+        lines |= {f"{name}.{field}": line for field, line in box["properties"].items()}
+        assert all(line["title"] != field and "_" not in line["title"] for field, line in box["properties"].items())
+    assert len(lines) > 25
+    for name, line in lines.items():
+        assert len(line.get("description", "")) > 10, name
+        assert line["description"].endswith("."), name
