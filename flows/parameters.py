@@ -168,8 +168,10 @@ class Models(_Box):
     protein_model: str = Field(
         default="", title="Model of proteins", description="A registered name or a path; empty: the classifier's."
     )
-    chunk: Literal[0, 300, 500] = Field(
+    chunk: int = Field(
         default=0,
+        ge=0,
+        le=10**6,
         title="Chunk",
         description="Nucleotides of a chunk; only what the classifier was trained with is taken, and 0 is that.",
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from virnucpro.errors import ConfigurationError, VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, StoppedError, VirNucProError
 
 AGAIN_S = 60.0
 """Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
@@ -24,12 +24,14 @@ _LEAST_MINUTES = 1e-3
 _DEADLINE_S: ContextVar[float | None] = ContextVar("_DEADLINE_S", default=None)
 
 
-class TimeLimitError(VirNucProError):
-    """The run's own time limit has passed."""
+class TimeLimitError(StoppedError):
+    """The run's own time limit has passed: it was stopped, and continues when it is run again."""
+
+    exit_code = ExitCode.INTERNAL
 
     def __init__(self, minutes: float) -> None:
         self.minutes = minutes
-        super().__init__(f"the time limit of {minutes:g} minutes has passed: run it again to continue")
+        VirNucProError.__init__(self, f"the time limit of {minutes:g} minutes has passed: run it again to continue")
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""One Prefect server for all tests of a process."""
+"""One Prefect server for all tests of a process, and one browser for those of a file."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
@@ -12,3 +14,16 @@ def prefect_server(tmp_path_factory):
 
     with prefect_service(tmp_path_factory.mktemp("prefect")) as service:
         yield service
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium that reaches this host only; see ``tests.chromium``."""
+    from tests.chromium import Browser
+
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not chromedriver:
+        pytest.skip("no chromium and chromedriver: install Debian's packages chromium and chromium-driver")
+    browser = Browser(chromium, chromedriver, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.driver.quit()

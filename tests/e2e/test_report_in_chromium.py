@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-import shutil
 
 import pytest
 
+from tests.chromium import WIDTHS_PX
 from tests.made_prediction import Contig, make_prediction, some_contigs
 from virnucpro.report.page import write_report
 from virnucpro.report.plots import COLOURS
 
 pytestmark = pytest.mark.slow
 
-WIDTHS_PX = {"phone": 390, "desk": 1280}
 NAMES = [
     "<img/src=x/onerror=alert(1)>",
     "</script><script>alert(2)</script>",
@@ -23,77 +21,6 @@ NAMES = [
     "<a/href='javascript:alert(3)'>x</a><b>bold</b>&amp;",
     "x" * 1000,
 ]
-
-
-class Browser:
-    """A headless Chromium that no name resolves in, and what it said and asked for since it opened a page."""
-
-    def __init__(self, chromium, chromedriver, profile):
-        from selenium import webdriver
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = chromium
-        switches = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
-        more = "disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"
-        for switch in f"{switches} {more}".split():
-            options.add_argument(f"--{switch}")
-        options.add_argument(f"--user-data-dir={profile}")
-        options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-        self.driver.get("about:blank")  # and no longer Chromium's own first page
-
-    def open(self, path, *, width="desk", theme="light"):
-        metrics = {"width": WIDTHS_PX[width], "height": 900, "deviceScaleFactor": 1, "mobile": width == "phone"}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.theme(theme)
-        self.driver.get_log("browser"), self.driver.get_log("performance")
-        self.driver.get(path.as_uri())
-        self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", path.as_uri())
-
-    def theme(self, theme, media=""):
-        feature = {"name": "prefers-color-scheme", "value": theme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [feature]})
-
-    def turn(self, theme):
-        """Let the system turn dark or light while a page is open, which hears of it with the next frame."""
-        self.theme(theme)
-        self.js("return new Promise(requestAnimationFrame)")
-
-    def js(self, script, *args):
-        return self.driver.execute_script(script, *args)
-
-    def wait_until(self, script, *args):
-        """Return what *script* returns, once that is something."""
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        return WebDriverWait(self.driver, 10).until(lambda _: self.js(script, *args))
-
-    def complaints(self):
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
-    def requests(self):
-        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        return [url for url in urls if not url.startswith(("data:", "chrome:"))]
-
-    def rows(self):
-        """The cells of the rows that are shown."""
-        script = (
-            "return [...document.querySelectorAll('table.contigs tbody tr')].filter(row => row.checkVisibility())"
-            ".map(row => [...row.cells].map(cell => cell.textContent))"
-        )
-        return self.js(script)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not chromedriver:
-        pytest.skip("no chromium and chromedriver: install Debian's packages chromium and chromium-driver")
-    browser = Browser(chromium, chromedriver, tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.driver.quit()
 
 
 def written(folder, contigs=None, **settings):

@@ -8,7 +8,9 @@ private Prefect server, the real flow, the hash model.
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import threading
 import time
 
@@ -144,6 +146,42 @@ def test_a_flow_that_is_run_again_computes_nothing_again_that_is_durable(tmp_pat
     assert len(killer.durable) >= 4
     assert again == set()
     assert found == RowsFound()
+
+
+def test_a_time_limit_ends_the_workers_and_the_next_run_goes_on_from_what_is_durable(tmp_path, proteins, hash_flow):
+    fasta, sequences = proteins
+    out = tmp_path / "out"
+    rung_s = []
+
+    def ring():
+        wait_until(lambda: len(part_paths(RunLayout(out).parts_dir)) >= 4, what="parts")
+        rung_s.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGALRM)  # the clock, hours early
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    state = flows.embed.embed(
+        [str(fasta)],
+        str(out),
+        hardware={"devices": "cpu", "workers": 1},
+        limits={"time_limit_minutes": 90},
+        return_state=True,
+    )
+    seconds = time.monotonic() - rung_s[0]
+    thread.join()
+    print(f"ended {seconds:.1f} s after the clock rang")
+    assert (state.type.value, state.name) == ("FAILED", "TimedOut")
+    assert state.message == "the time limit of 90 minutes has passed: run it again to continue"
+    assert seconds < 3 * 10
+    assert workers_of(psutil.Process().pid) == []
+    durable = durable_sequences(out, sequences)
+    assert 0 < len(durable) < len(set(sequences.values()))
+    assert json.loads((out / "run.json").read_text())["state"] == "stopped"
+    state = flows.embed.embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
+    assert state.is_completed(), state.message
+    pids = [pid for pid, _ in computed(hash_flow)]
+    assert not durable & {letters for pid, letters in computed(hash_flow) if pid != pids[0]}
+    assert compare_rows(out, sequences) == RowsFound()
 
 
 def test_an_api_that_is_gone_in_the_middle_costs_no_row_and_the_result_is_there(tmp_path, proteins, monkeypatch):
