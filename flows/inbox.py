@@ -19,10 +19,11 @@ from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Failed, Scheduled
+from prefect.states import Completed, Scheduled
 from pydantic import Field
 
 from flows.allowed_roots import PathNotAllowedError, check_allowed
+from flows.outcome import ended
 from virnucpro.data.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,
@@ -72,8 +73,9 @@ def predict_inbox(
         settle_seconds: Seconds for which nothing about a file must have changed; until then it is left for later.
         max_runs: Runs that one scan starts at the most, the oldest files first; the next scan goes on.
     """
-    try:
-        check_allowed(inbox_dir=inbox_dir, output_root=output_root)
+
+    def scan() -> State[Any]:
+        check_allowed(data={"inbox_dir": inbox_dir, "output_root": output_root})
         root = Path(output_root).resolve()
         if root.is_relative_to(Path(inbox_dir).resolve()):
             raise ConfigurationError(f"output_root {printable(output_root)} lies in the inbox: choose another folder")
@@ -88,13 +90,16 @@ def predict_inbox(
             is_allowed=_is_allowed,
         )
         memory = InboxMemory(root)
-        with RunLock(memory.lock, run_id=new_run_id()), get_client(sync_client=True) as client:
-            scan = _Scan(client, _read(client, deployment), deployment, root, memory, parameters or {})
-            return scan.take(arrived, left, max_runs=max_runs)
-    except RunLockedError as error:
-        return Completed(message=f"another scan is at work, nothing was taken: {error.holder}")
-    except VirNucProError as error:
-        return Failed(message=str(error), data=error)
+        try:
+            with RunLock(memory.lock, run_id=new_run_id()), get_client(sync_client=True) as client:
+                target = _read(client, deployment)
+                return _Scan(client, target, deployment, root, memory, parameters or {}).take(
+                    arrived, left, max_runs=max_runs
+                )
+        except RunLockedError as error:
+            return Completed(message=f"another scan is at work, nothing was taken: {error.holder}")
+
+    return ended(scan)
 
 
 class _Scan:
@@ -163,7 +168,7 @@ class _Scan:
             f", {self.counts[state]:,} {state}" for state in _ORDER[1:] if self.counts[state]
         )
         if self.refusal is not None:
-            return Failed(message=f"{self.refusal} ({counts})", data=self.refusal)
+            raise ConfigurationError(f"{self.refusal} ({counts})") from self.refusal
         if self.target.paused:
             return Completed(message=f"{self.name} is paused, so nothing was taken: {counts}")
         return Completed(message=counts)
@@ -215,7 +220,7 @@ def _read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
 
 def _is_allowed(path: str) -> bool:
     try:
-        check_allowed(inbox_dir=path)
+        check_allowed(data={"inbox_dir": path})
     except PathNotAllowedError:
         return False
     return True
