@@ -29,6 +29,8 @@ LONGEST_FILES = (
     "test_bad_input.py",
     "test_cached_blocks.py",
     # and of the minutes-long tests
+    "test_prefect_behaviour.py",
+    "test_prefect_service.py",
     "test_real_proteins.py",
     "test_recovery.py",
     "test_flow_command.py",

@@ -15,7 +15,7 @@ from virnucpro.store.reader import read_embeddings
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(900)]
 
-NUM_PROTEINS = 600
+NUM_PROTEINS = 300
 COPIES = 10
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # each starts a server of its own
     [
         (signal.SIGINT, True, 130),
         pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.long),
-        (signal.SIGKILL, False, -9),
+        pytest.param(signal.SIGKILL, False, -9, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_the_flow_its_workers_and_its_server(tmp_path, examples_dir, number, to_the_group, code):
