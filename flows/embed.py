@@ -21,6 +21,7 @@ from pydantic import Field
 from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
 from flows.command_line import run_here
+from flows.hardware import claim_of
 from flows.outcome import ended
 from flows.parameters import (
     Cache,
@@ -39,7 +40,7 @@ from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.devices import Device, select_devices
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
 from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
@@ -97,11 +98,10 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         metrics = metrics_options(monitoring)
-        workers = hardware.workers or None
-        chosen = select_devices(hardware.devices, workers=workers, workers_per_device=hardware.workers_per_device)
+        claim = claim_of(hardware)
         model_config = configure_model(
             model,
-            device_type=chosen[0].type,
+            device_type=claim.type,
             max_residues=sequences.max_residues or None,
             long_policy=sequences.long,
             gaps=sequences.gaps,
@@ -110,10 +110,10 @@ def embed(
             allow_empty=sequences.allow_empty,
             **model_settings(hardware, cache, monitoring),
         )
-        chosen = devices_for(chosen, model_config, fasta_files, workers=workers)
+        claim = devices_for(claim, model_config, fasta_files, workers=hardware.workers or None)
         with run_telemetry(metrics) as telemetry:
             outcome = _embed_in(
-                RunLayout(Path(output_dir)), fasta_files, model_config, chosen, telemetry, result, limits
+                RunLayout(Path(output_dir)), fasta_files, model_config, claim, telemetry, result, limits
             )
             publish_embedding(outcome)
         outcome.raise_unless(allow_partial=result.allow_partial)
@@ -144,20 +144,24 @@ def _embed_in(
     layout: RunLayout,
     fasta_files: list[str],
     model_config: ModelConfig,
-    devices: list[Device],
+    claim: DeviceClaim,
     telemetry: RunTelemetry,
     result: EmbeddingResult,
     limits: Limits,
 ) -> RunResult:
     """Run the stages in the folder, which nobody else has meanwhile."""
     run_id = new_run_id()
-    with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
+    with (
+        RunLock(layout.lock, run_id=run_id),
+        telemetry.running(layout, run_id),
+        claim.held(telemetry, run_id=run_id),
+    ):
         with telemetry.stage("index", model=model_config.model_name):
             indexed = build_index(
                 fasta_files,
                 str(layout.output_dir),
                 model_config,
-                devices,
+                claim,
                 run_id,
                 result.restart,
                 return_state=True,

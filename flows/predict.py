@@ -17,6 +17,7 @@ from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_prediction
 from flows.command_line import run_here
 from flows.embed import embed
+from flows.hardware import claim_of, kept
 from flows.outcome import ended
 from flows.parameters import (
     Cache,
@@ -37,7 +38,7 @@ from flows.telemetry import run_telemetry
 from flows.time_limit import minutes_left
 from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
 from virnucpro.models.registry import is_path
-from virnucpro.pipeline.devices import Device, select_devices
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.prediction import (
     embedding_dir,
@@ -47,7 +48,7 @@ from virnucpro.pipeline.prediction import (
     stages_to_embed,
 )
 from virnucpro.pipeline.prediction_result import PredictionResult
-from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_noted, timed
+from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_noted
 from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import PredictionLayout
@@ -105,9 +106,7 @@ def predict(
             },
         )
         metrics = metrics_options(monitoring)
-        chosen = select_devices(
-            hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
-        )
+        claim = claim_of(hardware)
         config = configure_prediction(
             classifier=classifier,
             dna_model=models.dna_model or None,
@@ -117,7 +116,7 @@ def predict(
             threshold=threshold,
             formats=result.formats,
             keep_chunks=result.keep_chunks,
-            device_type=chosen[0].type,
+            device_type=claim.type,
             gaps=contigs.gaps,
             on_bad_record=contigs.on_bad_record,
             allow_empty=contigs.allow_empty,
@@ -139,7 +138,7 @@ def predict(
         layout = PredictionLayout(Path(output_dir))
         with run_telemetry(metrics) as telemetry:
             outcome = _predict_in(
-                layout, input_files, config, chosen, telemetry, parameters, limits, restart=result.restart
+                layout, input_files, config, claim, telemetry, parameters, limits, restart=result.restart
             )
             publish_prediction(outcome)
         outcome.raise_unless(allow_partial=result.allow_partial)
@@ -170,7 +169,7 @@ def _predict_in(
     layout: PredictionLayout,
     input_files: list[str],
     config: PredictionConfig,
-    devices: list[Device],
+    claim: DeviceClaim,
     telemetry: RunTelemetry,
     embedding_parameters: dict[str, dict[str, Any]],
     limits: Limits,
@@ -182,13 +181,13 @@ def _predict_in(
     with RunLock(layout.lock, run_id=run_id), telemetry.running(layout, run_id):
         with telemetry.stage("index"):
             indexed = index_contigs(
-                input_files, str(layout.output_dir), config, devices, run_id, restart, return_state=True
+                input_files, str(layout.output_dir), config, claim.type, run_id, restart, return_state=True
             )
             run = cast("PredictionRun", indexed.result())
         if run.already_complete:
             return finished_prediction(run)
         with prediction_failure_noted(run):
-            return _identify(run, telemetry, embedding_parameters, limits)
+            return _identify(run, claim, telemetry, embedding_parameters, limits)
 
 
 def _final_state(result: PredictionResult) -> State[Any]:
@@ -201,15 +200,22 @@ def _final_state(result: PredictionResult) -> State[Any]:
 
 
 def _identify(
-    run: PredictionRun, telemetry: RunTelemetry, embedding_parameters: dict[str, dict[str, Any]], limits: Limits
+    run: PredictionRun,
+    claim: DeviceClaim,
+    telemetry: RunTelemetry,
+    embedding_parameters: dict[str, dict[str, Any]],
+    limits: Limits,
 ) -> PredictionResult:
     with telemetry.stage("fragments"):
         fragments_of(run, return_state=True).result()
     embeddings = []
-    for stage in stages_to_embed(run):
-        with telemetry.stage(stage):
-            own = Limits(worker_retries=limits.worker_retries, time_limit_minutes=minutes_left())
-            embeddings.append(_embed(run, stage, {**embedding_parameters[stage], "limits": own}))
+    with kept(claim, telemetry, run.run_id):
+        for stage in stages_to_embed(run):
+            with telemetry.stage(stage):
+                own = Limits(worker_retries=limits.worker_retries, time_limit_minutes=minutes_left())
+                outcome = _embed(run, stage, {**embedding_parameters[stage], "limits": own})
+            record_embedding(run, stage, outcome, seconds=telemetry.stages_s()[stage])
+            embeddings.append(outcome)
     with telemetry.stage("classify"):
         classify_frames(run, return_state=True).result()
     with telemetry.stage("contigs"):
@@ -221,16 +227,14 @@ def _identify(
 def _embed(run: PredictionRun, stage: str, parameters: dict[str, Any]) -> RunResult:
     """Run the flow embed on the frames' nucleotides or proteins."""
     _, files = embedding_job(run, stage)
-    with timed() as seconds:
-        state: State[Any] = cast("Any", embed)(
-            fasta_files=[str(path) for path in files],
-            output_dir=str(embedding_dir(run, stage)),
-            **parameters,
-            return_state=True,
-        )
+    state: State[Any] = cast("Any", embed)(
+        fasta_files=[str(path) for path in files],
+        output_dir=str(embedding_dir(run, stage)),
+        **parameters,
+        return_state=True,
+    )
     outcome = state.result(raise_on_failure=False)
     if isinstance(outcome, BaseException):
         raise outcome
     assert isinstance(outcome, RunResult)
-    record_embedding(run, stage, outcome, seconds=seconds[0])
     return outcome

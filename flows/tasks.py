@@ -20,7 +20,7 @@ from prefect.states import Failed
 from flows.parent_lines import log_level
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
-from virnucpro.pipeline.devices import Device
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
 from virnucpro.pipeline.prediction import classify, close_prediction, cut_fragments, decide
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
@@ -78,14 +78,14 @@ def build_index(
     fasta_files: list[str],
     output_dir: str,
     model_config: ModelConfig,
-    devices: list[Device],
+    claim: DeviceClaim,
     run_id: str,
     restart: bool,
 ) -> PreparedRun | State[Any]:
-    """Check and index the input and settle the plan; see ``prepare_run``."""
+    """Check and index the input, wait for the devices, and settle the plan; see ``prepare_run``."""
 
     def prepare() -> PreparedRun:
-        run = prepare_run(fasta_files, Path(output_dir), model_config, devices, run_id=run_id, restart=restart)
+        run = prepare_run(fasta_files, Path(output_dir), model_config, claim, run_id=run_id, restart=restart)
         index = run.open_index()
         get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
         return run
@@ -159,13 +159,13 @@ def index_contigs(
     input_files: list[str],
     output_dir: str,
     config: PredictionConfig,
-    devices: list[Device],
+    device_type: str,
     run_id: str,
     restart: bool,
 ) -> PredictionRun | State[Any]:
     """Check and index the contigs; see ``prepare_prediction``."""
     return _without_traceback(
-        lambda: prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
+        lambda: prepare_prediction(input_files, output_dir, config, device_type, run_id=run_id, restart=restart)
     )
 
 

@@ -19,7 +19,7 @@ from virnucpro.config import (
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
@@ -96,10 +96,10 @@ def embed_fasta(
     """
     _log_to_stderr()
     files = _listed(fasta_files)
-    chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+    claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_model(
         model,
-        device_type=chosen[0].type,
+        device_type=claim.type,
         precision=precision,
         workers_per_device=workers_per_device,
         weights_dir=None if weights_dir is None else Path(weights_dir),
@@ -115,7 +115,7 @@ def embed_fasta(
         cache_gib=cache_gib,
     )
     result = run_embedding(
-        files, output_dir, config, devices_for(chosen, config, files, workers=workers), restart=restart
+        files, output_dir, config, devices_for(claim, config, files, workers=workers), restart=restart
     )
     result.raise_unless(allow_partial=False)
     return read_embeddings(output_dir)
@@ -185,7 +185,7 @@ def predict_fasta(
         OutputError: Something cannot be written.
     """
     _log_to_stderr()
-    chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+    claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_prediction(
         classifier=classifier,
         dna_model=dna_model,
@@ -195,7 +195,7 @@ def predict_fasta(
         threshold=threshold,
         formats=formats,
         keep_chunks=keep_chunks,
-        device_type=chosen[0].type,
+        device_type=claim.type,
         precision=precision,
         weights_dir=None if weights_dir is None else Path(weights_dir),
         token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
@@ -211,7 +211,7 @@ def predict_fasta(
         _listed(input_files),
         output_dir,
         config,
-        chosen,
+        claim,
         write_report=write_report,
         workers=workers,
         restart=restart,

@@ -14,6 +14,7 @@ from virnucpro.pipeline.cpu_workers import (
     free_memory_bytes,
     usable_cores,
 )
+from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.devices import CPU, Device
 
 GIB = 1 << 30
@@ -44,20 +45,26 @@ def _config(tmp_path):
 def test_a_large_input_gets_a_worker_a_core(tmp_path):
     fasta = tmp_path / "large.fasta"
     fasta.write_bytes(b"A" * (usable_cores() * INPUT_BYTES))
-    devices = devices_for([CPU], _config(tmp_path), [fasta], workers=None)
-    assert devices == [CPU] * min(usable_cores(), free_memory_bytes() // GIB)
+    claim = devices_for(claim_devices("cpu"), _config(tmp_path), [fasta], workers=None)
+    assert claim.devices() == [CPU] * min(usable_cores(), free_memory_bytes() // GIB)
 
 
 def test_a_tiny_or_missing_input_gets_one_worker(tmp_path):
     fasta = tmp_path / "tiny.fasta"
     fasta.write_text(">a\nMK\n")
-    assert devices_for([CPU], _config(tmp_path), [fasta, tmp_path / "none"], workers=None) == [CPU]
+    claim = devices_for(claim_devices("cpu"), _config(tmp_path), [fasta, tmp_path / "none"], workers=None)
+    assert claim.devices() == [CPU]
 
 
 def test_what_was_asked_for_is_what_one_gets(tmp_path):
-    assert devices_for([CPU], _config(tmp_path), [], workers=1) == [CPU]
-    gpus = [Device("0"), Device("1")]
-    assert devices_for(gpus, _config(tmp_path), [], workers=None) == gpus
+    fasta = tmp_path / "large.fasta"
+    fasta.write_bytes(b"A" * (usable_cores() * INPUT_BYTES))
+    for claim, workers in (
+        (claim_devices("cpu", workers=1), 1),
+        (DeviceClaim.of([CPU] * 3), None),
+        (DeviceClaim.of([Device("0"), Device("1")]), None),
+    ):
+        assert devices_for(claim, _config(tmp_path), [fasta], workers=workers) is claim
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 1), ("max 100000", None), ("20000 100000", 1)])

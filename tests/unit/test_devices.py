@@ -12,8 +12,9 @@ from virnucpro.pipeline.devices import (
     VISIBLE_VARIABLE,
     Device,
     check_tokens,
+    choose_devices,
     devices_for_ranks,
-    select_devices,
+    first_devices,
     visible_tokens,
 )
 
@@ -25,6 +26,12 @@ MIG_OLD = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"
 
 def environ(value):
     return {} if value is None else {VISIBLE_VARIABLE: value}
+
+
+def chosen_devices(choice, **settings):
+    """One device a worker, were all of them free."""
+    chosen = choose_devices(choice, **settings)
+    return chosen.ranks(chosen.candidates[: chosen.most])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_a_checked_list_names_each_device_once_in_one_form_or_is_refused(tokens)
     ],
 )
 def test_the_users_choice_counts_within_the_visible_list(choice, visible, gpu_count, tokens):
-    chosen = select_devices(choice, environ=environ(visible), gpu_count=gpu_count)
+    chosen = chosen_devices(choice, environ=environ(visible), gpu_count=gpu_count)
     assert [device.token for device in chosen] == tokens
 
 
@@ -128,30 +135,37 @@ def test_the_users_choice_counts_within_the_visible_list(choice, visible, gpu_co
         ("cpu,0", None, 2, "'cpu' is neither"),
         ("²", None, 4, "is neither"),
         ("auto", "0,0", 2, "CUDA_VISIBLE_DEVICES.*named twice"),
+        ("auto:3", None, 2, "only 2 GPUs are visible .0, 1."),
+        ("auto:1", "", 2, "only 0 GPUs are visible .none."),
+        ("auto:0", None, 2, "1 or more"),
+        ("auto:-1", None, 2, "1 or more"),
+        ("auto:two", None, 2, "1 or more"),
+        ("auto:²", None, 4, "1 or more"),
+        ("auto:", None, 4, "1 or more"),
     ],
 )
 def test_a_device_that_is_not_ours_is_refused(choice, visible, gpu_count, what):
     with pytest.raises(DeviceError, match=what):
-        select_devices(choice, environ=environ(visible), gpu_count=gpu_count)
+        chosen_devices(choice, environ=environ(visible), gpu_count=gpu_count)
 
 
 @pytest.mark.parametrize(("workers", "num_devices"), [(None, 1), (1, 1), (4, 4)])
 def test_cpu_workers_are_as_many_as_asked_for(workers, num_devices):
     for choice, gpu_count in (("cpu", 2), ("auto", 0)):
-        assert select_devices(choice, workers=workers, environ={}, gpu_count=gpu_count) == [CPU] * num_devices
+        assert chosen_devices(choice, workers=workers, environ={}, gpu_count=gpu_count) == [CPU] * num_devices
 
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_a_number_of_workers_below_one_is_refused(workers):
     with pytest.raises(DeviceError, match="at least 1"):
-        select_devices("cpu", workers=workers, environ={}, gpu_count=0)
+        chosen_devices("cpu", workers=workers, environ={}, gpu_count=0)
 
 
 def test_gpus_have_one_worker_each():
-    assert len(select_devices("auto", workers=2, environ={}, gpu_count=2)) == 2
+    assert len(chosen_devices("auto", workers=2, environ={}, gpu_count=2)) == 2
     for workers in (1, 3):
         with pytest.raises(DeviceError, match="number of CPU workers"):
-            select_devices("auto", workers=workers, environ={}, gpu_count=2)
+            chosen_devices("auto", workers=workers, environ={}, gpu_count=2)
 
 
 def test_ranks_map_to_the_parents_own_list_in_order():
@@ -169,12 +183,30 @@ def test_a_device_knows_its_type_and_its_label():
 
 
 def test_several_workers_share_each_gpu():
-    devices = select_devices("auto", workers_per_device=2, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, gpu_count=4)
+    devices = chosen_devices("auto", workers_per_device=2, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, gpu_count=4)
     assert [device.token for device in devices] == ["2", "3", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "least", "most"),
+    [("auto", 1, 4), ("auto:1", 1, 1), (" auto:3 ", 3, 3), ("auto: 4", 4, 4), ("2,0", 2, 2)],
+)
+def test_a_choice_says_how_many_devices_are_enough(choice, least, most):
+    chosen = choose_devices(choice, environ={}, gpu_count=4)
+    assert (chosen.least, chosen.most, chosen.type) == (least, most, "cuda")
+    assert len(chosen.candidates) == (2 if choice == "2,0" else 4)
+
+
+def test_the_first_devices_are_those_that_ranks_map_to(monkeypatch):
+    monkeypatch.setenv(VISIBLE_VARIABLE, "2,3,5")
+    for world_size in (1, 2, 5):
+        chosen = first_devices(world_size, workers_per_device=2)
+        assert chosen.ranks(chosen.candidates) == devices_for_ranks(world_size, workers_per_device=2)
+        assert chosen.least == chosen.most == len(chosen.candidates) == min(world_size, 3)
 
 
 def test_workers_per_device_is_for_gpus():
     with pytest.raises(DeviceError, match="--workers"):
-        select_devices("cpu", workers_per_device=2)
+        chosen_devices("cpu", workers_per_device=2)
     with pytest.raises(DeviceError, match="at least 1"):
-        select_devices("cpu", workers_per_device=0)
+        chosen_devices("cpu", workers_per_device=0)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.snapshots import run_snapshot
-from virnucpro.pipeline.devices import count_gpus, select_devices
+from virnucpro.pipeline.devices import choose_devices, count_gpus
 from virnucpro.telemetry import gpu_monitor
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics import RunCollector
@@ -90,7 +90,7 @@ def test_two_devices_chosen_as_3_and_1_have_their_own_values():
 def test_the_series_of_two_devices_chosen_as_3_and_1_carry_their_labels():
     nvml = four_gpus(memory_total_bytes=141 << 30, power_milliwatts=700_500, sm_clock_megahertz=1980)
     nvml.gpus[1].reasons = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-    chosen = select_devices("3,1", environ={}, gpu_count=4)
+    chosen = choose_devices("3,1", environ={}, gpu_count=4).candidates
     samples = sampled([(device.label, device.token) for device in chosen], nvml)
     snapshot = run_snapshot(gpus=samples)
     registry = CollectorRegistry()

@@ -54,7 +54,7 @@ from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -166,11 +166,11 @@ def embed(
         )
         _report(result, as_json=as_json, allow_partial=allow_partial)
     else:
-        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+        claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_model(
                 model or DEFAULT_PROTEIN_MODEL,
-                device_type=chosen[0].type,
+                device_type=claim.type,
                 precision=precision,
                 weights_dir=weights_dir,
                 token_budget=token_budget,
@@ -188,7 +188,7 @@ def embed(
                 profile=profile,
                 on_download=download.advance,
             )
-        chosen = devices_for(chosen, config, fasta, workers=workers)
+        claim = devices_for(claim, config, fasta, workers=workers)
         told_to_stop = threading.Event()
         with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
             with stop_on_signals(told_to_stop) as stopping:
@@ -197,7 +197,7 @@ def embed(
                         fasta,
                         output,
                         config,
-                        chosen,
+                        claim,
                         on_message=stopping.hear,
                         telemetry=telemetry,
                         stop=told_to_stop,

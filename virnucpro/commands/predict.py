@@ -42,7 +42,7 @@ from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPoli
 from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
-from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.report.page import write_report
@@ -191,7 +191,7 @@ def predict(
         )
         _report(result, as_json=as_json, allow_partial=allow_partial)
     else:
-        chosen = select_devices(devices, workers=workers, workers_per_device=workers_per_device)
+        claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_prediction(
                 classifier=classifier or DEFAULT_CLASSIFIER,
@@ -202,7 +202,7 @@ def predict(
                 threshold=threshold,
                 formats=formats,
                 keep_chunks=keep_chunks,
-                device_type=chosen[0].type,
+                device_type=claim.type,
                 precision=precision,
                 weights_dir=weights_dir,
                 token_budget=token_budget,
@@ -225,7 +225,7 @@ def predict(
                         inputs,
                         output,
                         config,
-                        chosen,
+                        claim,
                         write_report=write_report,
                         workers=workers,
                         on_message=stopping.hear,

@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.config import ModelConfig
-    from virnucpro.pipeline.devices import Device
 
 WORKER_BYTES = 1 << 30
 """Bytes of memory of a worker besides its weights: the framework, and a batch in flight."""
@@ -43,26 +43,26 @@ def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, in
 
 
 def devices_for(
-    chosen: Sequence[Device], config: ModelConfig, fasta_files: Sequence[str | Path], *, workers: int | None
-) -> list[Device]:
+    claim: DeviceClaim, config: ModelConfig, fasta_files: Sequence[str | Path], *, workers: int | None
+) -> DeviceClaim:
     """
-    Return the run's devices: *chosen*, or, for CPUs when *workers* was not given, as many as the machine bears.
+    Return *claim*, or, for CPUs when *workers* was not given, one of as many as the machine bears.
 
     Args:
-        chosen: What ``select_devices`` gave.
+        claim: Of what the user chose.
         config: Tells the weights.
         fasta_files: The input; files that cannot be looked at count nothing.
         workers: What the user asked for.
     """
-    if workers is not None or list(chosen) != [CPU]:
-        return list(chosen)
+    if workers is not None or claim.type != CPU.type or claim.devices() != [CPU]:
+        return claim
     count = default_cpu_workers(
         cores=usable_cores(),
         memory_bytes=free_memory_bytes(),
         weights_bytes=Path(config.weights_path).stat().st_size,
         input_bytes=sum(_size(path) for path in fasta_files),
     )
-    return [CPU] * count
+    return DeviceClaim.of([CPU] * count)
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -127,20 +127,46 @@ def devices_for_ranks(
     return [Device(token) for token in tokens * workers_per_device][:world_size]
 
 
-def select_devices(
+@dataclass(frozen=True, kw_only=True)
+class DeviceChoice:
+    """What was asked for: the devices that a run may take, and how many of them."""
+
+    candidates: tuple[Device, ...]
+    """Each once, the likelier ones first."""
+    least: int
+    """Devices without which the run does not begin."""
+    most: int
+    """Devices that it takes if it can have them."""
+    workers_each: int = 1
+    """Workers of each device."""
+    most_workers: int | None = None
+    """Workers in all, at the most."""
+
+    @property
+    def type(self) -> str:
+        """Of all of them: ``cpu`` or ``cuda``."""
+        return self.candidates[0].type
+
+    def ranks(self, taken: Sequence[Device]) -> list[Device]:
+        """Return one device a worker, of the devices that the run has got."""
+        return (list(taken) * self.workers_each)[: self.most_workers]
+
+
+def choose_devices(
     choice: str,
     *,
     workers: int | None = None,
     workers_per_device: int = 1,
     environ: Mapping[str, str] | None = None,
     gpu_count: int | None = None,
-) -> list[Device]:
+) -> DeviceChoice:
     """
-    Return one device a worker, for what the user asked.
+    Return the devices that a run may take for what the user asked.
 
     Args:
-        choice: ``auto`` (every visible GPU, else the CPU), ``cpu``, or a list: numbers count within the visible list,
-            as the framework would count them, UUIDs must be in it.
+        choice: ``auto`` (the visible GPUs, as many as can be had; without any the CPU), ``auto:N`` (N of them),
+            ``cpu``, or a list: numbers count within the visible list, as the framework would count them, UUIDs must be
+            in it.
         workers: Number of CPU workers, by default 1.
         workers_per_device: Workers that share each GPU.
         environ: The parent's environment, by default this process's.
@@ -153,20 +179,59 @@ def select_devices(
     wanted = choice.strip()
     if workers_per_device < 1:
         raise DeviceError(f"--workers-per-device is {workers_per_device}: it must be at least 1")
-    if wanted == "cpu":
-        return [CPU] * _cpu_workers(workers, workers_per_device)
-    visible = visible_tokens(os.environ if environ is None else environ, gpu_count=present) if present else []
-    if wanted == "auto" and not visible:
-        return [CPU] * _cpu_workers(workers, workers_per_device)
-    tokens = visible if wanted == "auto" else [_pick(token, visible) for token in _listed(wanted)]
+    visible: list[str] = []
+    if present and wanted != "cpu":
+        visible = visible_tokens(os.environ if environ is None else environ, gpu_count=present)
+    if wanted == "cpu" or (wanted == "auto" and not visible):
+        return _on_cpu(_cpu_workers(workers, workers_per_device))
+    if wanted == "auto":
+        tokens, least = visible, 1
+    elif wanted.startswith("auto:"):
+        tokens, least = visible, _number_of_gpus(wanted, visible)
+    else:
+        tokens = [_pick(token, visible) for token in _listed(wanted)]
+        least = len(tokens)
     check_tokens(tokens, source="--devices")
-    devices = [Device(token) for token in tokens] * workers_per_device
-    if workers is not None and workers != len(devices):
+    most = len(tokens) if wanted == "auto" else least
+    if workers is not None and workers != most * workers_per_device:
         raise DeviceError(
             f"--workers is the number of CPU workers: with GPUs it follows from --workers-per-device "
-            f"({len(devices)} here)"
+            f"({most * workers_per_device} here)"
         )
-    return devices
+    return DeviceChoice(candidates=tuple(map(Device, tokens)), least=least, most=most, workers_each=workers_per_device)
+
+
+def first_devices(world_size: int, *, workers_per_device: int = 1) -> DeviceChoice:
+    """
+    Return exactly the devices of ``devices_for_ranks``.
+
+    Raises:
+        DeviceError: As there.
+    """
+    ranks = devices_for_ranks(world_size, workers_per_device=workers_per_device)
+    if ranks[0] == CPU:
+        return _on_cpu(world_size)
+    candidates = tuple(dict.fromkeys(ranks))
+    return DeviceChoice(
+        candidates=candidates,
+        least=len(candidates),
+        most=len(candidates),
+        workers_each=workers_per_device,
+        most_workers=world_size,
+    )
+
+
+def _on_cpu(workers: int) -> DeviceChoice:
+    return DeviceChoice(candidates=(CPU,), least=1, most=1, workers_each=workers)
+
+
+def _number_of_gpus(choice: str, visible: Sequence[str]) -> int:
+    number = choice.removeprefix("auto:").strip()
+    if not (number.isdecimal() and number.isascii() and int(number)):
+        raise DeviceError(f"--devices is {choice!r}: after auto: comes the number of GPUs, 1 or more")
+    if int(number) > len(visible):
+        raise DeviceError(f"--devices is {choice!r}, but only {len(visible)} GPUs are visible ({_shown(visible)})")
+    return int(number)
 
 
 def _cpu_workers(workers: int | None, workers_per_device: int) -> int:
@@ -185,7 +250,7 @@ def _listed(choice: str) -> list[str]:
 
 
 def _pick(token: str, visible: Sequence[str]) -> str:
-    shown = ", ".join(visible) or "none"
+    shown = _shown(visible)
     if token.isdigit():
         if int(token) >= len(visible):
             raise DeviceError(f"--devices: there is no GPU {token} (visible: {shown})")
@@ -195,3 +260,7 @@ def _pick(token: str, visible: Sequence[str]) -> str:
     if all(item.isdigit() for item in visible) or token in visible:
         return token
     raise DeviceError(f"--devices: {token} is not in the visible list ({shown})")
+
+
+def _shown(tokens: Sequence[str]) -> str:
+    return ", ".join(tokens) or "none"

@@ -29,7 +29,8 @@ from virnucpro.config import (
 )
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
-from virnucpro.pipeline.devices import count_gpus, devices_for_ranks, select_devices
+from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
+from virnucpro.pipeline.devices import count_gpus, first_devices
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.run_completion import (
     aggregate_run,
@@ -124,7 +125,7 @@ def run_esm2_multi_gpu(
         ConfigurationError: A setting cannot work.
     """
     devices = _devices(world_size)
-    config = configure_model(model_name, device_type=devices[0].type)
+    config = configure_model(model_name, device_type=devices.type)
     result = run_embedding(fasta_files, output_dir, config, devices, limits=limits)
     result.raise_unless(allow_partial=False)
     assert result.output_path is not None
@@ -162,7 +163,7 @@ def configure_model(
         weights_dir: Folder that is looked into first.
         token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
         threads_per_worker: Threads of a CPU worker.
-        workers_per_device: Workers that share a GPU, as ``select_devices`` was told.
+        workers_per_device: Workers that share a GPU, as ``claim_devices`` was told.
         max_residues: Residues of a sequence that are embedded; by default what suits the model: 1022 for ESM-2, no
             limit for DNABERT-S.
         long_policy: What happens to longer ones.
@@ -214,7 +215,7 @@ def run_embedding(
     fasta_files: Sequence[str | Path],
     output_dir: str | Path,
     model_config: ModelConfig,
-    devices: Sequence[Device],
+    devices: DeviceClaim | Sequence[Device],
     *,
     limits: RunLimits | None = None,
     worker_fn: WorkerFunction = GPU_WORKER,
@@ -232,7 +233,8 @@ def run_embedding(
         fasta_files: The input, in the order of the result.
         output_dir: The run's folder.
         model_config: What to compute.
-        devices: One a rank.
+        devices: A claim, whose devices are waited for once they are needed, or one device a rank, which nobody else
+            may use.
         limits: Attempts and time limits.
         worker_fn: What each process runs.
         probe_fn: What a process on each GPU runs before, to find its attention kernel and token budget.
@@ -254,10 +256,12 @@ def run_embedding(
     stop = stop or threading.Event()
     run_id = new_run_id()
     layout = RunLayout(Path(output_dir))
+    claim = DeviceClaim.of(devices)
     with (
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
+        claim.held(shown, run_id=run_id, stop=stop),
     ):
         stage = partial(shown.stage, model=model_config.model_name)
         with stage("index"):
@@ -265,7 +269,7 @@ def run_embedding(
                 fasta_files,
                 output_dir,
                 model_config,
-                devices,
+                claim,
                 run_id=run_id,
                 probe_fn=probe_fn,
                 stop=stop,
@@ -291,13 +295,13 @@ def run_embedding(
             return close_run(run, outcomes, aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 
-def _devices(world_size: int | None, workers_per_device: int = 1) -> list[Device]:
-    """Return *world_size* devices, by default every visible GPU; CPU workers where there is no GPU at all."""
+def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim:
+    """Claim *world_size* devices, by default every visible GPU; CPU workers where there is no GPU at all."""
     if count_gpus() == 0:
-        return select_devices("cpu", workers=world_size)
+        return claim_devices("cpu", workers=world_size)
     if world_size is None:
-        return select_devices("auto", workers_per_device=workers_per_device)
-    return devices_for_ranks(world_size, workers_per_device=workers_per_device)
+        return claim_devices("auto", workers_per_device=workers_per_device)
+    return claim_of(first_devices(world_size, workers_per_device=workers_per_device))
 
 
 def new_run_id() -> str:

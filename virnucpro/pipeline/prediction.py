@@ -23,6 +23,7 @@ from virnucpro.config import fingerprint
 from virnucpro.data.fragment_files import write_fragments
 from virnucpro.pipeline.contig_calls import CallRules, call_contigs
 from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
@@ -58,7 +59,7 @@ def run_prediction(
     input_files: Sequence[str | Path],
     output_dir: str | Path,
     config: PredictionConfig,
-    devices: Sequence[Device],
+    devices: DeviceClaim | Sequence[Device],
     *,
     write_report: ReportWriter,
     workers: int | None = None,
@@ -75,7 +76,8 @@ def run_prediction(
         input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
         output_dir: The run's folder.
         config: What to compute.
-        devices: What ``select_devices`` gave.
+        devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
+            device a worker, which nobody else may use.
         write_report: Makes the report.
         workers: CPU workers that were asked for.
         limits: Attempts and time limits of the embedding runs.
@@ -96,35 +98,36 @@ def run_prediction(
     stop = stop or threading.Event()
     run_id = new_run_id()
     layout = PredictionLayout(Path(output_dir))
+    claim = DeviceClaim.of(devices)
     with (
         RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
         RunLock(layout.lock, run_id=run_id),
         shown.running(layout, run_id),
     ):
         with shown.stage("index"):
-            run = prepare_prediction(input_files, output_dir, config, devices, run_id=run_id, restart=restart)
+            run = prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart)
         if run.already_complete:
             return finished_prediction(run)
         with prediction_failure_noted(run):
             with shown.stage("fragments"):
                 cut_fragments(run, stop)
             embeddings = []
-            for stage in stages_to_embed(run):
-                model, files = embedding_job(run, stage)
-                chosen = devices_for(devices, model, files, workers=workers)
-                with shown.stage(stage), timed() as seconds:
-                    result = run_embedding(
-                        files,
-                        embedding_dir(run, stage),
-                        model,
-                        chosen,
-                        limits=limits,
-                        on_message=on_message,
-                        telemetry=shown,
-                        stop=stop,
-                    )
-                record_embedding(run, stage, result, seconds=seconds[0])
-                embeddings.append(result)
+            with claim.held(shown, run_id=run_id, stop=stop):
+                for stage in stages_to_embed(run):
+                    model, files = embedding_job(run, stage)
+                    with shown.stage(stage):
+                        result = run_embedding(
+                            files,
+                            embedding_dir(run, stage),
+                            model,
+                            devices_for(claim, model, files, workers=workers),
+                            limits=limits,
+                            on_message=on_message,
+                            telemetry=shown,
+                            stop=stop,
+                        )
+                    record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
+                    embeddings.append(result)
             with shown.stage("classify"):
                 classify(run, stop)
             with shown.stage("contigs"):
@@ -193,6 +196,8 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
     if not result.ranks and before is not None:  # it was complete already: keep what it took then
         seconds = before.seconds
     counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
+    if result.ranks:
+        run.manifest.devices = [rank.device for rank in result.ranks]
     notes = result.notes() if result.ranks or before is None else before.notes
     run.record(stage, run.scores_fingerprint, [], counts, seconds=seconds, notes=notes)
 

@@ -28,7 +28,6 @@ from virnucpro.store.prediction_manifest import PredictionManifest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction_settings import PredictionConfig
 
 _SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
@@ -38,7 +37,7 @@ def prepare_prediction(
     input_files: Sequence[str | Path],
     output_dir: str | Path,
     config: PredictionConfig,
-    devices: Sequence[Device],
+    device_type: str,
     *,
     run_id: str,
     restart: bool = False,
@@ -50,7 +49,7 @@ def prepare_prediction(
         input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
         output_dir: The run's folder.
         config: What to compute.
-        devices: What ``select_devices`` gave.
+        device_type: ``cpu`` or ``cuda``.
         run_id: Unique to this start.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -73,7 +72,7 @@ def prepare_prediction(
         start_prediction_afresh(layout, _ensure_index(layout, input_files, config))
     earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
     _refuse_foreign_files(layout, outputs, earlier)
-    settings = config.scores_settings(devices[0].type)
+    settings = config.scores_settings(device_type)
     if earlier is not None and earlier.stages:
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
         refuse_other_settings(layout.output_dir, earlier, settings)
@@ -82,7 +81,6 @@ def prepare_prediction(
                 run_id=run_id,
                 layout=layout,
                 config=config,
-                devices=tuple(devices),
                 stems=stems,
                 manifest=earlier,
                 already_complete=True,
@@ -105,7 +103,7 @@ def prepare_prediction(
             "python": platform.python_version(),
             **{name: installed_version(name) for name in COMPUTING_PACKAGES},
         },
-        devices=[device.label for device in devices],
+        devices=earlier.devices if earlier is not None else [],
         outputs=sorted({*outputs, *(earlier.outputs if earlier is not None else [])}),
         stages=earlier.stages if earlier is not None else {},
     )
@@ -113,7 +111,6 @@ def prepare_prediction(
         run_id=run_id,
         layout=layout,
         config=config,
-        devices=tuple(devices),
         stems=stems,
         manifest=manifest,
         already_complete=False,

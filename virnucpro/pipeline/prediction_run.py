@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction_settings import PredictionConfig
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.prediction_manifest import PredictionManifest
@@ -39,8 +38,6 @@ class PredictionRun:
     """Names of its files."""
     config: PredictionConfig
     """What to compute."""
-    devices: tuple[Device, ...]
-    """What ``select_devices`` gave."""
     stems: tuple[str, ...]
     """Of the input files; their frames' files begin with them."""
     manifest: PredictionManifest

@@ -36,6 +36,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
+from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.disk_space import release, take_space
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.recovery import Recovery
@@ -67,7 +68,7 @@ class PreparedRun:
     model_config: ModelConfig
     """With the token budget settled, and the attention kernels of GPUs."""
     devices: tuple[Device, ...]
-    """One a rank."""
+    """One a rank; where everything is done, those that might have been taken."""
     num_blocks: int
     """Of the plan."""
     already_complete: bool
@@ -133,7 +134,7 @@ def prepare_run(
     fasta_files: Sequence[str | Path],
     output_dir: str | Path,
     model_config: ModelConfig,
-    devices: Sequence[Device],
+    devices: DeviceClaim | Sequence[Device],
     *,
     run_id: str,
     probe_fn: WorkerFunction = PROBE_WORKER,
@@ -147,7 +148,7 @@ def prepare_run(
         fasta_files: The input, in the order of the result.
         output_dir: The run's folder.
         model_config: What to compute; its token budget is a request.
-        devices: One a rank.
+        devices: One a rank, or a claim of them, which is waited for unless the folder is finished.
         run_id: Unique to this start.
         probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
         stop: Set it to give up while GPUs are tried out.
@@ -164,6 +165,7 @@ def prepare_run(
         StoppedError: *stop* was set.
     """
     layout = RunLayout(Path(output_dir))
+    claim = DeviceClaim.of(devices)
     sweep(layout)
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)
@@ -172,9 +174,9 @@ def prepare_run(
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
         same = is_same_input(
-            layout.output_dir, earlier, fasta_files, _expected_settings(model_config, earlier, devices)
+            layout.output_dir, earlier, fasta_files, _expected_settings(model_config, earlier, claim.type)
         )
-        if same and _finished_as_asked(layout, earlier, model_config, devices):
+        if same and _finished_as_asked(layout, earlier, model_config, claim.type):
             if not layout.index.exists():  # verify needs it
                 _ensure_index(layout, fasta_files, model_config)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
@@ -182,16 +184,16 @@ def prepare_run(
                 run_id=run_id,
                 output_dir=layout.output_dir,
                 model_config=done,
-                devices=tuple(devices),
+                devices=claim.choice.candidates,
                 num_blocks=earlier.plan["blocks"],
                 already_complete=True,
             )
     index = _ensure_index(layout, fasta_files, model_config)
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
-    if earlier is None and devices[0].type == "cuda" and len(index):
+    if earlier is None and claim.type == "cuda" and len(index):
         found = probe_devices(
-            devices, (str(layout.index), str(layout.output_dir), model_config), probe_fn=probe_fn, stop=stop
+            claim.devices(), (str(layout.index), str(layout.output_dir), model_config), probe_fn=probe_fn, stop=stop
         )
         model_config = replace(
             model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
@@ -205,15 +207,15 @@ def prepare_run(
         in_windows=model_config.in_windows,
     )
     settled = replace(model_config, token_budget=budget)
-    settings = _settings(settled, devices)
+    settings = _settings(settled, claim.type)
     if earlier is not None:
         refuse_other_settings(layout.output_dir, earlier, settings)
-    plan = make_plan(index, settled, device_type=devices[0].type)
+    plan = make_plan(index, settled, device_type=claim.type)
     run = PreparedRun(
         run_id=run_id,
         output_dir=layout.output_dir,
         model_config=settled,
-        devices=tuple(devices),
+        devices=tuple(claim.devices()),
         num_blocks=len(plan),
         already_complete=False,
     )
@@ -274,9 +276,7 @@ def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig
     return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
-def _finished_as_asked(
-    layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, devices: Sequence[Device]
-) -> bool:
+def _finished_as_asked(layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, device_type: str) -> bool:
     """Whether the folder holds the whole, undamaged result of these settings; refuses other ones."""
     recorded = earlier.files.get(layout.embeddings.name)
     if earlier.state != "complete" or recorded is None or not layout.embeddings.is_file():
@@ -285,19 +285,19 @@ def _finished_as_asked(
         return False  # indexing names the sequences that are too long
     if earlier.counts.get("records") == 0 and not model_config.allow_empty:
         return False  # indexing says that there is nothing
-    refuse_other_settings(layout.output_dir, earlier, _expected_settings(model_config, earlier, devices))
+    refuse_other_settings(layout.output_dir, earlier, _expected_settings(model_config, earlier, device_type))
     return durable.sha256_of(layout.embeddings) == recorded
 
 
-def _expected_settings(model_config: ModelConfig, earlier: RunManifest, devices: Sequence[Device]) -> dict[str, Any]:
+def _expected_settings(model_config: ModelConfig, earlier: RunManifest, device_type: str) -> dict[str, Any]:
     """Return the settings as they will be if the input is the earlier run's."""
     settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
-    return _settings(replace(model_config, token_budget=settled), devices)
+    return _settings(replace(model_config, token_budget=settled), device_type)
 
 
-def _settings(model_config: ModelConfig, devices: Sequence[Device]) -> dict[str, Any]:
+def _settings(model_config: ModelConfig, device_type: str) -> dict[str, Any]:
     """Return everything that decides the bytes of a row."""
-    return {**model_config.result_settings(), "device_type": devices[0].type, **computing_versions()}
+    return {**model_config.result_settings(), "device_type": device_type, **computing_versions()}
 
 
 def _open_manifest(

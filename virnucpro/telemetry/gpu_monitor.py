@@ -94,6 +94,26 @@ class GpuMonitor:
             self._driver.close()
 
 
+def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """
+    Return the UUIDs of GPUs and MIG instances; what the driver does not tell for certain is left out.
+
+    Args:
+        tokens: Numbers as CUDA counts, and UUIDs or their beginnings.
+        nvml: The module, or something with its functions.
+        environ: Where the order of CUDA's numbers is looked up, by default this process's environment.
+    """
+    driver = _Driver(
+        nvml, {token: token for token in tokens}, (os.environ if environ is None else environ).get(ORDER_VARIABLE)
+    )
+    if not driver.open():
+        return {}
+    try:
+        return {token: uuid for token in tokens if (uuid := driver.uuid(token)) is not None}
+    finally:
+        driver.close()
+
+
 class _Driver:
     """NVML itself, for one thread; the keys of *tokens* are the labels of the GPUs that are sampled."""
 
@@ -122,6 +142,11 @@ class _Driver:
         handles = [(label, self._handle(label)) for label in self.tokens]
         samples = (self._sample(label, handle) for label, handle in handles if handle is not None)
         return tuple(sample for sample in samples if sample is not None)
+
+    def uuid(self, label: str) -> str | None:
+        """Return the UUID of a GPU, None where it is not certain."""
+        handle = self._handle(label)
+        return None if handle is None else self._tell("nvmlDeviceGetUUID", handle)
 
     def _handle(self, label: str) -> Any:
         said = self.said.get(label)

@@ -60,6 +60,12 @@ class _Stage:
     began_s: float
     started: float
     ended_s: float | None = None
+    waited_s: float = 0.0
+    """Seconds in which the run stood still within it."""
+
+    def seconds(self, now_s: float) -> float:
+        """Return the seconds that it took, or has taken, at *now_s* on the clock of ``time.monotonic``."""
+        return (now_s if self.ended_s is None else self.ended_s) - self.began_s - self.waited_s
 
 
 class RunTelemetry:
@@ -144,11 +150,25 @@ class RunTelemetry:
         finally:
             stage.ended_s = time.monotonic()
 
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Note that the run stands still for the time of the block: a stage whose seconds are no other stage's."""
+        with self._lock:
+            around = [stage for stage in self._stages if stage.ended_s is None]
+        began_s = time.monotonic()
+        try:
+            with self.stage(name):
+                yield
+        finally:
+            waited_s = time.monotonic() - began_s
+            for stage in around:
+                stage.waited_s += waited_s
+
     def stages_s(self, model: str = "") -> dict[str, float]:
         """Return the seconds of each stage of an embedding run, or of the whole, that has ended."""
         with self._lock:
             stages = [stage for stage in self._stages if stage.model == model and stage.ended_s is not None]
-        return {stage.name: stage.ended_s - stage.began_s for stage in stages if stage.ended_s is not None}
+        return {stage.name: stage.seconds(0.0) for stage in stages}
 
     def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
         """Return what is told how an embedding run goes on."""
@@ -185,7 +205,7 @@ class RunTelemetry:
                     name=stage.name,
                     model=stage.model,
                     started=stage.started,
-                    seconds=(now_s if stage.ended_s is None else stage.ended_s) - stage.began_s,
+                    seconds=stage.seconds(now_s),
                     is_over=stage.ended_s is not None,
                 )
                 for stage in stages

@@ -22,6 +22,7 @@ LOW_DISK_SHARE = 0.02
 
 _TITLES = {
     "index": "checking and indexing the input",
+    "devices": "waiting for devices that other runs hold",
     "embed": "computing embeddings",
     "aggregate": "putting the result together",
     "validate": "checking the result",

@@ -18,7 +18,7 @@ from virnucpro.data.fragment_files import write_fragments
 from virnucpro.data.fragments import FRAMES, chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.devices import select_devices
+from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.genomes import KMER_LIMIT, Genome, reverse_complement, sketch
@@ -159,7 +159,7 @@ def embed_frames(
     for model, frames in ((dna_model, nucleotide), (protein_model, protein)):
         config = configure_model(model, device_type="cpu")
         run_dir = work_dir / model
-        run_embedding([frames], run_dir, config, select_devices("cpu", workers=workers)).raise_unless(
+        run_embedding([frames], run_dir, config, claim_devices("cpu", workers=workers)).raise_unless(
             allow_partial=False
         )
         with read_embeddings(run_dir) as rows:

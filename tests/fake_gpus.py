@@ -1,0 +1,103 @@
+"""
+A host with GPUs that are none, for programs of ours in processes of their own.
+
+Only the ends are exchanged: what the driver tells (``FakeNvml``, behind ``pynvml``'s own functions), and where a worker
+computes, which is the CPU. In between everything is the program: which devices a run takes, their locks, the value of
+CUDA_VISIBLE_DEVICES that each worker process gets, and the check that it got it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pynvml
+
+from tests.fake_nvml import FakeGpu, FakeNvml
+
+VARIABLE = "FAKE_GPUS"
+"""How many GPUs the host has."""
+WORKER = "tests.fake_gpus:gpu_worker_on_a_fake_gpu"
+PROBE = "tests.fake_gpus:probe_a_fake_gpu"
+
+
+def uuid_of(number: int) -> str:
+    return f"GPU-{number:08x}-0000-1111-2222-333344445555"
+
+
+def pretend(count: int) -> None:
+    """Let this process see *count* GPUs, and start workers for them; before flows are imported."""
+    import virnucpro.pipeline.multi_gpu_inference
+    from virnucpro.pipeline import run_preparation
+
+    nvml = FakeNvml([FakeGpu(uuid_of(number)) for number in range(count)])
+    for name in dir(nvml):
+        if name.startswith("nvml") and callable(getattr(nvml, name)):
+            setattr(pynvml, name, getattr(nvml, name))
+    multi_gpu_inference = virnucpro.pipeline.multi_gpu_inference
+    multi_gpu_inference.GPU_WORKER = WORKER
+    multi_gpu_inference.run_embedding.__kwdefaults__.update(worker_fn=WORKER, probe_fn=PROBE)
+    run_preparation.prepare_run.__kwdefaults__.update(probe_fn=PROBE)
+
+
+def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config):
+    """Work on the CPU, and note beside the model's control file when this process had which device."""
+    import torch
+
+    from virnucpro.pipeline import gpu_worker
+
+    uses = Path(model_config.weights_path).with_suffix(".devices")
+    use = {"out": str(output_dir), "device": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
+    gpu_worker.own_device = lambda _config: torch.device("cpu")
+    _note(uses, {**use, "event": "begin", "time": time.monotonic()})
+    try:
+        gpu_worker.gpu_worker(rank, world_size, results_queue, index_path, output_dir, model_config)
+    finally:
+        _note(uses, {**use, "event": "end", "time": time.monotonic()})
+
+
+def probe_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config):
+    """Report what suits the hash model."""
+    results_queue.put(
+        {
+            "rank": rank,
+            "status": "complete",
+            "device_name": "fake",
+            "attention_kernel": "no attention",
+            "attention_reason": "a hash needs none",
+            "token_budget": model_config.token_budget or 64,
+            "trials": [],
+        }
+    )
+
+
+def uses_of(control: Path) -> list[dict]:
+    """Return when which process had which device: out, device, pid, begin and end (None: it was killed)."""
+    path = control.with_suffix(".devices")
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    ends = {line["pid"]: line["time"] for line in lines if line["event"] == "end"}
+    return [
+        {"out": line["out"], "device": line["device"], "begin": line["time"], "end": ends.get(line["pid"])}
+        for line in lines
+        if line["event"] == "begin"
+    ]
+
+
+def shared(uses: list[dict]) -> list[tuple[dict, dict]]:
+    """Return the pairs of uses of one device by two runs at one time."""
+    return [
+        (one, other)
+        for number, one in enumerate(uses)
+        for other in uses[:number]
+        if one["device"] == other["device"]
+        and one["out"] != other["out"]
+        and one["begin"] < other["end"]
+        and other["begin"] < one["end"]
+    ]
+
+
+def _note(path: Path, line: dict) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")

@@ -1,0 +1,176 @@
+"""
+The devices of one run: its alone while it computes, and waited for when it is about to.
+
+What a run may take is known at once (its device type decides settings), which devices it gets only when it needs them:
+a folder that is finished needs none, and the input is indexed before. A run that waits holds its folder and shows what
+it waits for; it holds no device, so that runs cannot wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from datetime import datetime
+from socket import gethostname
+from typing import TYPE_CHECKING
+
+import structlog
+
+from virnucpro.errors import StoppedError, printable
+from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
+from virnucpro.pipeline.devices import DeviceChoice, choose_devices
+from virnucpro.telemetry import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from virnucpro.pipeline.device_locks import DeviceHolder
+    from virnucpro.pipeline.devices import Device
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
+
+log = structlog.get_logger(__name__)
+
+LOOK_INTERVAL_S = 0.5
+"""Seconds between two looks whether devices are free."""
+SAY_INTERVAL_S = 60.0
+"""Seconds between two words about who holds them."""
+
+
+class DeviceClaim:
+    """
+    The devices that one run computes on.
+
+    Args:
+        choice: What it may take.
+        granted: One device a worker, where no other run can have them: CPUs, or what the caller has seen to.
+    """
+
+    def __init__(self, choice: DeviceChoice, granted: Sequence[Device] | None = None) -> None:
+        self.choice = choice
+        self._granted = None if granted is None else list(granted)
+        self._run: tuple[RunTelemetry, str, threading.Event] | None = None
+        self._locks: DeviceLocks | None = None
+
+    @classmethod
+    def of(cls, devices: DeviceClaim | Sequence[Device]) -> DeviceClaim:
+        """Return *devices* as a claim; those of a list are the run's already."""
+        if isinstance(devices, DeviceClaim):
+            return devices
+        each_once = tuple(dict.fromkeys(devices))
+        return cls(DeviceChoice(candidates=each_once, least=len(each_once), most=len(each_once)), devices)
+
+    @property
+    def type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.choice.type
+
+    @contextmanager
+    def held(self, telemetry: RunTelemetry, *, run_id: str, stop: threading.Event | None = None) -> Iterator[None]:
+        """
+        Keep the devices, from when they are first asked for to the end of the block.
+
+        Within another such block it does nothing: an identification keeps its devices over both embedding runs.
+
+        Args:
+            telemetry: Shows that the run waits, and for what.
+            run_id: Unique to this start of the run.
+            stop: Set it to end the waiting.
+        """
+        if self._run is not None:
+            yield
+            return
+        self._run = telemetry, run_id, stop or threading.Event()
+        try:
+            yield
+        finally:
+            self._run = None
+            if self._locks is not None:
+                self._locks.release()
+                self._locks = self._granted = None
+
+    def devices(self) -> list[Device]:
+        """
+        Return one device a worker; the first time, wait for them, within ``held``.
+
+        Raises:
+            StoppedError: The run was told to stop.
+            DeviceError: Two of the devices are one.
+            OutputError: The locks cannot be used.
+        """
+        if self._granted is None:
+            assert self._run is not None, "devices are asked for outside of `held`"
+            names = lock_names(self.choice.candidates)
+            self._locks = DeviceLocks()
+            taken = self._take(names, self._locks, *self._run)
+            self._granted = self.choice.ranks([names[name] for name in taken])
+        return list(self._granted)
+
+    def _take(
+        self,
+        names: Mapping[str, Device],
+        locks: DeviceLocks,
+        telemetry: RunTelemetry,
+        run_id: str,
+        stop: threading.Event,
+    ) -> list[str]:
+        def free() -> list[str] | None:
+            return locks.take(list(names), least=self.choice.least, most=self.choice.most, run_id=run_id)
+
+        if (taken := free()) is not None:
+            return taken
+        began_s = time.monotonic()
+        said_s = None
+        with telemetry.waiting("devices"):
+            while taken is None:
+                if said_s is None or time.monotonic() - said_s >= SAY_INTERVAL_S:
+                    said_s = time.monotonic()
+                    text = self._waiting_for(names, locks)
+                    telemetry.say(text)
+                    log.info("devices.waiting", reason=text)  # for Prefect; on a terminal it is said above
+                if stop.wait(LOOK_INTERVAL_S):
+                    raise StoppedError
+                taken = free()
+        got = ", ".join(names[name].label for name in taken)
+        text = f"got {got} after {wording.about(time.monotonic() - began_s)}"
+        telemetry.say(text)
+        log.info("devices.free", reason=text)
+        return taken
+
+    def _waiting_for(self, names: Mapping[str, Device], locks: DeviceLocks) -> str:
+        """Return for how many devices the run waits, and who holds which; safe for a terminal."""
+        holders = [f"{device.label}: {_in_words(locks.holder(name))}" for name, device in names.items()]
+        least, most = self.choice.least, len(names)
+        wanted = "all" if least == most else f"{least} of {most}" if self.choice.most == least else "any"
+        return f"waiting for GPUs ({wanted} of these): {'; '.join(holders)}"
+
+
+def claim_devices(choice: str, *, workers: int | None = None, workers_per_device: int = 1) -> DeviceClaim:
+    """
+    Return a claim of what the user asked for; nothing is waited for yet.
+
+    Args:
+        choice: As in ``choose_devices``; so are the other arguments.
+        workers: Number of CPU workers.
+        workers_per_device: Workers that share each GPU.
+
+    Raises:
+        DeviceError: A device that is not there, is named twice, or a number of CPU workers for GPUs.
+    """
+    return claim_of(choose_devices(choice, workers=workers, workers_per_device=workers_per_device))
+
+
+def claim_of(choice: DeviceChoice) -> DeviceClaim:
+    """Return a claim of devices of *choice*: CPUs are there for everybody."""
+    return DeviceClaim(choice, choice.ranks(choice.candidates) if choice.type == "cpu" else None)
+
+
+def _in_words(holder: DeviceHolder | None) -> str:
+    if holder is None:
+        return "free, or held by a run that has not said which"
+    where = "" if holder.host == gethostname() else f" on {holder.host}"
+    try:
+        since = datetime.fromisoformat(holder.since).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        since = holder.since
+    return printable(f"held by process {holder.pid} of {holder.user}{where} since {since}")

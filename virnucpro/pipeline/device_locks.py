@@ -1,0 +1,294 @@
+"""
+Which GPUs of this host are in use, across all runs and users: one lock file (``flock``) a GPU, named by its UUID.
+
+A lock is the kernel's: it goes when its holder goes, however that ends, and its file only tells who holds it. Workers
+inherit nothing of it. They end with their parent, and a worker of the next holder needs seconds before it touches the
+GPU, so nothing waits for those that live for a few milliseconds longer.
+
+The folder is the one that ``VIRNUCPRO_LOCK_DIR`` names, else ``/run/lock/virnucpro``, else, where that cannot be made,
+one in ``/tmp``. Everybody may write into it, so nothing in it is trusted: links are not followed, and a file is changed
+only when it is a plain one with one name, and only by who holds it. Files are never removed: who opened one before
+would hold another file than who comes after.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pwd
+import socket
+import stat
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from virnucpro.errors import DeviceError, OutputError
+from virnucpro.telemetry.gpu_monitor import uuids_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from virnucpro.pipeline.devices import Device
+
+LOCK_DIR_VARIABLE = "VIRNUCPRO_LOCK_DIR"
+USUAL_DIRS = (Path("/run/lock/virnucpro"), Path("/tmp/virnucpro-locks"))  # noqa: S108  one for all: TMPDIR is a user's
+"""Tried in this order; not one that is there and cannot be used, or two users would lock in two places."""
+OPEN_TO_ALL = 0o1777
+_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_MOST_BYTES = 4096
+_SOON_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceHolder:
+    """Who holds a device, as the holder wrote down."""
+
+    host: str
+    """Name of its host, or container."""
+    pid: int
+    """Its process there."""
+    user: str
+    """Whose."""
+    run_id: str
+    """Of that start of the run."""
+    since: str
+    """UTC, ISO 8601."""
+
+    @classmethod
+    def ourselves(cls, run_id: str) -> DeviceHolder:
+        """Return what this process writes down now."""
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:  # a container that runs as any user
+            user = f"user {os.geteuid()}"
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(host=socket.gethostname(), pid=os.getpid(), user=user, run_id=run_id, since=now)
+
+
+class DeviceLocks:
+    """
+    The locks that one run holds; used by one thread.
+
+    Args:
+        folder: Where the lock files are; by default ``lock_dir()``.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = lock_dir() if folder is None else folder
+        self._held: list[int] = []
+
+    def take(self, names: Sequence[str], *, least: int, most: int, run_id: str) -> list[str] | None:
+        """
+        Take the locks that are free now, in the order of *names*; does not wait.
+
+        Only one process at a time tries, so that two that both need several do not take them from each other.
+
+        Args:
+            names: Of the locks, as ``lock_names`` gives them.
+            least: With fewer than that none is taken.
+            most: No more than that are taken.
+            run_id: Of our start of the run.
+
+        Returns:
+            Those that were taken, or None.
+
+        Raises:
+            OutputError: The folder, or a file in it, cannot be used.
+        """
+        with self._alone() as folder:
+            if folder is None:
+                return None
+            taken: dict[str, int] = {}
+            try:
+                for name in names:
+                    descriptor = self._try(folder, name) if len(taken) < most else None
+                    if descriptor is not None:
+                        taken[name] = descriptor
+                if len(taken) < least:
+                    return None
+                about = json.dumps(asdict(DeviceHolder.ourselves(run_id))).encode()
+                for descriptor in taken.values():
+                    _write(descriptor, about)
+                self._held = list(taken.values())
+                return list(taken)
+            finally:
+                for descriptor in taken.values():
+                    if descriptor not in self._held:
+                        _release(descriptor)
+
+    def release(self) -> None:
+        """Let go of every lock that is held."""
+        while self._held:
+            descriptor = self._held.pop()
+            _write(descriptor, b"")
+            _release(descriptor)
+
+    def holder(self, name: str) -> DeviceHolder | None:
+        """Return who holds a lock, as far as is known; what is not to be believed is not known."""
+        try:
+            descriptor = os.open(self.folder / f"{name}.lock", os.O_RDONLY | _SAFELY)
+        except OSError:
+            return None
+        try:
+            about = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+            kinds = {field: int if field == "pid" else str for field in DeviceHolder.__annotations__}
+            if not isinstance(about, dict) or any(type(about.get(name)) is not kind for name, kind in kinds.items()):
+                return None
+            return DeviceHolder(**{name: about[name] for name in kinds})
+        except (OSError, ValueError, RecursionError):
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _try(self, folder: int, name: str) -> int | None:
+        """Return a file of ours that is locked now, None where somebody else has locked it."""
+        path = self.folder / f"{name}.lock"
+        try:
+            descriptor = _opened(folder, path.name)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+            os.close(descriptor)
+            raise OutputError(path, "it is no plain file: remove it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            raise _unusable(path, error) from error
+        return descriptor
+
+    @contextmanager
+    def _alone(self) -> Iterator[int | None]:
+        """Yield the open folder while nobody else tries; None where somebody does, for longer than that takes."""
+        try:
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        try:
+            if not _is_ready(folder) or not _locked_soon(folder):
+                yield None
+                return
+            try:
+                yield folder
+            finally:
+                fcntl.flock(folder, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        finally:
+            os.close(folder)
+
+
+def lock_dir(environ: Mapping[str, str] | None = None, usual: Sequence[Path] = USUAL_DIRS) -> Path:
+    """
+    Return the folder of the locks; made, and opened to all users, where it was not there.
+
+    Args:
+        environ: Where ``VIRNUCPRO_LOCK_DIR`` is looked up, by default this process's.
+        usual: Tried in this order where that is not set.
+
+    Raises:
+        OutputError: There is none, and none can be made.
+    """
+    named = (os.environ if environ is None else environ).get(LOCK_DIR_VARIABLE)
+    for path in [Path(os.path.realpath(named))] if named else usual:
+        try:
+            path.mkdir()
+            path.chmod(OPEN_TO_ALL)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            problem = _unusable(path, error)
+            continue
+        return path
+    raise problem
+
+
+def lock_names(
+    devices: Sequence[Device], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None
+) -> dict[str, Device]:
+    """
+    Return the name of each GPU's lock -> the GPU, in the order given.
+
+    A name is the UUID that the driver tells. Where it tells none (a number that it may count otherwise than CUDA does),
+    the name is the token: that still keeps apart what is named in one form.
+
+    Args:
+        devices: GPUs, each once.
+        nvml: The module ``pynvml``, or something with its functions.
+        environ: Where the order of CUDA's numbers is looked up, by default this process's.
+
+    Raises:
+        DeviceError: Two of them are one GPU.
+    """
+    uuids = uuids_of([device.token for device in devices], nvml=nvml, environ=environ)
+    names: dict[str, Device] = {}
+    for device in devices:
+        name = uuids.get(device.token) or (f"GPU-{device.token}" if device.token.isdigit() else device.token)
+        other = names.setdefault(name.replace("/", "_"), device)
+        if other is not device:
+            raise DeviceError(f"--devices: {other.token} and {device.token} are one GPU ({name})")
+    return names
+
+
+def _is_ready(folder: int) -> bool:
+    """Whether a folder is as it is to be: another user who makes it opens it to all a moment later."""
+    about = os.fstat(folder)
+    is_new = abs(time.time() - about.st_ctime) < _SOON_S
+    return bool(about.st_mode & stat.S_IWOTH) or about.st_uid == os.geteuid() or not is_new
+
+
+def _locked_soon(folder: int) -> bool:
+    """Whether we have locked a folder that others lock for milliseconds."""
+    deadline_s = time.monotonic() + _SOON_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def _opened(folder: int, name: str) -> int:
+    """Open a lock file, or make it; whoever calls keeps others from making it."""
+    try:
+        return os.open(name, os.O_RDWR | _SAFELY, dir_fd=folder)
+    except FileNotFoundError:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
+        os.fchmod(descriptor, 0o666)  # whatever our umask is
+        return descriptor
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EROFS):  # can be locked all the same, only not written
+            return os.open(name, os.O_RDONLY | _SAFELY, dir_fd=folder)
+        raise
+
+
+def _write(descriptor: int, about: bytes) -> None:
+    """Write down who holds a locked file; where that cannot be done, nobody knows."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, about, 0)
+
+
+def _release(descriptor: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+    os.close(descriptor)
+
+
+def _unusable(path: Path, error: OSError) -> OutputError:
+    what = f"{error.strerror or error} (locks of GPUs: {LOCK_DIR_VARIABLE} names a folder that all users can write)"
+    return OutputError(path, what)
