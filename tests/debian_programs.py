@@ -27,7 +27,7 @@ def program(name: str) -> str:
     """Return where a program is; the test is skipped without it."""
     path = shutil.which(name)
     if path is None:
-        pytest.skip(f"no {name}: install Debian's packages prometheus and prometheus-pushgateway")
+        pytest.skip(f"no {name}: .ci/run says which of Debian's packages has it")
     return path
 
 
