@@ -164,7 +164,8 @@ class _Scan:
         self._row(file.path, "waits")
 
     def _state(self) -> State[Any]:
-        counts = f"{self.counts['taken']:,} runs of {self.name} started" + "".join(
+        taken = self.counts["taken"]
+        counts = f"{taken:,} run{'' if taken == 1 else 's'} of {self.name} started" + "".join(
             f", {self.counts[state]:,} {state}" for state in _ORDER[1:] if self.counts[state]
         )
         if self.refusal is not None:

@@ -51,7 +51,7 @@ def _label(code: ExitCode) -> None:
         return
     with (
         suppress(Exception),  # whatever the API does, the state that follows is worth more
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}),  # a busy server answers 503 now and then
         get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
     ):
         client.update_flow_run_labels(context.flow_run.id, {LABEL: int(code)})

@@ -59,7 +59,7 @@ class InboxMemory:
         self.folder = output_root / MEMORY_DIR
         self._seen: dict[str, list[object]] = {}
         self._seen_now: dict[str, list[object]] = {}
-        with suppress(OSError, ValueError):  # it only saves reading: without it every file is hashed again
+        with suppress(OSError, ValueError, TypeError):  # it only saves reading: without it every file is hashed again
             self._seen = dict(json.loads((self.folder / _SEEN).read_bytes()))
 
     @property
