@@ -220,7 +220,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         except ResultError as error:
             problems.append(str(error))
     try:
-        manifest = _manifest(layout)
+        manifest = manifest_in(layout)
     except ResultError as error:
         if holder is None:
             raise
@@ -271,7 +271,13 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def _manifest(layout: FolderLayout) -> RunManifest | PredictionManifest | None:
+def manifest_in(layout: FolderLayout) -> RunManifest | PredictionManifest | None:
+    """
+    Return ``run.json`` of a folder, of whichever kind; None where there is none.
+
+    Raises:
+        ResultError: It cannot be read.
+    """
     if not layout.manifest.exists():
         return None
     is_identification = read_object(layout.manifest).get("kind") == KIND

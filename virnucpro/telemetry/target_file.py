@@ -35,9 +35,7 @@ class TargetFile:
     """
 
     def __init__(self, folder: Path, run_id: str, port: int) -> None:
-        host = socket.gethostname()
-        self.path = folder / f"virnucpro-{host}-{run_id}.json"
-        self._of_this_host = re.compile(rf"virnucpro-{re.escape(host)}-[^-]+\.json")
+        self.path = folder / f"virnucpro-{socket.gethostname()}-{run_id}.json"
         self._content = [{"targets": [f"{LOOPBACK}:{port}"], "labels": {"run_id": run_id}}]
         self._descriptor: int | None = None
 
@@ -51,7 +49,7 @@ class TargetFile:
         temporary = self.path.with_name(f".{self.path.name}{durable.TEMPORARY_SUFFIX}")
         try:
             durable.make_folder(self.path.parent)
-            self._remove_forgotten()
+            remove_forgotten_targets(self.path.parent)
             self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has its name: never unheld
             os.write(self._descriptor, json.dumps(self._content).encode())
@@ -71,11 +69,19 @@ class TargetFile:
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _remove_forgotten(self) -> None:
-        for path in self.path.parent.iterdir():
-            if self._of_this_host.fullmatch(path.name):
-                with suppress(OSError):  # its run goes on, or it is somebody else's, or just being removed
-                    _remove_unless_held(path)
+
+def remove_forgotten_targets(folder: Path) -> None:
+    """
+    Remove the files of runs of this host that have ended without doing so.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    of_this_host = re.compile(rf"virnucpro-{re.escape(socket.gethostname())}-[^-]+\.json")
+    for path in folder.iterdir():
+        if of_this_host.fullmatch(path.name):
+            with suppress(OSError):  # its run goes on, or it is somebody else's, or just being removed
+                _remove_unless_held(path)
 
 
 def _remove_unless_held(path: Path) -> None:
