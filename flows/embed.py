@@ -22,6 +22,7 @@ from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
 from flows.command_line import run_here
 from flows.hardware import claim_of
+from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
     Cache,
@@ -59,6 +60,9 @@ MAX_RANKS = 64
     task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
     persist_result=False,
     validate_parameters=True,
+    on_failure=[say_how_to_continue],
+    on_crashed=[say_how_to_continue],
+    on_cancellation=[say_how_to_continue],
 )
 def embed(
     fasta_files: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],

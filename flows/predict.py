@@ -18,6 +18,7 @@ from flows.artifacts import publish_prediction
 from flows.command_line import run_here
 from flows.embed import embed
 from flows.hardware import claim_of, kept
+from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
     Cache,
@@ -56,7 +57,15 @@ from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 
-@flow(name="predict", flow_run_name="predict into {output_dir}", persist_result=False, validate_parameters=True)
+@flow(
+    name="predict",
+    flow_run_name="predict into {output_dir}",
+    persist_result=False,
+    validate_parameters=True,
+    on_failure=[say_how_to_continue],
+    on_crashed=[say_how_to_continue],
+    on_cancellation=[say_how_to_continue],
+)
 def predict(
     input_files: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],
     output_dir: Annotated[str, Field(min_length=1)],

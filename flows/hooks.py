@@ -1,0 +1,138 @@
+"""
+What happens when a run of ours fails, crashes or is cancelled: its folder is left resumable, and the run says so.
+
+Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that it has of
+the run are its parameters and the folder. So nothing is taken from memory. A run that was killed is noted as stopped in
+its ``run.json``, what it left for others to look at (live status, target of Prometheus) is removed, and the flow run's
+log and an artifact say what is there and how to continue. Nothing that a hook meets is raised, since it would only hide
+how the run ended, and nothing is waited for beyond one answer of the API and ten seconds.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.logging.handlers import APILogWorker
+from prefect.logging.loggers import flow_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from virnucpro.errors import ResultError, VirNucProError, printable
+from virnucpro.pipeline.run_status import RunStatus
+from virnucpro.pipeline.settlement import settle
+from virnucpro.report.artifacts import markdown_text
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.telemetry.target_file import remove_forgotten_targets
+
+_REQUEST_TIMEOUT_S = 10.0
+
+
+def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """
+    Leave the folder of a run that failed, crashed or was cancelled resumable, and say so.
+
+    Args:
+        flow: ``embed`` or ``predict``.
+        flow_run: The run. One that is a part of another says nothing: the whole does.
+        state: How it ended.
+    """
+    if flow_run.parent_task_run_id is not None:
+        return
+    logger = flow_run_logger(flow_run, flow)
+    try:
+        lines = _aftermath(flow_run, has_failed=state.is_failed())
+    except (OSError, ValueError, VirNucProError) as error:
+        logger.warning("what the run has left could not be looked at: %s", printable(str(error)))
+        return
+    logger.warning("%s", " ".join(lines))
+    APILogWorker.drain_all(timeout=_REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
+    ending = markdown_text(f"{state.name}: {state.message}" if state.message else str(state.name))
+    page = "\n\n".join([f"# {markdown_text(lines[0])}", *map(markdown_text, lines[1:]), f"The run: {ending}", ""])
+    with (
+        suppress(Exception),  # the log has it; an API that does not answer now is not waited for
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
+    ):
+        where = markdown_text(str(flow_run.parameters.get("output_dir")))
+        new = ArtifactCreate(
+            key=f"{flow.name}-resume", type="markdown", description=where, data=page, flow_run_id=flow_run.id
+        )
+        client.create_artifact(new)
+
+
+def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
+    """Settle the folder of a run; return what is there and what to do, a sentence each, the first one the shortest."""
+    given = flow_run.parameters.get("output_dir")
+    roots = allowed_roots(DATA_ROOTS)
+    if roots is None and flow_run.deployment_id is not None:
+        roots = [os.path.realpath(".")]
+    if not isinstance(given, str) or not given:
+        return ["The run has no output folder.", "Nothing was computed."]
+    if roots is not None and not is_under(given, roots):
+        return ["The output folder is not one that the worker allows.", "It was not looked into."]
+    targets = _box(flow_run, "monitoring").get("metrics_targets")
+    if isinstance(targets, str) and targets and (roots is None or is_under(targets, roots)):
+        with suppress(OSError):
+            remove_forgotten_targets(Path(targets))
+    folder = Path(given).absolute()
+    try:
+        status = settle(folder)
+    except ResultError:
+        return [
+            "There is nothing to continue.",
+            f"{printable(str(folder))} holds no run: this one ended before it began.",
+            "Once what it says is mended, start it again."
+            if has_failed
+            else "Start it again with the same parameters.",
+        ]
+    return [*_what_is_there(status), *_what_to_do(status, restarts=bool(_box(flow_run, "result").get("restart")))]
+
+
+def _what_is_there(status: RunStatus) -> list[str]:
+    where = printable(str(status.output_dir))
+    if status.state == "running" and status.holder is not None:
+        return [
+            "Another run has the folder.",
+            f"Process {status.holder.pid} on {printable(status.holder.host)} works in {where}; it was left alone.",
+        ]
+    if status.state == "silent":
+        return ["Whether the run goes on is not known.", f"{where} is held from another host."]
+    if status.state == "complete":
+        return ["The result is complete.", f"It is in {where}."]
+    layout = RunLayout(status.output_dir)
+    shards, parts = len(layout.shards()), len(list(layout.parts_dir.glob("part_*.h5")))
+    found = f"{parts} parts and {shards} shards of finished rows"
+    if isinstance(status.manifest, PredictionManifest):
+        done = ", ".join(sorted(status.manifest.stages)) or "none"
+        found = f"the finished stages ({done}) and every finished row of the others"
+    return ["Nothing that was finished is lost.", f"{where} is {status.state} and keeps {found}."]
+
+
+def _what_to_do(status: RunStatus, *, restarts: bool) -> list[str]:
+    if status.state == "complete":
+        return ["Running it again with the same parameters takes it from there."]
+    if status.state in {"running", "silent"}:
+        return ["Run it again with the same parameters once the other one is over."]
+    how = ["Press Retry, or run it again with the same parameters: it continues, and computes nothing twice."]
+    if restarts:
+        how = [
+            "Press Retry: it continues, and computes nothing twice.",
+            "A new run with the same parameters would start afresh, as they say.",
+        ]
+    folder = shlex.quote(printable(str(status.output_dir)))
+    why = [f"If it fails again: `virnucpro logs {folder}` on the worker says why."] if status.state == "failed" else []
+    return [*how, *why, "Nothing has to be cleaned up."]
+
+
+def _box(flow_run: FlowRun, name: str) -> Mapping[str, Any]:
+    """Return a box of the run's parameters as it was given."""
+    box = flow_run.parameters.get(name)
+    return box if isinstance(box, Mapping) else {}
