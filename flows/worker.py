@@ -1,0 +1,158 @@
+"""
+``prefect worker start`` for process workers whose runs may stop before it goes: ``python -m flows.worker --pool NAME``.
+
+Prefect's own process worker ends at SIGTERM within a second, kills its runs, and leaves them Running for ever. This one
+is Prefect's as well, as a child of ours. When we are told to go (SIGTERM or SIGINT: systemd, a container's end, a SLURM
+job's time limit), it is halted, so that it takes nothing new; each of its runs gets SIGTERM and stops at its next batch
+boundary; then the worker goes, and every run that has not come to its own end waits for another worker, which continues
+it. A second signal does not wait for runs.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from uuid import UUID
+
+import psutil
+
+GRACE_S = 25.0
+"""Seconds that the runs have to stop; workers of a run take ten at the most."""
+WORKER_GRACE_S = 15.0
+"""Seconds that Prefect's worker has to go once its runs have gone."""
+RUN_ID = "PREFECT__FLOW_RUN_ID"
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _ToldToGoError(BaseException):
+    """A signal has come."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """
+    Run Prefect's worker until it ends, or until we are told to go.
+
+    Args:
+        arguments: Of ``prefect worker start``.
+
+    Returns:
+        Prefect's exit code; 0 after a signal.
+    """
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise _ToldToGoError
+
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", *arguments]
+    for number in _SIGNALS:
+        signal.signal(number, leave)
+    worker = subprocess.Popen(
+        command,
+        start_new_session=True,  # Ctrl-C in a terminal is ours alone
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
+    )
+    runs: dict[str, int] = {}
+    try:
+        try:
+            return worker.wait()
+        except _ToldToGoError:
+            runs = _halt(worker.pid)
+            _say(f"stopping {len(runs)} runs at their next batch boundary; once more not to wait for them")
+            _end_runs(runs)
+    except _ToldToGoError:
+        _say("not waiting for runs")
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for group in runs.values():
+        _signal_group(group, signal.SIGKILL)
+    _end_worker(worker)
+    _hand_back(list(runs))
+    return 0
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _halt(worker: int) -> dict[str, int]:
+    """Halt the worker and return its runs: id -> process group; each run has a session of its own."""
+    runs: dict[str, int] = {}
+    with suppress(psutil.Error):
+        process = psutil.Process(worker)
+        process.suspend()
+        for child in process.children():
+            with suppress(psutil.Error, ProcessLookupError):
+                run_id = child.environ().get(RUN_ID)
+                if run_id and os.getpgid(child.pid) == child.pid:
+                    runs[run_id] = child.pid
+    return runs
+
+
+def _end_runs(runs: dict[str, int]) -> None:
+    """Ask the runs to stop, and wait until they have, or until their time is over."""
+    for group in runs.values():
+        _signal_group(group, signal.SIGTERM)
+    deadline_s = time.monotonic() + GRACE_S
+    while any(_is_alive(group) for group in runs.values()) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process does anything yet; the halted worker does not reap its children."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _end_worker(worker: subprocess.Popen[bytes]) -> None:
+    worker.terminate()
+    worker.send_signal(signal.SIGCONT)
+    try:
+        worker.wait(WORKER_GRACE_S)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.wait()
+
+
+def _hand_back(run_ids: Sequence[str]) -> None:
+    """Let other workers have the runs that were stopped, and take note of those that somebody cancelled meanwhile."""
+    if not run_ids:
+        return
+    from prefect.client.orchestration import get_client  # noqa: PLC0415  seconds, and nobody else here needs it
+    from prefect.states import AwaitingRetry, Cancelled  # noqa: PLC0415
+
+    message = "The worker was told to go; what is finished is kept, and another worker continues the run."
+    with get_client(sync_client=True) as client:
+        for run_id in run_ids:
+            try:
+                state = client.read_flow_run(UUID(run_id)).state
+                if state is not None and state.is_cancelling():
+                    client.set_flow_run_state(UUID(run_id), Cancelled(message="Cancelled while its worker went."))
+                elif state is None or not state.is_final() or state.is_crashed():
+                    client.set_flow_run_state(UUID(run_id), AwaitingRetry(message=message))
+            except Exception as error:  # noqa: BLE001  whatever the API does, the next run is handed back as well
+                _say(f"run {run_id} could not be handed back: {error}")
+            else:
+                _say(f"run {run_id} was handed back")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"flows.worker: {text}\n")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

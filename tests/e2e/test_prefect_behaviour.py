@@ -1,0 +1,303 @@
+"""
+Runs of a deployment on a real server and a real worker: cancelled, killed, drained, retried, refused.
+
+The flow is the real one with the hash model, which notes every batch that it computes: what was durable when a run was
+interrupted is never computed again by the one that continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+pytest.importorskip("prefect")
+
+from tests.conftest import REPOSITORY
+from tests.faults.processes import RowsFound, compare_rows, is_gone, make_proteins, seconds_until_gone
+from tests.faults.test_prefect import computed, durable_sequences
+from tests.hash_flows import VARIABLE, control_file
+from tests.prefect_service import POOL, START_LIMIT_S, started, wait_until
+from virnucpro.pipeline.run_status import status_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from uuid import UUID
+
+    from tests.prefect_service import PrefectService
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RUN_LIMIT_S = 120.0
+"""Seconds after which a run is taken to hang: it takes about ten."""
+TWO_WORKERS = {"devices": "cpu", "workers": 2}
+ENTRYPOINT = "tests/hash_flows.py:embed"
+
+
+@dataclass
+class Job:
+    """A deployment, its input and its folder."""
+
+    service: PrefectService
+    deployment: UUID
+    folder: Path
+    fasta: Path
+    sequences: dict[str, str]
+    control: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def start(self, **parameters) -> UUID:
+        given = {"fasta_files": [str(self.fasta)], "output_dir": str(self.out), "hardware": TWO_WORKERS, **parameters}
+        return self.service.start(self.deployment, **given)
+
+    def start_and_wait_for_parts(self, **parameters) -> UUID:
+        run = self.start(**parameters)
+        wait_until(lambda: len(list(self.out.glob("work/parts/part_*.h5"))) >= 3, limit_s=RUN_LIMIT_S)
+        return run
+
+    def durable(self) -> tuple[set[str], int]:
+        """What is durable now, and how many sequences the model was given so far; from now on it is fast."""
+        found = durable_sequences(self.out, self.sequences)
+        assert 0 < len(found) < len(set(self.sequences.values()))
+        control_file(self.control, calls=True)
+        return found, len(computed(self.control))
+
+    def check_complete(self, run: UUID, before: tuple[set[str], int]):
+        """The run completes the folder, and computes nothing that was durable before."""
+        durable, calls = before
+        self.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
+        again = {letters for _, letters in computed(self.control)[calls:]}
+        assert again
+        assert not again & durable
+        assert compare_rows(self.out, self.sequences) == RowsFound()
+
+
+@pytest.fixture
+def job(prefect_server, tmp_path, request):
+    fasta = tmp_path / "proteins.fasta"
+    sequences = make_proteins(fasta, random.Random(4), 60)
+    control = control_file(tmp_path / "control.json", slow_s=0.6, calls=True)
+    environ = {VARIABLE: str(control), "VIRNUCPRO_DATA_ROOTS": str(tmp_path)}
+    name = request.node.name.replace("_", "-").replace("[", "-").strip("]")[:80]
+    deployment = prefect_server.deploy(ENTRYPOINT, name, **environ)
+    return Job(prefect_server, deployment, tmp_path, fasta, sequences, control)
+
+
+@pytest.fixture(scope="module")
+def worker(prefect_server):
+    with prefect_server.worker() as process:
+        yield process
+
+
+def processes_of(run: UUID) -> list[psutil.Process]:
+    """Everything that runs for a flow run, but not its hooks."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run) and "hook" not in process.cmdline():
+                found.append(process)
+    return found
+
+
+def logs_of(service, run: UUID) -> list[str]:
+    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+
+    with service.client() as client:
+        return [line.message for line in client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))]
+
+
+def artifacts_of(service, run: UUID) -> dict[str, str]:
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+    with service.client() as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run])))
+    return {artifact.key: artifact.data for artifact in found}
+
+
+def state_names(service, run: UUID) -> list[str]:
+    with service.client() as client:
+        return [state.name for state in client.read_flow_run_states(run)]
+
+
+def check_it_says_how_to_continue(job: Job, run: UUID):
+    """The folder says that the run has stopped, and so do log and artifact of the run."""
+    wait_until(lambda: "embed-resume" in artifacts_of(job.service, run), limit_s=RUN_LIMIT_S)
+    page = artifacts_of(job.service, run)["embed-resume"]
+    assert page.startswith("# Nothing that was finished is lost")
+    assert "computes nothing twice" in page
+    wait_until(
+        lambda: any("Nothing that was finished is lost." in line for line in logs_of(job.service, run)),
+        limit_s=RUN_LIMIT_S,
+    )
+    assert status_of(job.out).state == "stopped"
+    assert json.loads((job.out / "run.json").read_text())["state"] == "stopped"
+    assert not (job.out / "work" / "status.json").exists()
+
+
+@contextmanager
+def draining_worker(service: PrefectService):
+    """A worker of ``flows.worker``; yields its process, whose ``log`` is a file."""
+    log = service.folder / f"draining-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "flows.worker", "--pool", POOL]
+    with started(command, log, cwd=REPOSITORY, environ=service.environ) as process:
+        wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
+        process.log = log
+        yield process
+
+
+# before the others of this file: no other worker may be there to take the run
+def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_continues_it(job):
+    service = job.service
+    with draining_worker(service) as first:
+        run = job.start_and_wait_for_parts()
+        processes = psutil.Process(first.pid).children(recursive=True)
+        began_s = time.monotonic()
+        first.terminate()
+        assert first.wait(90) == 0, first.log.read_text()
+        print(f"the worker was gone {time.monotonic() - began_s:.1f} s after it was told to go")
+        assert all(is_gone(process) for process in processes)
+        before = job.durable()
+        assert service.flow_run(run).state.name == "AwaitingRetry", first.log.read_text()
+    check_it_says_how_to_continue(job, run)
+    assert "stopping: workers end at their next batch boundary" in logs_of(service, run)
+    with draining_worker(service):
+        job.check_complete(run, before)
+    assert state_names(service, run)[-1] == "Completed"
+
+
+def test_a_cancelled_run_leaves_no_process_and_a_folder_that_the_next_run_completes(worker, job):
+    service = job.service
+    run = job.start_and_wait_for_parts()
+    processes = processes_of(run)
+    assert len(processes) >= 3
+    service.cancel(run)
+    seconds = seconds_until_gone(processes, limit_s=60)
+    before = job.durable()
+    began_s = time.monotonic()
+    service.wait_for_state(run, "Cancelled", limit_s=90)
+    print(f"gone {seconds:.1f} s after it was asked for, Cancelled {seconds + time.monotonic() - began_s:.1f} s")
+    assert seconds < 30
+    assert seconds + time.monotonic() - began_s < 90
+    assert processes_of(run) == []
+    check_it_says_how_to_continue(job, run)
+    job.check_complete(job.start(), before)
+
+
+def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_retry_completes_it(worker, job):
+    service = job.service
+    run = job.start_and_wait_for_parts()
+    processes = processes_of(run)
+    service.flow_process(run).kill()
+    seconds = seconds_until_gone(processes, limit_s=30)
+    before = job.durable()
+    crashed = service.wait_for_state(run, "Crashed", limit_s=180)
+    print(f"no orphan {seconds:.2f} s after the kill")
+    assert seconds < 3
+    assert "-9" in crashed.state.message
+    check_it_says_how_to_continue(job, run)
+    retry(service, run)
+    job.check_complete(run, before)
+
+
+def retry(service, run: UUID):
+    """What the button Retry does."""
+    from prefect.states import AwaitingRetry
+
+    with service.client() as client:
+        assert client.set_flow_run_state(run, AwaitingRetry()).status.value == "ACCEPT"
+
+
+def ranks_of(service, run: UUID) -> dict[str, object]:
+    """Task runs of a flow run whose task is a rank, by name."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    with service.client() as client:
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
+    return {task.name: task for task in found if task.name.startswith("embed_shard")}
+
+
+def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(worker, job):
+    control_file(job.control, rank=0, how="sigkill", before_batch=0, times=2)
+    run = job.start()
+    job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
+    rank = ranks_of(job.service, run)["embed_shard 0 on cpu"]
+    with job.service.client() as client:
+        states = [state.name for state in client.read_task_run_states(rank.id)]
+    print(states)
+    assert rank.run_count == 3
+    assert states.count("AwaitingRetry") == 2
+    assert compare_rows(job.out, job.sequences) == RowsFound()
+
+
+def test_the_others_do_the_work_of_a_rank_that_never_succeeds_and_the_run_names_it(worker, job):
+    control_file(job.control, rank=0, how="exit7", before_batch=0, times=99)
+    run = job.start(limits={"worker_retries": 1})
+    ended = job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
+    assert "rank 0" in ended.state.message
+    assert "exit code 7" in artifacts_of(job.service, run)["embed-summary"]
+    assert compare_rows(job.out, job.sequences) == RowsFound()
+
+
+@pytest.mark.long
+def test_with_no_healthy_device_left_the_result_is_partial_as_asked_for(worker, job):
+    run = job.start_and_wait_for_parts()
+    job.service.cancel(run)
+    job.service.wait_for_state(run, "Cancelled", limit_s=90)
+    before = job.durable()
+    control_file(job.control, rank=0, how="exit7", before_batch=0, times=99, calls=True)
+    limits = {"worker_retries": 0}
+    alone = {"devices": "cpu", "workers": 1}
+    run = job.start(hardware=alone, limits=limits)
+    failed = job.service.wait_for_state(run, "Failed", limit_s=RUN_LIMIT_S)
+    assert "of 60 sequences missing, partial result at" in failed.state.message
+    assert (job.out / "embeddings.partial.h5").exists()
+    run = job.start(hardware=alone, limits=limits, result={"allow_partial": True})
+    partial = job.service.wait_for_state(run, "Partial", limit_s=RUN_LIMIT_S)
+    assert partial.state.is_completed()
+    assert "embed-missing" in artifacts_of(job.service, run)
+    control_file(job.control, calls=True)
+    job.check_complete(job.start(), before)
+
+
+def test_a_path_outside_the_roots_is_a_failed_run_that_says_so_and_nothing_was_opened(worker, prefect_server, tmp_path):
+    roots, outside, sibling = tmp_path / "data", tmp_path / "outside", tmp_path / "data-of-others"
+    for folder in (roots, outside, sibling):
+        folder.mkdir()
+    inside = roots / "p.fasta"
+    inside.write_text(">a\nMKV\n")
+    secrets = [outside / "p.fasta", sibling / "p.fasta", tmp_path / "read.fasta"]
+    for path in secrets:
+        path.write_text(">a\nMKV\n")
+        os.utime(path, (1_000_000_000, 1_100_000_000))
+    (roots / "link").symlink_to(outside)
+    secrets[2].read_bytes()
+    assert secrets[2].stat().st_atime > 1_000_000_001, "reading leaves no trace here: the test would prove nothing"
+    environ = {"VIRNUCPRO_DATA_ROOTS": str(roots)}
+    deployment = prefect_server.deploy("flows/embed.py:embed", "roots", **environ)
+    asked = {
+        "a sibling with the same prefix": {"fasta_files": [str(sibling / "p.fasta")]},
+        "..": {"fasta_files": [f"{roots}/../outside/p.fasta"]},
+        "a link out": {"fasta_files": [str(roots / "link" / "p.fasta")]},
+        "an output folder": {"output_dir": str(outside / "out")},
+    }
+    given = {"fasta_files": [str(inside)], "output_dir": str(roots / "out"), "hardware": {"devices": "cpu"}}
+    runs = {what: prefect_server.start(deployment, **{**given, **parameters}) for what, parameters in asked.items()}
+    for what, run in runs.items():
+        failed = prefect_server.wait_for_state(run, "Failed", limit_s=RUN_LIMIT_S)
+        parameter = next(iter(asked[what]))
+        assert failed.state.message.startswith(f"{parameter}: "), what
+        assert "is not under a folder that the worker allows" in failed.state.message
+    assert [path.stat().st_atime for path in secrets[:2]] == [1_000_000_000] * 2
+    assert {path.name for path in outside.iterdir()} == {"p.fasta"}
+    assert {path.name for path in roots.iterdir()} == {"p.fasta", "link"}
