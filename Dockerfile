@@ -58,4 +58,4 @@ USER 10001:10001
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD ["/opt/virnucpro/deployments/healthy", "http://127.0.0.1:8081/health"]
 ENTRYPOINT ["tini", "--", "/opt/virnucpro/deployments/with-password", "PREFECT_API_AUTH_STRING"]
-CMD ["prefect", "worker", "start", "--pool", "virnucpro", "--type", "process", "--with-healthcheck", "--install-policy", "never"]
+CMD ["python", "-m", "flows.worker", "--pool", "virnucpro", "--with-healthcheck", "--install-policy", "never"]
