@@ -1,0 +1,324 @@
+"""
+What a core facility and its CI do with a Prefect server: deploy, trigger, wait, let schedules fire.
+
+The server, the workers and every command are real; where a run's own work is beside the point, the flow is ``embed``
+with the hash model (``tests.hash_flows``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import jsonschema
+import pytest
+import yaml
+
+from tests import hash_flows
+from tests.conftest import REPOSITORY
+from tests.prefect_service import POOL, wait_until
+
+pytestmark = pytest.mark.slow
+
+PREFECT_YAML = REPOSITORY / "prefect.yaml"
+RUN_AND_WAIT = str(REPOSITORY / "deployments" / "ci" / "run_and_wait")
+DEPLOYMENTS = {"embed/embed", "predict/predict", "predict/predict-smoke", "predict-inbox/predict-nightly"}
+MOVING = {"updated", "last_polled", "status", "active_slots"}
+POISON = "MKVLAAGIT"
+
+
+def deployment_settings():
+    return yaml.safe_load(PREFECT_YAML.read_text())["deployments"]
+
+
+def deployed(service):
+    """Return every deployment of the server by name, without what changes by itself."""
+
+    def still(value):
+        if isinstance(value, dict):
+            return {name: still(item) for name, item in value.items() if name not in MOVING}
+        return [still(item) for item in value] if isinstance(value, list) else value
+
+    with service.client() as client:
+        found = {}
+        for deployment in client.read_deployments():
+            name = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
+            found[name] = still(deployment.model_dump(mode="json"))
+    return found
+
+
+def runs_of(service, deployment_id):
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+
+    with service.client() as client:
+        return client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])))
+
+
+def deploy_hash(service, folder, name, **plan):
+    """Deploy ``embed/NAME`` with a hash model that does what *plan* says; return its id."""
+    control = hash_flows.control_file(folder / f"{name}.json", **plan)
+    return service.deploy("tests/hash_flows.py:embed", name, **{hash_flows.VARIABLE: str(control)})
+
+
+def embed_parameters(fasta, output_dir, **others):
+    given = {"fasta_files": [str(fasta)], "output_dir": str(output_dir), "hardware": {"devices": "cpu", "workers": 1}}
+    return [item for name, value in {**given, **others}.items() for item in ("--param", f"{name}={json.dumps(value)}")]
+
+
+@pytest.fixture(scope="module")
+def workplace(prefect_server, tmp_path_factory):
+    """Input, and deployments of the hash model: one that works, one that cannot do a sequence, one that is slow."""
+    return make_workplace(prefect_server, tmp_path_factory.mktemp("work"))
+
+
+def make_workplace(service, folder):
+    (folder / "in.fasta").write_text(f">a\nMKTAYIAKQR\n>b\n{POISON}\n>c\nGAVLIMC\n")
+    deploy_hash(service, folder, "hash-fine")
+    deploy_hash(service, folder, "hash-poisoned", poison={POISON: "nan"})
+    deploy_hash(service, folder, "hash-slow", slow_s=60.0)
+    return folder
+
+
+def test_prefect_yaml_is_what_prefects_schema_wants_and_has_no_word_that_prefect_would_ignore():
+    from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
+
+    settings = yaml.safe_load(PREFECT_YAML.read_text())
+    # Prefect's repository publishes schemas/prefect.yaml.schema.json: what this model says of itself
+    schema = PrefectYamlModel.model_json_schema(by_alias=True)
+    jsonschema.validate(settings, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**settings, "deployments": [{"name": 7}]}, schema)
+    fields = {field.alias or name for name, field in PrefectYamlModel.model_fields.items()}
+    assert set(settings) - {"definitions"} <= fields
+    for deployment in settings["deployments"]:
+        assert set(deployment) <= set(DeploymentConfig.model_fields)
+        assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
+        assert set(deployment["concurrency_limit"]) <= set(ConcurrencyLimitSpec.model_fields)
+
+
+def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_takes():
+    from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools import validate
+
+    import virnucpro
+
+    for deployment in deployment_settings():
+        flow = load_flow_from_entrypoint(str(REPOSITORY / deployment["entrypoint"]), use_placeholder_flow=False)
+        schema = parameter_schema(flow).model_dump_for_openapi()
+        parameters = deployment.get("parameters", {})
+        assert set(parameters) <= set(schema["properties"]), deployment["name"]
+        validate(parameters, schema, raise_on_error=True, ignore_required=True)
+        if set(schema["required"]) <= set(parameters):
+            flow.validate_parameters(parameters)
+        assert deployment["version"] == virnucpro.__version__
+        assert deployment["work_pool"]["name"] == POOL
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+        assert deployment["enforce_parameter_schema"] is True
+        assert len(deployment["description"]) > 100
+        assert "virnucpro" in deployment["tags"]
+    smoke = deployment_settings()[2]
+    assert smoke["name"] == "predict-smoke"
+    assert all((REPOSITORY / name).is_file() for name in smoke["parameters"]["input_files"])
+    (schedule,) = deployment_settings()[3]["schedules"]
+    assert schedule["active"] is False
+    assert schedule["slug"]
+    assert schedule["timezone"]
+
+
+def test_deploying_everything_twice_changes_nothing_the_second_time(prefect_server):
+    kept = []
+    for _ in range(2):
+        began_s = time.monotonic()
+        done = prefect_server.prefect("--no-prompt", "deploy", "--all", PWD=str(REPOSITORY))
+        print(f"deploy --all: {time.monotonic() - began_s:.1f} s")
+        assert done.returncode == 0, done.stdout + done.stderr
+        kept.append({name: what for name, what in deployed(prefect_server).items() if name in DEPLOYMENTS})
+    assert set(kept[0]) == DEPLOYMENTS
+    assert kept[0] == kept[1]
+    nightly = kept[1]["predict-inbox/predict-nightly"]
+    assert [schedule["active"] for schedule in nightly["schedules"]] == [False]
+    assert all(what["enforce_parameter_schema"] for what in kept[1].values())
+    assert {what["global_concurrency_limit"]["limit"] for what in kept[1].values()} == {1}
+    assert {str(REPOSITORY)} == {
+        step["directory"] for what in kept[1].values() for pull in what["pull_steps"] for step in pull.values()
+    }
+
+
+def test_ci_gets_the_outcome_of_a_run_as_exit_code_with_its_lines_and_its_summary(prefect_server, workplace):
+    fasta, missing = workplace / "in.fasta", workplace / "none.fasta"
+    summary = workplace / "summary.md"
+    limit = ["--timeout", "100"]
+
+    def run_and_wait(deployment, *arguments, **environ):
+        return lambda: prefect_server.run(sys.executable, RUN_AND_WAIT, deployment, *arguments, **environ)
+
+    def watch(deployment, *arguments):
+        return lambda: prefect_server.prefect("deployment", "run", deployment, "--watch", *arguments)
+
+    partly = embed_parameters(fasta, workplace / "partly", result={"allow_partial": True})
+    asked = {
+        "complete": run_and_wait("embed/hash-fine", *embed_parameters(fasta, workplace / "a"), *limit),
+        "partial": run_and_wait("embed/hash-poisoned", *partly, *limit, "--output-artifact", str(summary)),
+        "failed": run_and_wait("embed/hash-fine", *embed_parameters(missing, workplace / "b"), *limit),
+        "settings": run_and_wait("embed/hash-fine", *embed_parameters("/etc/hosts", workplace / "c"), *limit),
+        "schema": run_and_wait("embed/hash-fine", *embed_parameters(fasta, workplace / "d", model=7)),
+        "timed out": run_and_wait(
+            "embed/hash-slow", *embed_parameters(fasta, workplace / "e"), "--timeout", "8", "--cancel-on-timeout"
+        ),
+        "watched": watch("embed/hash-fine", *embed_parameters(fasta, workplace / "f")),
+        "watched failure": watch("embed/hash-fine", *embed_parameters(missing, workplace / "g")),
+        "watched schema": watch("embed/hash-fine", *embed_parameters(fasta, workplace / "h", model=7)),
+    }
+    with (
+        prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(workplace)),
+        ThreadPoolExecutor(5) as pool,
+    ):
+        began_s = time.monotonic()
+        done = dict(zip(asked, pool.map(lambda ask: ask(), asked.values()), strict=True))
+        print(f"{len(asked)} commands: {time.monotonic() - began_s:.1f} s")
+    said = "\n\n".join(f"{name}: {it.returncode}\n{it.stdout}\n{it.stderr}" for name, it in done.items())
+    assert {name: it.returncode for name, it in done.items()} == {
+        "complete": 0,
+        "partial": 3,
+        "failed": 70,
+        "settings": 78,
+        "schema": 78,
+        "timed out": 124,
+        "watched": 0,
+        "watched failure": 1,
+        "watched schema": 1,
+    }, said
+
+    lines = done["complete"].stdout.splitlines()
+    states = [line.split(None, 2)[2] for line in lines if re.match(r"\d\d:\d\d:\d\dZ STATE ", line)]
+    assert states[0].startswith("Scheduled")
+    assert "Running" in states
+    assert any(state.startswith("Completed: 3 sequences in ") for state in states)
+    assert len([line for line in lines if "Beginning flow run" in line]) == 1
+    assert len([line for line in lines if "rank 0: 3 sequences computed" in line]) == 1
+    times = [line.split()[0] for line in lines if re.match(r"\d\d:\d\d:\d\dZ ", line)]
+    assert times == sorted(times)
+    assert "\x1b" not in done["complete"].stdout
+    assert "----- embed-summary -----" in lines
+    assert "3 of 3 sequences have their row." in lines
+    assert "2 of 3 sequences have their row." in done["partial"].stdout
+    assert "----- embed-missing -----" in done["partial"].stdout
+    assert "2 of 3 sequences have their row." in summary.read_text()
+    assert "no such file" in done["failed"].stdout.lower()
+    assert "is not under a folder that the worker allows" in done["settings"].stdout
+    assert "is not of type 'string'" in done["schema"].stderr
+    assert "8 s have passed: it is cancelled" in done["timed out"].stdout
+    # a refused run does not exist
+    with prefect_server.client() as client:
+        folders = [run.parameters.get("output_dir") for run in client.read_flow_runs()]
+    assert str(workplace / "a") in folders
+    assert not {str(workplace / "d"), str(workplace / "h")} & set(folders)
+
+
+@pytest.mark.long
+def test_ci_is_told_in_a_sentence_why_no_run_was_started(prefect_server, workplace):
+    def refusal(deployment, *arguments, **environ):
+        done = prefect_server.run(sys.executable, RUN_AND_WAIT, deployment, *arguments, **environ)
+        assert done.returncode == 78, done.stdout + done.stderr
+        assert not done.stdout
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    known = refusal("embed/hash-fin")
+    assert "did you mean embed/hash-fine?" in known
+    assert "embed/hash-slow" in known
+    assert "did you mean output_dir?" in refusal("embed/hash-fine", "--param", "outptu_dir=x")
+    assert "PREFECT_API_AUTH_STRING" in refusal("embed/hash-fine", PREFECT_API_AUTH_STRING="admin:wrong")
+    assert "does not answer" in refusal("embed/hash-fine", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert "end with /api?" in refusal("embed/hash-fine", PREFECT_API_URL=prefect_server.url)
+
+
+def test_ctrl_c_cancels_the_run_and_says_so(prefect_server, workplace):
+    command = [
+        sys.executable,
+        RUN_AND_WAIT,
+        "embed/hash-slow",
+        *embed_parameters(workplace / "in.fasta", workplace / "i"),
+    ]
+    log = workplace / "interrupted.log"
+    with log.open("wb") as said:
+        waiting = subprocess.Popen(command, env=prefect_server.environ, cwd=REPOSITORY, stdout=said, stderr=said)
+    try:
+        wait_until(lambda: "RUN " in log.read_text(), limit_s=60, log=log)
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 128 + signal.SIGINT, log.read_text()
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert "stopped: the run is cancelled" in log.read_text()
+    run_id = re.search(r"flow-run/(\S+)", log.read_text())[1]
+    assert prefect_server.flow_run(run_id).state.name == "Cancelled"
+
+
+@contextmanager
+def scheduled(service, deployment_id, seconds):
+    """Let the deployment run every so many seconds."""
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    with service.client() as client:
+        soon = datetime.now(UTC) + timedelta(seconds=3)
+        every = IntervalSchedule(interval=timedelta(seconds=seconds), anchor_date=soon)
+        client.create_deployment_schedules(deployment_id, [(every, True)])
+    try:
+        yield
+    finally:
+        with service.client() as client:
+            client.delete_deployment(deployment_id)
+
+
+def test_a_schedule_fires_and_the_inbox_takes_each_content_once_over_a_restart_of_the_worker(prefect_server, tmp_path):
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    inbox, results = tmp_path / "inbox", tmp_path / "results"
+    inbox.mkdir()
+    target = deploy_hash(prefect_server, tmp_path, "hash-of-inbox")
+    nightly = prefect_server.deploy("flows/inbox.py:predict_inbox", "every-few-seconds")
+    parameters = {
+        "inbox_dir": str(inbox),
+        "output_root": str(results),
+        "deployment": "embed/hash-of-inbox",
+        "parameters": {"hardware": {"devices": "cpu", "workers": 1}},
+        "settle_seconds": 1,
+    }
+    with prefect_server.client() as client:
+        client.update_deployment(nightly, DeploymentUpdate(parameters=parameters))
+    (inbox / "first one.fasta").write_text(">a\nMKTAYIAKQR\n")
+    (inbox / "again.fa").write_text(">a\nMKTAYIAKQR\n")
+    (inbox / "copying.fasta.part").write_text(">x\nMK")
+    (inbox / "passwd.fasta").symlink_to("/etc/passwd")
+
+    def completed():
+        return [run for run in runs_of(prefect_server, target) if run.state.is_completed()]
+
+    began_s = time.monotonic()
+    with scheduled(prefect_server, nightly, seconds=20):
+        with prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(tmp_path)) as worker:
+            wait_until(lambda: len(completed()) == 1, limit_s=150, log=worker.log, interval_s=0.5)
+            print(f"the first file was done after {time.monotonic() - began_s:.1f} s")
+        (inbox / "second.fasta").write_text(">b\nGAVLIMC\n")
+        with prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(tmp_path)) as worker:
+            wait_until(lambda: len(completed()) == 2, limit_s=150, log=worker.log, interval_s=0.5)
+            print(f"the second one after {time.monotonic() - began_s:.1f} s")
+        scans = [run.state.message for run in runs_of(prefect_server, nightly) if run.state.is_completed()]
+    runs = runs_of(prefect_server, target)
+    assert str(inbox / "second.fasta") in [path for run in runs for path in run.parameters["fasta_files"]]
+    assert len(runs) == 2
+    assert all("inbox" in run.tags for run in runs)
+    assert len(list(results.glob("*/embeddings.h5"))) == 2
+    assert len([path for path in (results / ".inbox").iterdir() if len(path.name) > 60]) == 2
+    assert len(list(inbox.iterdir())) == 5
+    assert "1 run of embed/hash-of-inbox started, 1 skipped, 1 taken before" in scans
+    assert "1 run of embed/hash-of-inbox started, 1 skipped, 2 taken before" in scans
