@@ -1,0 +1,219 @@
+"""The units' own commands with their own settings, and the proxy in front: a server with a password, and its worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.debian_programs import program
+from tests.prefect_service import started, wait_until
+
+pytestmark = pytest.mark.slow
+
+DEPLOYMENTS = REPOSITORY / "deployments"
+PASSWORD = "virnucpro:the-password-of-this-test"
+START_LIMIT_S = 120.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+class Place:
+    """A machine's folders and ports, under a folder of the test, with what ``/etc/virnucpro`` would hold."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {"4200": str(free_port()), "8081": str(free_port())}
+        for name in ("lib", "etc"):
+            (folder / name).mkdir(parents=True)
+        for name in ("server.env", "worker.env"):
+            text = (DEPLOYMENTS / "systemd" / name).read_text().replace("AUTH_STRING=\n", f"AUTH_STRING={PASSWORD}\n")
+            (folder / "etc" / name).write_text(self.here(text))
+
+    def here(self, text: str) -> str:
+        """Return a unit's text with the paths and ports of this place."""
+        for there, here in {
+            "/opt/virnucpro/.venv/bin/": f"{Path(sys.executable).parent}/",
+            "/opt/virnucpro": str(REPOSITORY),
+            "/var/lib/": f"{self.folder}/lib/",
+            "/var/cache/": f"{self.folder}/cache/",
+            "/etc/virnucpro": f"{self.folder}/etc",
+            "/run/lock/": f"{self.folder}/lock/",
+            "/srv/": f"{self.folder}/srv/",
+            "%H": "this-host",
+            **self.ports,
+        }.items():
+            text = text.replace(there, here)
+        return text
+
+    @contextmanager
+    def service(self, name: str):
+        """Start a unit's ExecStart with exactly its environment; yield the process."""
+        lines = self.here((DEPLOYMENTS / "systemd" / f"{name}.service").read_text()).replace("\\\n", " ").splitlines()
+        settings = [line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")]
+        environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8", "no_proxy": "127.0.0.1"}
+        for key, value in settings:
+            if key == "Environment":
+                environ |= dict(pair.split("=", 1) for pair in shlex.split(value))
+        (settings_file,) = [value for key, value in settings if key == "EnvironmentFile"]
+        (command,) = [value for key, value in settings if key == "ExecStart"]
+        (working,) = [value for key, value in settings if key == "WorkingDirectory"]
+        Path(working).mkdir(exist_ok=True)
+        environ |= env_file(Path(settings_file))
+        with started(shlex.split(command), self.log(name), cwd=Path(working), environ=environ) as process:
+            yield process
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def env_file(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def is_healthy(url: str) -> bool:
+    """By the program that the containers' checks use."""
+    return subprocess.run([DEPLOYMENTS / "healthy", url], capture_output=True, timeout=30, check=False).returncode == 0
+
+
+def answer(url: str, authority: Path | None = None, password: str | None = None) -> int:
+    """The status of what a server says."""
+    context = ssl.create_default_context(cafile=authority) if authority else None
+    handlers = [urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])]
+    request = urllib.request.Request(url)
+    if password:
+        import base64
+
+        request.add_header("Authorization", "Basic " + base64.b64encode(password.encode()).decode())
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=20) as said:
+            return said.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def listening(process: subprocess.Popen) -> set[str]:
+    """Addresses that a service and what it started listen on."""
+    family = [psutil.Process(process.pid)]
+    family += family[0].children(recursive=True)
+    return {link.laddr.ip for one in family for link in one.net_connections("inet") if link.status == "LISTEN"}
+
+
+def prefect(*arguments, **environ):
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "prefect", *map(str, arguments)],
+        env={**ours, "COLUMNS": "200", **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Both units' services, running."""
+    place = Place(tmp_path_factory.mktemp("place"))
+    server, worker = (f"http://127.0.0.1:{port}" for port in place.ports.values())
+    with place.service("virnucpro-server") as of_server:
+        log = place.log("virnucpro-server")
+        took_s = wait_until(lambda: is_healthy(f"{server}/api/ready"), limit_s=START_LIMIT_S, log=log)
+        with place.service("virnucpro-worker") as of_worker:
+            log = place.log("virnucpro-worker")
+            took_s += wait_until(lambda: is_healthy(f"{worker}/health"), limit_s=START_LIMIT_S, log=log)
+            wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
+            print(f"server and worker of the units ready after {took_s:.1f} s")
+            place.server, place.processes = server, {"server": of_server, "worker": of_worker}
+            yield place
+
+
+def test_the_units_server_asks_for_the_password_and_protects_against_forged_requests(place):
+    asked = f"{place.server}/api/admin/version"
+    assert answer(asked) == 401
+    assert answer(asked, password="virnucpro:another-password") == 401
+    assert answer(asked, password=PASSWORD) == 200
+    with urllib.request.urlopen(f"{place.server}/ui-settings", timeout=20) as page:
+        settings = json.load(page)
+    assert (settings["auth"], settings["csrf_enabled"]) == ("BASIC", True)
+    assert settings["api_url"] == f"{place.server}/api"
+
+
+def test_neither_unit_listens_beyond_this_machine(place):
+    assert listening(place.processes["server"]) == {"127.0.0.1"}
+    assert listening(place.processes["worker"]) == {"127.0.0.1"}
+
+
+def test_the_proxy_gives_the_server_tls_and_the_server_takes_the_cluster_pool_through_it(place, tmp_path):
+    """With a certificate of its own; the template of deployments/kubernetes makes a work pool."""
+    caddy, openssl = program("caddy"), program("openssl")
+    port, tls = free_port(), tmp_path / "tls"
+    tls.mkdir()
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    key = ["-newkey", "rsa:2048", "-nodes", "-keyout", tls / "key.pem", "-out", tls / "cert.pem"]
+    subprocess.run([openssl, "req", "-x509", "-days", "2", *subject, *key], capture_output=True, check=True)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "XDG_DATA_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "VIRNUCPRO_HOST": "localhost",
+        "VIRNUCPRO_PORT": str(port),
+        "PREFECT_SERVER": place.server.removeprefix("http://"),
+        "TLS_FOLDER": str(tls),
+    }
+    caddyfile = DEPLOYMENTS / "proxy" / "Caddyfile"
+    command = [caddy, "run", "--adapter", "caddyfile", "--config", str(caddyfile)]
+    with started(command, tmp_path / "caddy.log", cwd=tmp_path, environ=environ) as process:
+        url, authority = f"https://localhost:{port}", tls / "cert.pem"
+
+        def is_up():
+            try:
+                return answer(f"{url}/api/health", authority) == 200
+            except OSError:
+                return False
+
+        wait_until(is_up, limit_s=START_LIMIT_S, log=tmp_path / "caddy.log")
+        assert answer(f"{url}/api/admin/version", authority) == 401
+        assert answer(f"{url}/api/admin/version", authority, PASSWORD) == 200
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            answer(f"{url}/api/health")
+        assert {link.laddr.port for link in psutil.Process(process.pid).net_connections("inet")} & {2019} == set()
+        made = prefect(
+            *("work-pool", "create", "cluster", "--type", "kubernetes"),
+            *("--base-job-template", DEPLOYMENTS / "kubernetes" / "base-job-template.json"),
+            PREFECT_HOME=str(tmp_path / "home"),
+            PREFECT_API_URL=f"{url}/api",
+            PREFECT_API_AUTH_STRING=PASSWORD,
+            PREFECT_API_SSL_CERT_FILE=str(authority),
+            no_proxy="localhost,127.0.0.1",
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+    assert PASSWORD.partition(":")[2] not in (tmp_path / "caddy.log").read_text()
+
+
+@pytest.mark.parametrize("unit", ["virnucpro-server", "virnucpro-worker"])
+def test_no_unit_starts_with_the_settings_as_they_are_shipped(unit, tmp_path):
+    place = Place(tmp_path)
+    shutil.copytree(DEPLOYMENTS / "systemd", tmp_path / "etc", dirs_exist_ok=True)
+    with place.service(unit) as process:
+        assert process.wait(20) == 78
+    assert "AUTH_STRING must be NAME:PASSWORD" in place.log(unit).read_text()
+    text = (DEPLOYMENTS / "systemd" / f"{unit}.service").read_text()
+    assert "RestartPreventExitStatus=78" in text
