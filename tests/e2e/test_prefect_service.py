@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 PREFECT_YAML = REPOSITORY / "prefect.yaml"
 RUN_AND_WAIT = str(REPOSITORY / "deployments" / "ci" / "run_and_wait")
+BOOTSTRAP = str(REPOSITORY / "deployments" / "bootstrap")
 DEPLOYMENTS = {"embed/embed", "predict/predict", "predict/predict-smoke", "predict-inbox/predict-nightly"}
 MOVING = {"updated", "last_polled", "status", "active_slots"}
 POISON = "MKVLAAGIT"
@@ -322,3 +323,136 @@ def test_a_schedule_fires_and_the_inbox_takes_each_content_once_over_a_restart_o
     assert len(list(inbox.iterdir())) == 5
     assert "1 run of embed/hash-of-inbox started, 1 skipped, 1 taken before" in scans
     assert "1 run of embed/hash-of-inbox started, 1 skipped, 2 taken before" in scans
+
+
+KILLED_SCANS = """
+import json, os, sys
+from pathlib import Path
+
+import flows.inbox
+from virnucpro import failpoints
+
+parameters = json.loads(sys.argv[1])
+
+
+def scan(fault):
+    child = os.fork()
+    if child == 0:
+        failpoints.arm(fault)
+        state = flows.inbox.predict_inbox(**parameters, return_state=True)
+        os._exit(0 if state.is_completed() else 9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+step = 0
+ended = -9
+while ended == -9:
+    step += 1
+    Path(parameters["inbox_dir"], f"{step}.fasta").write_text(f">s{step}\\n{'A' * step}\\n")
+    ended = scan(f"MainProcess/*:{step}:kill")
+    print("step", step, "ended", ended, flush=True)
+    assert scan(None) == 0
+assert ended == 0, ended
+print("steps", step - 1)
+"""
+
+
+@pytest.mark.long
+def test_a_scan_that_is_killed_at_any_step_neither_loses_a_file_nor_takes_it_twice(prefect_server, tmp_path):
+    inbox, results = tmp_path / "inbox", tmp_path / "results"
+    inbox.mkdir()
+    target = deploy_hash(prefect_server, tmp_path, "hash-of-killed-scans")
+    parameters = {"inbox_dir": str(inbox), "output_root": str(results), "deployment": "embed/hash-of-killed-scans"}
+    parameters |= {"settle_seconds": 0}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_SCANS, json.dumps(parameters)],
+        cwd=REPOSITORY,
+        env=prefect_server.environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    steps = int(re.search(r"^steps (\d+)$", done.stdout, flags=re.MULTILINE)[1])
+    print(f"killed at each of {steps} steps")
+    assert steps >= 10
+    runs = runs_of(prefect_server, target)
+    taken = [path for run in runs for path in run.parameters["fasta_files"]]
+    assert sorted(taken) == sorted(str(path) for path in inbox.iterdir())
+    assert len(set(taken)) == len(taken) == steps + 1
+    claims = [json.loads(path.read_text()) for path in (results / ".inbox").glob("?" * 64 + ".json")]
+    assert {claim["flow_run_id"] for claim in claims} == {str(run.id) for run in runs}
+    with prefect_server.client() as client:
+        client.delete_deployment(target)
+
+
+def bootstrap_says(service, *arguments, **environ):
+    began_s = time.monotonic()
+    done = service.run(sys.executable, BOOTSTRAP, *arguments, **environ)
+    print(f"bootstrap: {time.monotonic() - began_s:.1f} s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ready, _, _ = done.stdout.partition("\n\n")
+    return {line[:46].strip(): line[46:].strip() for line in ready.splitlines()}
+
+
+@pytest.mark.long
+def test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time(prefect_server):
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    first = bootstrap_says(prefect_server)
+    second = bootstrap_says(prefect_server)
+    assert set(first) == set(second)
+    assert {f"deployment {name}" for name in DEPLOYMENTS} <= set(second)
+    assert len([name for name in second if name.startswith("virnucpro: ")]) == 3
+    assert {what.partition(":")[0] for what in second.values()} == {"as it was"}
+    # what an operator sets stays, unless an option says otherwise
+    with prefect_server.client() as client:
+        (failed,) = client.read_automations_by_name("virnucpro: a run failed")
+        client.pause_automation(failed.id)
+    assert bootstrap_says(prefect_server, "--limit", "2")[f"work pool {POOL}"].startswith("changed: process, 2 runs")
+    third = bootstrap_says(prefect_server)
+    assert third[f"work pool {POOL}"] == "as it was: process, 2 runs at a time"
+    with prefect_server.client() as client:
+        assert client.read_work_pool(POOL).concurrency_limit == 2
+        (failed,) = client.read_automations_by_name("virnucpro: a run failed")
+        assert not failed.enabled
+        client.resume_automation(failed.id)
+        client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=20))  # for the tests that come after
+
+
+@pytest.mark.long
+def test_bootstrap_says_in_a_sentence_why_the_server_cannot_be_used(prefect_server):
+    for environ, why in (
+        ({"PREFECT_API_URL": "http://127.0.0.1:9/api"}, "does not answer"),
+        ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "PREFECT_API_AUTH_STRING"),
+    ):
+        done = prefect_server.run(sys.executable, BOOTSTRAP, **environ)
+        assert done.returncode == 78
+        assert why in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    done = prefect_server.run(sys.executable, BOOTSTRAP, "--notify", "slack-webhook/none")
+    assert done.returncode == 78
+    assert "no such block" in done.stderr
+
+
+@pytest.mark.long
+def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
+    """The worker and the flow's process are killed at once, so that nobody is left to say what became of the run."""
+    bootstrap_says(prefect_server)
+    control = hash_flows.control_file(workplace / "zombie.json", slow_s=600.0)
+    variables = {hash_flows.VARIABLE: str(control), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+    deployment = prefect_server.deploy("tests/hash_flows.py:embed", "zombie", **variables)
+    given = {"fasta_files": [str(workplace / "in.fasta")], "output_dir": str(workplace / "zombie")}
+    with prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(workplace)) as worker:
+        with prefect_server.client() as client:
+            run = client.create_flow_run_from_deployment(
+                deployment, parameters={**given, "hardware": {"devices": "cpu", "workers": 1}}, tags=["virnucpro"]
+            )
+        prefect_server.wait_for_state(run.id, "Running", limit_s=60)
+        time.sleep(3)  # its first sign of life has reached the server
+        flow_process = prefect_server.flow_process(run.id)
+        worker.kill()
+        flow_process.kill()
+        ended = prefect_server.wait_for_state(run.id, "Crashed", limit_s=180)
+    assert ended.state.message == "no sign of life for 90 s: run it again, and it continues"
