@@ -10,14 +10,14 @@ FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3.12-dev python3.12-venv g++ ninja-build \
+    && apt-get install --yes --no-install-recommends python3.12-dev python3.12-venv g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/virnucpro
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt deployments/image-constraints.txt /build/
 RUN python3.12 -m venv .venv \
     && .venv/bin/pip install --constraint /build/constraints.txt --constraint /build/image-constraints.txt \
-        torch numpy packaging psutil setuptools wheel
+        torch numpy ninja packaging psutil setuptools wheel
 # The GPUs that kernels are made for: 80 is A100, 90 is H100 and H200, 100 is B200, 120 is RTX Blackwell. Each takes long.
 ARG GPU_ARCHITECTURES="80;90"
 # Compilers at a time: each takes 8 GB of memory or more.
