@@ -28,21 +28,18 @@ def uuid_of(number: int) -> str:
 
 
 def pretend(count: int) -> None:
-    """Let this process see *count* GPUs, and start workers for them; before flows are imported."""
-    import virnucpro.pipeline.multi_gpu_inference
-    from virnucpro.pipeline import run_preparation
+    """Let this process see *count* GPUs, and start workers for them."""
+    from virnucpro.pipeline import multi_gpu_inference, run_preparation
 
     nvml = FakeNvml([FakeGpu(uuid_of(number)) for number in range(count)])
     for name in dir(nvml):
         if name.startswith("nvml") and callable(getattr(nvml, name)):
             setattr(pynvml, name, getattr(nvml, name))
-    multi_gpu_inference = virnucpro.pipeline.multi_gpu_inference
-    multi_gpu_inference.GPU_WORKER = WORKER
     multi_gpu_inference.run_embedding.__kwdefaults__.update(worker_fn=WORKER, probe_fn=PROBE)
     run_preparation.prepare_run.__kwdefaults__.update(probe_fn=PROBE)
 
 
-def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config):
+def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output_dir, model_config, *args):
     """Work on the CPU, and note beside the model's control file when this process had which device."""
     import torch
 
@@ -50,10 +47,12 @@ def gpu_worker_on_a_fake_gpu(rank, world_size, results_queue, index_path, output
 
     uses = Path(model_config.weights_path).with_suffix(".devices")
     use = {"out": str(output_dir), "device": os.environ["CUDA_VISIBLE_DEVICES"], "pid": os.getpid()}
+    make_plan = gpu_worker.make_plan
     gpu_worker.own_device = lambda _config: torch.device("cpu")
+    gpu_worker.make_plan = lambda *args, **_: make_plan(*args, device_type="cuda")  # as its parent has it
     _note(uses, {**use, "event": "begin", "time": time.monotonic()})
     try:
-        gpu_worker.gpu_worker(rank, world_size, results_queue, index_path, output_dir, model_config)
+        gpu_worker.gpu_worker(rank, world_size, results_queue, index_path, output_dir, model_config, *args)
     finally:
         _note(uses, {**use, "event": "end", "time": time.monotonic()})
 

@@ -98,7 +98,8 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
 
     ``rank``: which worker; ``how``: see ``fail``; ``before_batch``: when; ``times``: in how many processes (counted by
     files beside the JSON, so that a new process sees what the earlier ones did); ``poison``: sequence -> how, for
-    batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model.
+    batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model; ``gate``: a file
+    without which no batch is computed.
     """
     plan = json.loads(Path(weights_path).read_text())
     slow_s = plan.get("slow_s", 0.0)
@@ -111,6 +112,8 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
             with Path(weights_path).with_suffix(".calls").open("a") as file:
                 file.write(json.dumps({"pid": os.getpid(), "sequences": sequences}) + "\n")
         time.sleep(slow_s)
+        while "gate" in plan and not Path(plan["gate"]).exists():
+            time.sleep(0.05)
         for sequence in poison.keys() & set(sequences):
             fail(poison[sequence])
         mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"

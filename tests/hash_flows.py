@@ -3,7 +3,8 @@ The real flow ``embed`` with the hash model in place of weights, for deployments
 
 Only where the model comes from is exchanged. What the model does stands in the JSON file that the variable
 ``HASH_CONTROL`` of the flow's process names (see ``fakes.load_faulty_model``), which a test may rewrite between runs; a
-deployment sets it among its job variables, ``PrefectService.deploy``'s *environ*.
+deployment sets it among its job variables, ``PrefectService.deploy``'s *environ*. With ``FAKE_GPUS`` set as well the
+flow's process sees that many GPUs, which are none (``tests.fake_gpus``).
 """
 
 import json
@@ -11,7 +12,8 @@ import os
 from pathlib import Path
 
 import flows.embed
-from tests import fakes
+import flows.tasks
+from tests import fake_gpus, fakes
 
 VARIABLE = "HASH_CONTROL"
 
@@ -25,5 +27,8 @@ def control_file(path: Path, **plan) -> Path:
 if VARIABLE in os.environ:
     _config = fakes.hash_config(weights_path=os.environ[VARIABLE], loader="tests.fakes:load_faulty_model")
     flows.embed.configure_model = lambda *_, **__: _config
+if fake_gpus.VARIABLE in os.environ:
+    fake_gpus.pretend(int(os.environ[fake_gpus.VARIABLE]))
+    flows.tasks.GPU_WORKER = fake_gpus.WORKER
 
 embed = flows.embed.embed

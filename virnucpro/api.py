@@ -64,7 +64,8 @@ def embed_fasta(
         fasta_files: One path or several, plain or gzip; the result has their order.
         output_dir: Folder of the run: result, manifest and logs.
         model: Registered name or path of a checkpoint; by default the bundled demonstration encoder.
-        devices: ``auto``, ``cpu``, or a list such as ``0,1``.
+        devices: ``auto`` (every visible GPU that is free, else the CPU), ``auto:N`` (N free GPUs), ``cpu``, or a list
+            such as ``0,1``. A GPU that another run on this host holds is waited for.
         workers: CPU workers, by default one a core as far as memory and the input go.
         workers_per_device: Workers that share each GPU.
         precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.

@@ -1,13 +1,15 @@
 """
 The real command line, with the hash model in place of weights: ``python -m tests.faults.hash_command CONTROL ...``.
 
-Only where the model comes from is exchanged; everything else, the workers' processes included, is the program.
+Only where the model comes from is exchanged; everything else, the workers' processes included, is the program. With
+``FAKE_GPUS`` set it sees that many GPUs, which are none (``tests.fake_gpus``).
 """
 
+import os
 import sys
 
 import virnucpro.cli
-from tests import fakes
+from tests import fake_gpus, fakes
 from virnucpro.commands import embed
 from virnucpro.pipeline import multi_gpu_inference
 
@@ -17,6 +19,8 @@ def main() -> None:
     config = fakes.hash_config(weights_path=control, loader="tests.fakes:load_faulty_model")
     embed.configure_model = lambda *_, **__: config
     multi_gpu_inference.configure_model = embed.configure_model  # the flow, imported later, takes it from here
+    if fake_gpus.VARIABLE in os.environ:
+        fake_gpus.pretend(int(os.environ[fake_gpus.VARIABLE]))
     virnucpro.cli.main()
 
 

@@ -107,7 +107,11 @@ RunDir = Annotated[
 ]
 
 Devices = Annotated[
-    str, typer.Option(metavar="LIST", help="auto (every visible GPU, else the CPU), cpu, or a list such as 0,1.")
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="auto (every visible GPU that is free, else the CPU), auto:N (N free GPUs), cpu, or a list such as 0,1. A GPU that another run on this host holds is waited for.",
+    ),
 ]
 
 Workers = Annotated[
