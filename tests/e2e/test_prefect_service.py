@@ -8,14 +8,19 @@ with the hash model (``tests.hash_flows``).
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -23,7 +28,7 @@ import yaml
 
 from tests import hash_flows
 from tests.conftest import REPOSITORY
-from tests.prefect_service import POOL, wait_until
+from tests.prefect_service import POOL, prefect_service, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -456,3 +461,56 @@ def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
         flow_process.kill()
         ended = prefect_server.wait_for_state(run.id, "Crashed", limit_s=180)
     assert ended.state.message == "no sign of life for 90 s: run it again, and it continues"
+
+
+@pytest.fixture
+def postgresql(tmp_path_factory):
+    """A private cluster of PostgreSQL on a free port of 127.0.0.1; yield its URL for Prefect."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        pytest.skip("Debian's package postgresql is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="virnucpro-postgresql-"))  # pytest's own folders are closed to other users
+    is_root = os.geteuid() == 0
+    if is_root:
+        shutil.chown(folder, "postgres")
+    identity = {"user": "postgres", "group": "postgres", "extra_groups": []} if is_root else {}
+
+    def run(name, *arguments):
+        command = [programs[-1] / name, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **identity)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run("initdb", "--pgdata", folder / "data", "--username", "prefect", "--auth", "trust", "--no-sync")
+    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
+    run("pg_ctl", "--pgdata", folder / "data", "--log", folder / "log", "--wait", "--options", options, "start")
+    try:
+        run("createdb", "--host", "127.0.0.1", "--port", str(port), "--username", "prefect", "prefect")
+        yield f"postgresql+asyncpg://prefect:any@127.0.0.1:{port}/prefect"
+    finally:
+        run("pg_ctl", "--pgdata", folder / "data", "--mode", "immediate", "--wait", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_all_of_it_on_postgresql(postgresql, tmp_path):
+    with prefect_service(tmp_path / "server", PREFECT_SERVER_DATABASE_CONNECTION_URL=postgresql) as service:
+        for number, test in enumerate(
+            [
+                test_deploying_everything_twice_changes_nothing_the_second_time,
+                test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time,
+            ]
+        ):
+            print(f"{number}: {test.__name__}")
+            test(service)
+        folder = tmp_path / "work"
+        folder.mkdir()
+        make_workplace(service, folder)
+        test_ci_gets_the_outcome_of_a_run_as_exit_code_with_its_lines_and_its_summary(service, folder)
+        (tmp_path / "inbox test").mkdir()
+        test_a_schedule_fires_and_the_inbox_takes_each_content_once_over_a_restart_of_the_worker(
+            service, tmp_path / "inbox test"
+        )
+    assert not list((tmp_path / "server").rglob("*.db")), "it was SQLite"
