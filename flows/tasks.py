@@ -14,7 +14,7 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
-from prefect.runtime import task_run
+from prefect.runtime import flow_run, task_run
 from prefect.states import Failed
 
 from flows.parent_lines import log_level
@@ -85,7 +85,7 @@ def build_index(
     """Check and index the input, wait for the devices, and settle the plan; see ``prepare_run``."""
 
     def prepare() -> PreparedRun:
-        run = prepare_run(fasta_files, Path(output_dir), model_config, claim, run_id=run_id, restart=restart)
+        run = prepare_run(fasta_files, Path(output_dir), model_config, claim, run_id=run_id, restart=_afresh(restart))
         index = run.open_index()
         get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
         return run
@@ -165,7 +165,9 @@ def index_contigs(
 ) -> PredictionRun | State[Any]:
     """Check and index the contigs; see ``prepare_prediction``."""
     return _without_traceback(
-        lambda: prepare_prediction(input_files, output_dir, config, device_type, run_id=run_id, restart=restart)
+        lambda: prepare_prediction(
+            input_files, output_dir, config, device_type, run_id=run_id, restart=_afresh(restart)
+        )
     )
 
 
@@ -191,6 +193,11 @@ def call_contigs(run: PredictionRun) -> State[Any] | None:
 def report(run: PredictionRun, embeddings: Sequence[RunResult]) -> PredictionResult | State[Any]:
     """Prove that the counts add up, close the run, and write the report."""
     return _without_traceback(lambda: close_prediction(run, embeddings, write_report))
+
+
+def _afresh(restart: bool) -> bool:
+    """Whether the folder's work is removed first: a flow run that Prefect starts again goes on with its own."""
+    return restart and flow_run.run_count <= 1
 
 
 def _without_traceback(stage: Callable[[], Result]) -> Result | State[Any]:
