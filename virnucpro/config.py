@@ -297,8 +297,8 @@ class RunLimits:
     """Seconds from its start until a worker must have loaded its model."""
     progress_timeout_s: float = 900.0
     """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
-    stop_grace_s: float = 8.0
-    """Seconds between SIGTERM and SIGKILL when a worker is stopped."""
+    stop_grace_s: float = 6.0
+    """Seconds between SIGTERM and SIGKILL when a worker is stopped; the whole run is to be gone within ten."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def test_a_cancelled_run_leaves_no_process_and_a_folder_that_the_next_run_comple
 
 def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_retry_completes_it(worker, job):
     service = job.service
-    run = job.start_and_wait_for_parts()
+    run = job.start_and_wait_for_parts(result={"restart": True})  # which a retry does not do again
     processes = processes_of(run)
     service.flow_process(run).kill()
     seconds = seconds_until_gone(processes, limit_s=30)
