@@ -36,7 +36,6 @@ from flows.parameters import (
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
 from flows.telemetry import run_telemetry
-from flows.time_limit import minutes_left
 from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
@@ -221,7 +220,7 @@ def _identify(
     with kept(claim, telemetry, run.run_id):
         for stage in stages_to_embed(run):
             with telemetry.stage(stage):
-                own = Limits(worker_retries=limits.worker_retries, time_limit_minutes=minutes_left())
+                own = Limits(worker_retries=limits.worker_retries)  # our time limit rings within it, too
                 outcome = _embed(run, stage, {**embedding_parameters[stage], "limits": own})
             record_embedding(run, stage, outcome, seconds=telemetry.stages_s()[stage])
             embeddings.append(outcome)

@@ -11,17 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from virnucpro.errors import ConfigurationError, ExitCode, StoppedError, VirNucProError
 
 AGAIN_S = 60.0
 """Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
 workers takes less."""
-
-
-_LEAST_MINUTES = 1e-3
-_DEADLINE_S: ContextVar[float | None] = ContextVar("_DEADLINE_S", default=None)
 
 
 class TimeLimitError(StoppedError):
@@ -56,20 +51,12 @@ def time_limit(minutes: float) -> Iterator[None]:
         raise TimeLimitError(minutes)
 
     began_s = time.monotonic()
-    token = _DEADLINE_S.set(began_s + minutes * 60)
     handler = signal.signal(signal.SIGALRM, ring)
     left_s, again_s = signal.setitimer(signal.ITIMER_REAL, minutes * 60, AGAIN_S)
     try:
         yield
     finally:
-        _DEADLINE_S.reset(token)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left_s:
             signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s - (time.monotonic() - began_s)), again_s)
-
-
-def minutes_left() -> float:
-    """Return the minutes that the limit around us leaves, as a limit for what runs within it; 0 where there is none."""
-    deadline_s = _DEADLINE_S.get()
-    return 0.0 if deadline_s is None else max(_LEAST_MINUTES, (deadline_s - time.monotonic()) / 60)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import pytest
 
 pytest.importorskip("prefect")
@@ -59,6 +64,29 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
     calls = predict_fasta(contigs, tmp_path / "plain", classifier=classifier, devices="cpu", workers=1)
     assert tables(tmp_path / "flow") == tables(tmp_path / "plain")
     assert [call.contig for call in calls] == ["a", "none", "b"]
+
+
+@pytest.mark.slow
+def test_its_time_limit_ends_the_embedding_run_within_it_too_and_is_named_as_it_was_given(tmp_path, contigs):
+    def ring():
+        while not worker_processes():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGALRM)  # the clock, hours early
+
+    thread = threading.Thread(target=ring, daemon=True)
+    thread.start()
+    state = predict(
+        [str(contigs)],
+        str(tmp_path / "out"),
+        classifier=str(real_classifier(tmp_path)),
+        hardware={"devices": "cpu", "workers": 1},
+        limits={"time_limit_minutes": 90},
+        return_state=True,
+    )
+    thread.join()
+    assert (state.type.value, state.name) == ("FAILED", "TimedOut")
+    assert state.message == "the time limit of 90 minutes has passed: run it again to continue"
+    assert worker_processes() == {}
 
 
 def test_what_cannot_be_used_fails_with_the_sentence_of_the_command_line(tmp_path, contigs, caplog):

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from flows.time_limit import TimeLimitError, minutes_left, time_limit
+from flows.time_limit import TimeLimitError, time_limit
 from virnucpro.errors import ConfigurationError
 
 
@@ -29,18 +29,14 @@ def test_without_a_limit_nothing_is_set():
     handler = signal.getsignal(signal.SIGALRM)
     with time_limit(0):
         assert signal.getsignal(signal.SIGALRM) is handler
-        assert minutes_left() == 0
 
 
 def test_after_an_inner_limit_the_outer_one_goes_on_where_it_was():
     with time_limit(1):
         time.sleep(0.2)
-        assert 0.9 < minutes_left() < 0.997
         with time_limit(2):
-            assert 1.9 < minutes_left() <= 2
             time.sleep(0.2)
         assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] < 59.6
-        assert minutes_left() < 0.994
 
 
 def test_an_outer_limit_that_passed_meanwhile_rings_after_the_inner_one():
