@@ -57,6 +57,9 @@ def refusal_of(capsys, monkeypatch, *arguments):
         (["predict"], "a deployment is named FLOW/DEPLOYMENT, such as predict/predict-smoke, not 'predict'"),
         (["a/b", "--parm", "x=1"], "unknown: --parm x=1; did you mean --param?"),
         (["a/b", "--param", "x"], "--param takes NAME=VALUE, not 'x'"),
+        (["a/b", "--param", "x=/\udcff"], r"""not UTF-8, which names and parameters must be: ' {"x": "/\udcff'"""),
+        (["a/\udcff"], r"""not UTF-8, which names and parameters must be: '["a/\udcff'"""),
+        (["a/b", "--param", "x=NaN"], "NaN and Infinity are not JSON, and no parameter takes them"),
         (["a/b", "--param", "x=[1"], "--param x: not JSON: Expecting ',' delimiter: line 1 column 3 (char 2): [1"),
         (["a/b", "--param", "x={}}"], "--param x: not JSON: Extra data: line 1 column 3 (char 2): {}}"),
         (
