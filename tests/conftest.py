@@ -33,8 +33,6 @@ LONGEST_FILES = (
     "test_prefect_service.py",
     "test_real_proteins.py",
     "test_recovery.py",
-    "test_flow_command.py",
-    "test_prediction_kills.py",
 )
 """Begun first where files run side by side, so that none of them is left over for the end."""
 

@@ -13,9 +13,9 @@ import pytest
 
 from virnucpro.store.reader import read_embeddings
 
-pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.data, pytest.mark.timeout(900)]
 
-NUM_PROTEINS = 300
+NUM_PROTEINS = 600
 COPIES = 10
 
 

@@ -55,6 +55,7 @@ def expected(examples_dir, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_interrupted_in_the_middle_it_gives_the_same_tables(examples_dir, tmp_path, expected):
     wanted, whole_s = expected
     stopped, _ = interrupted_run(examples_dir, tmp_path, [0.4 * whole_s], signal.SIGINT)

@@ -15,15 +15,15 @@ pytest.importorskip("prefect")
 
 from virnucpro.pipeline.verification import verify_run
 
-pytestmark = pytest.mark.slow  # each starts a server of its own
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # each starts a server of its own
 
 
 @pytest.mark.parametrize(
     ("number", "to_the_group", "code"),
     [
         (signal.SIGINT, True, 130),
-        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, False, -9, marks=pytest.mark.long),
+        (signal.SIGTERM, False, 143),
+        (signal.SIGKILL, False, -9),
     ],
 )
 def test_a_signal_ends_the_flow_its_workers_and_its_server(tmp_path, examples_dir, number, to_the_group, code):

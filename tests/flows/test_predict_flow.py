@@ -54,6 +54,7 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
     from virnucpro import predict_fasta
 

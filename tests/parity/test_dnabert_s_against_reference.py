@@ -230,6 +230,7 @@ def test_each_kernel_of_a_cpu_gives_the_reference(small, tokenizer, sequences):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_published_shape_is_the_reference_too(tmp_path, tokenizer, sequences):
     config = {**_published_config(), "num_hidden_layers": 12}
     path, tensors = _published_weights(tmp_path / "published", config, seed=2)

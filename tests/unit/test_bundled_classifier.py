@@ -62,6 +62,7 @@ def test_it_was_trained_on_nothing_that_is_related_to_what_it_is_judged_by(card,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_is_worth_what_the_card_says(card, data_dir, tmp_path):
     contigs = data_dir / "viral" / "dev_contigs.fa.gz"
     frames = embed_frames(

@@ -78,6 +78,7 @@ def test_encoder_beats_the_unigram_model_on_held_out_genomes(card):
 
 @pytest.mark.data
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_cards_gain_is_what_the_shipped_weights_have_on_the_real_genomes(files, card, genomes):
     held_out, training = ([genome.letters for genome in part] for part in genomes)
     objective = DnaObjective()
