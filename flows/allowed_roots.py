@@ -37,7 +37,8 @@ class PathNotAllowedError(ConfigurationError):
         self.parameter = parameter
         self.path = path
         allowed = ", ".join(printable(root) for root in roots) or "none"
-        where = "by default the folder that the flow runs in" if variable not in os.environ else variable
+        setting = next((name for name in (variable, DATA_ROOTS) if name in os.environ), None)
+        where = setting or "by default the folder that the flow runs in"
         super().__init__(
             f"{parameter}: {printable(path)} is not under a folder that the worker allows ({where}: {allowed}); "
             f"nothing was opened"

@@ -64,7 +64,7 @@ def test_models_have_roots_of_their_own_and_without_them_those_of_data(roots, mo
         check_allowed(data={}, models={"weights_dir": str(roots / "data")})
     monkeypatch.delenv(MODEL_ROOTS)
     check_allowed(data={}, models={"weights_dir": str(roots / "data")})
-    with pytest.raises(PathNotAllowedError):
+    with pytest.raises(PathNotAllowedError, match=rf"weights_dir: .*\({DATA_ROOTS}: "):
         check_allowed(data={}, models={"weights_dir": str(roots / "models")})
 
 

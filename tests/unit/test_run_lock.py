@@ -117,6 +117,11 @@ def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path):
         pass
 
 
+def test_a_folder_whose_name_is_too_long_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match="File name too long"), RunLock(tmp_path / ("a" * 300) / "lock", run_id="a"):
+        pass
+
+
 def test_a_full_disk_is_an_output_error(tmp_path):
     program = """
         import resource, sys

@@ -39,8 +39,8 @@ class RunLock:
         self._made_folder = False
 
     def __enter__(self) -> Self:
-        self._made_folder = not self.path.parent.exists()
         try:
+            self._made_folder = not self.path.parent.exists()  # which raises where the name is too long
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
