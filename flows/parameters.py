@@ -101,26 +101,11 @@ class Hardware(_Box):
         return self
 
 
-class SequenceRules(_Box):
-    """How the sequences of the input are read."""
+class _RecordRules(_Box):
+    """How the records of the input are read, whatever they are."""
 
-    max_residues: int = Field(
-        default=0,
-        ge=0,
-        le=10**9,
-        title="Longest sequence",
-        description="Residues that are embedded; 0: 1022 for proteins, and no limit for models of DNA.",
-    )
-    long: Literal["truncate", "window", "error"] = Field(
-        default="truncate",
-        title="Longer sequences",
-        description="Are cut, embedded as the mean of half-overlapping windows, or an error.",
-    )
     gaps: Literal["error", "remove"] = Field(
         default="error", title="Gaps", description="What happens to - and . in a sequence."
-    )
-    stop: Literal["error", "x"] = Field(
-        default="error", title="Stops", description="What happens to * inside a protein; x reads it as X."
     )
     on_bad_record: Literal["error", "skip"] = Field(
         default="error",
@@ -134,7 +119,27 @@ class SequenceRules(_Box):
     )
 
 
-class ContigRules(_Box):
+class SequenceRules(_RecordRules):
+    """How the sequences of the input are read."""
+
+    stop: Literal["error", "x"] = Field(
+        default="error", title="Stops", description="What happens to * inside a protein; x reads it as X."
+    )
+    max_residues: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        title="Longest sequence",
+        description="Residues that are embedded; 0: 1022 for proteins, and no limit for models of DNA.",
+    )
+    long: Literal["truncate", "window", "error"] = Field(
+        default="truncate",
+        title="Longer sequences",
+        description="Are cut, embedded as the mean of half-overlapping windows, or an error.",
+    )
+
+
+class ContigRules(_RecordRules):
     """How the contigs of the input are read."""
 
     min_length: int = Field(
@@ -143,19 +148,6 @@ class ContigRules(_Box):
         le=10**9,
         title="Shortest contig",
         description="Nucleotides below which contigs are listed but not looked at.",
-    )
-    gaps: Literal["error", "remove"] = Field(
-        default="error", title="Gaps", description="What happens to - and . in a contig."
-    )
-    on_bad_record: Literal["error", "skip"] = Field(
-        default="error",
-        title="Bad records",
-        description="What happens to a contig that breaks a rule; skip lists it in failed_sequences.tsv.",
-    )
-    allow_empty: bool = Field(
-        default=False,
-        title="Empty input",
-        description="An input without contigs gives empty tables instead of an error.",
     )
 
 
@@ -177,16 +169,13 @@ class Models(_Box):
     )
 
 
-class EmbeddingResult(_Box):
-    """What becomes of the result."""
+class _Result(_Box):
+    """What becomes of a result, whatever it is."""
 
     allow_partial: bool = Field(
         default=False,
         title="Partial result",
-        description="Complete with the name Partial when some rows are missing, instead of failing.",
-    )
-    keep_shards: bool = Field(
-        default=False, title="Keep shards", description="Keep each worker's shard beside the result."
+        description="Complete with the name Partial where something could not be computed, instead of failing.",
     )
     restart: bool = Field(
         default=False,
@@ -195,23 +184,21 @@ class EmbeddingResult(_Box):
     )
 
 
-class PredictionOutput(_Box):
+class EmbeddingResult(_Result):
+    """What becomes of the result."""
+
+    keep_shards: bool = Field(
+        default=False, title="Keep shards", description="Keep each worker's shard beside the result."
+    )
+
+
+class PredictionOutput(_Result):
     """What is written, and what becomes of it."""
 
     formats: list[Literal["tsv", "json", "parquet"]] = Field(
         default=["tsv"], title="Formats", description="Of the table of contigs; TSV is always written."
     )
     keep_chunks: bool = Field(default=False, title="Keep chunks", description="Write the chunks as FASTA, too.")
-    allow_partial: bool = Field(
-        default=False,
-        title="Partial result",
-        description="Complete with the name Partial when some frames could not be embedded, instead of failing.",
-    )
-    restart: bool = Field(
-        default=False,
-        title="Start afresh",
-        description="Remove what the folder holds of earlier runs first, instead of continuing them.",
-    )
 
 
 class Cache(_Box):

@@ -37,6 +37,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    flow_boxes,
     metrics_options,
 )
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
@@ -134,14 +135,6 @@ def embed(
             fasta_files=[str(path) for path in fasta],
             output_dir=str(output),
             model=model or DEFAULT_PROTEIN_MODEL,
-            hardware={
-                "devices": devices,
-                "workers": workers or 0,
-                "workers_per_device": workers_per_device,
-                "precision": precision,
-                "threads": threads,
-                "token_budget": token_budget,
-            },
             sequences={
                 "max_residues": max_residues or 0,
                 "long": long.value,
@@ -151,18 +144,20 @@ def embed(
                 "allow_empty": allow_empty,
             },
             result={"allow_partial": allow_partial, "keep_shards": keep_shards, "restart": restart},
-            cache={
-                "weights_dir": "" if weights_dir is None else str(weights_dir),
-                "cache_dir": "" if cache_dir is None else str(cache_dir.absolute()),
-                "cache_gib": cache_size,
-            },
-            monitoring={
-                "metrics_port": metrics.port,
-                "metrics_targets": metrics.targets_dir or "",
-                "pushgateway": metrics.pushgateway or "",
-                "log_level": log_level,
-                "profile": profile,
-            },
+            **flow_boxes(
+                devices=devices,
+                workers=workers,
+                workers_per_device=workers_per_device,
+                precision=precision,
+                threads=threads,
+                token_budget=token_budget,
+                weights_dir=weights_dir,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
+                metrics=metrics,
+                log_level=log_level,
+                profile=profile,
+            ),
         )
         _report(result, as_json=as_json, allow_partial=allow_partial)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -222,6 +222,46 @@ def metrics_options(port: int | None, targets: Path | None, pushgateway: str | N
         targets_dir=None if targets is None else str(targets.absolute()),
         pushgateway=pushgateway or None,
     )
+
+
+def flow_boxes(
+    *,
+    devices: str,
+    workers: int | None,
+    workers_per_device: int,
+    precision: str,
+    threads: int,
+    token_budget: int,
+    weights_dir: Path | None,
+    cache_dir: Path | None,
+    cache_gib: float,
+    metrics: MetricsOptions,
+    log_level: str,
+    profile: bool,
+) -> dict[str, dict[str, Any]]:
+    """Return the options that both commands have as boxes of the flows' parameters (``flows/parameters.py``)."""
+    return {
+        "hardware": {
+            "devices": devices,
+            "workers": workers or 0,
+            "workers_per_device": workers_per_device,
+            "precision": precision,
+            "threads": threads,
+            "token_budget": token_budget,
+        },
+        "cache": {
+            "weights_dir": "" if weights_dir is None else str(weights_dir),
+            "cache_dir": "" if cache_dir is None else str(cache_dir.absolute()),
+            "cache_gib": cache_gib,
+        },
+        "monitoring": {
+            "metrics_port": metrics.port,
+            "metrics_targets": metrics.targets_dir or "",
+            "pushgateway": metrics.pushgateway or "",
+            "log_level": log_level,
+            "profile": profile,
+        },
+    }
 
 
 LogLevel = Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")]

@@ -35,6 +35,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    flow_boxes,
     metrics_options,
 )
 from virnucpro.commands.output import told_if_anybody_reads
@@ -161,14 +162,6 @@ def predict(
                 "allow_partial": allow_partial,
                 "restart": restart,
             },
-            hardware={
-                "devices": devices,
-                "workers": workers or 0,
-                "workers_per_device": workers_per_device,
-                "precision": precision,
-                "threads": threads,
-                "token_budget": token_budget,
-            },
             contigs={
                 "min_length": min_length or 0,
                 "gaps": gaps.value,
@@ -176,18 +169,20 @@ def predict(
                 "allow_empty": allow_empty,
             },
             models={"dna_model": dna_model or "", "protein_model": protein_model or "", "chunk": chunk or 0},
-            cache={
-                "weights_dir": "" if weights_dir is None else str(weights_dir),
-                "cache_dir": "" if cache_dir is None else str(cache_dir.absolute()),
-                "cache_gib": cache_size,
-            },
-            monitoring={
-                "metrics_port": metrics.port,
-                "metrics_targets": metrics.targets_dir or "",
-                "pushgateway": metrics.pushgateway or "",
-                "log_level": log_level,
-                "profile": profile,
-            },
+            **flow_boxes(
+                devices=devices,
+                workers=workers,
+                workers_per_device=workers_per_device,
+                precision=precision,
+                threads=threads,
+                token_budget=token_budget,
+                weights_dir=weights_dir,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
+                metrics=metrics,
+                log_level=log_level,
+                profile=profile,
+            ),
         )
         _report(result, as_json=as_json, allow_partial=allow_partial)
     else:
