@@ -3,9 +3,10 @@ What happens when a run of ours fails, crashes or is cancelled: its folder is le
 
 Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that it has of
 the run are its parameters and the folder. So nothing is taken from memory. A run that was killed is noted as stopped in
-its ``run.json``, what it left for others to look at (live status, target of Prometheus) is removed, and the flow run's
-log and an artifact say what is there and how to continue. Nothing that a hook meets is raised, since it would only hide
-how the run ended, and nothing is waited for beyond one answer of the API and ten seconds.
+its ``run.json``, what it left for others to look at (live status, target of Prometheus) is removed, the flow run's
+log and an artifact say what is there and how to continue, and a flow run within it that was killed with it is called
+Crashed as well. Nothing that a hook meets is raised, since it would only hide how the run ended, and nothing is waited
+for beyond one answer of the API and ten seconds.
 """
 
 import os
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Crashed
 
 from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
@@ -66,6 +69,15 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
             key=f"{flow.name}-resume", type="markdown", description=where, data=page, flow_run_id=flow_run.id
         )
         client.create_artifact(new)
+        _end_parts(client, flow_run)
+
+
+def _end_parts(client: SyncPrefectClient, flow_run: FlowRun) -> None:
+    """End what Prefect still takes to be running of a run that was killed: its embedding run could not say anything."""
+    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
+    for part in client.read_flow_runs(flow_run_filter=parts):
+        if part.state is None or not part.state.is_final():
+            client.set_flow_run_state(part.id, Crashed(message="It ended with the run that it was a part of."))
 
 
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:

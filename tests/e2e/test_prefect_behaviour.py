@@ -373,6 +373,33 @@ def test_an_identification_that_is_cancelled_is_continued_by_the_next_run(
     assert unfinished == [], "a flow run within a flow run is left Running"
 
 
+@pytest.mark.long
+def test_an_identification_whose_process_is_killed_leaves_no_flow_run_within_it_running_and_a_retry_completes_it(
+    worker, prefect_server, examples_dir, tmp_path
+):
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+
+    contigs = tmp_path / "contigs.fasta"
+    contigs.write_bytes((examples_dir / "contigs.fasta").read_bytes())
+    out = tmp_path / "out"
+    deployment = prefect_server.deploy("flows/predict.py:predict", "killed", VIRNUCPRO_DATA_ROOTS=str(tmp_path))
+    run = prefect_server.start(
+        deployment, input_files=[str(contigs)], output_dir=str(out), hardware=TWO_WORKERS, result={"restart": True}
+    )
+    wait_until(lambda: list(out.glob("*/work/parts/part_*.h5")), limit_s=RUN_LIMIT_S)
+    prefect_server.flow_process(run).kill()
+    prefect_server.wait_for_state(run, "Crashed", limit_s=180)
+    within = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run]))
+    with prefect_server.client() as client:
+        wait_until(
+            lambda: [part.state.name for part in client.read_flow_runs(flow_run_filter=within)] == ["Crashed"],
+            limit_s=RUN_LIMIT_S,
+        )
+    retry(prefect_server, run)
+    prefect_server.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
+    assert status_of(out).state == "complete"
+
+
 @contextmanager
 def served(job: Job):
     """The flow as ``.serve()`` runs it; yields the serving process and its deployment."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -23,8 +25,11 @@ from virnucpro.errors import (
     ResultError,
     SettingsChangedError,
     StoppedError,
+    WeightsError,
 )
-from virnucpro.pipeline.prediction_settings import TableFormat
+from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.store.contig_table import Call, read_contig_calls
 
@@ -264,6 +269,18 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(OutputError, match="that tells whose"):
         predict([tmp_path / "in.fasta"], mine, config)
     assert (mine / "in_identified_protein.faa").read_text() == "of the original program"
+
+
+def test_a_classifiers_card_cannot_name_a_file_to_be_opened(tmp_path):
+    secret = tmp_path / "secret.pt"
+    secret.write_bytes(b"not for us")
+    bundled = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
+    folder = Path(shutil.copytree(bundled, tmp_path / "classifier"))
+    card = json.loads((bundled / "card.json").read_text())
+    card["protein_model"] |= {"name": str(secret), "sha256": None}
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(WeightsError, match="names a model by a path"):
+        configure_prediction(classifier=folder, device_type="cpu")
 
 
 def test_no_input_and_no_file_of_somebody_else_is_written_over(tmp_path):

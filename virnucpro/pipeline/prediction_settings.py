@@ -23,7 +23,7 @@ from virnucpro.config import (
     computing_versions,
     fingerprint,
 )
-from virnucpro.errors import ClassifierMismatchError, ConfigurationError
+from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_card import (
     DEFAULT_CLASSIFIER,
     ClassifierCard,
@@ -31,7 +31,7 @@ from virnucpro.models.classifier_card import (
     locate_classifier,
     read_card,
 )
-from virnucpro.models.registry import MODELS
+from virnucpro.models.registry import MODELS, is_path
 from virnucpro.pipeline.multi_gpu_inference import configure_model
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def configure_prediction(
         UnknownClassifierError: No such classifier.
         ClassifierMismatchError: It was trained with another chunk length or other models.
         UnknownModelError: No such model.
-        WeightsError: Weights cannot be had.
+        WeightsError: Weights cannot be had, or a card would have us open a file that nobody named.
         ConfigurationError: A setting is out of range, or Parquet was asked for and pyarrow is not installed.
     """
     folder = locate_classifier(classifier)
@@ -206,6 +206,8 @@ def configure_prediction(
     card.check(chunk_nt=chunk_nt)
     check_weights(folder, card)
     for given, encoder in ((dna_model, card.dna_model), (protein_model, card.protein_model)):
+        if given is None and is_path(encoder.name):  # a file of the card's choice, not of who starts the run
+            raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
         if given is not None and given in MODELS and given != encoder.name:  # before its weights are fetched
             raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, str(given))})
 
