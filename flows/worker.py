@@ -11,21 +11,29 @@ it. A second signal does not wait for runs.
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from types import FrameType
+from typing import Any
 from uuid import UUID
 
 import psutil
 
 GRACE_S = 25.0
 """Seconds that the runs have to stop; workers of a run take ten at the most."""
+SIGNED_S = 5.0
+"""Seconds within which a worker writes its name to a run that it has taken."""
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds that the API has for an answer."""
 WORKER_GRACE_S = 15.0
 """Seconds that Prefect's worker has to go once its runs have gone."""
 RUN_ID = "PREFECT__FLOW_RUN_ID"
+_WORKER_LABEL = "prefect.worker.name"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -49,6 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _ToldToGoError
 
+    name = _option(arguments, "--name", "-n")
+    if name is None:  # its runs bear it
+        name = f"{socket.gethostname()} {os.getpid()}"
+        arguments = [*arguments, "--name", name]
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", *arguments]
     for number in _SIGNALS:
         signal.signal(number, leave)
@@ -62,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             return worker.wait()
         except _ToldToGoError:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until we know the runs
             runs = _halt(worker.pid)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _say(f"stopping {len(runs)} runs at their next batch boundary; once more not to wait for them")
             _end_runs(runs)
     except _ToldToGoError:
@@ -72,8 +86,18 @@ def main(arguments: Sequence[str]) -> int:
     for group in runs.values():
         _signal_group(group, signal.SIGKILL)
     _end_worker(worker)
-    _hand_back(list(runs))
+    _hand_back(list(runs), name, _option(arguments, "--pool", "-p"))
     return 0
+
+
+def _option(arguments: Sequence[str], *names: str) -> str | None:
+    """Return the value of an option of Prefect's."""
+    for option, value in pairwise([*arguments, ""]):
+        if option in names:
+            return value
+        if option.startswith(f"{names[0]}="):
+            return option.removeprefix(f"{names[0]}=")
+    return None
 
 
 def _end_with_parent() -> None:
@@ -126,16 +150,18 @@ def _end_worker(worker: subprocess.Popen[bytes]) -> None:
         worker.wait()
 
 
-def _hand_back(run_ids: Sequence[str]) -> None:
+def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None) -> None:
     """Let other workers have the runs that were stopped, and take note of those that somebody cancelled meanwhile."""
-    if not run_ids:
-        return
     from prefect.client.orchestration import get_client  # noqa: PLC0415  seconds, and nobody else here needs it
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings  # noqa: PLC0415
     from prefect.states import AwaitingRetry, Cancelled  # noqa: PLC0415
 
     message = "The worker was told to go; what is finished is kept, and another worker continues the run."
-    with get_client(sync_client=True) as client:
-        for run_id in run_ids:
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}),
+        get_client(httpx_settings={"timeout": REQUEST_TIMEOUT_S}, sync_client=True) as client,
+    ):
+        for run_id in dict.fromkeys([*run_ids, *_not_started(client, worker, pool)]):
             try:
                 state = client.read_flow_run(UUID(run_id)).state
                 if state is not None and state.is_cancelling():
@@ -146,6 +172,29 @@ def _hand_back(run_ids: Sequence[str]) -> None:
                 _say(f"run {run_id} could not be handed back: {error}")
             else:
                 _say(f"run {run_id} was handed back")
+
+
+def _not_started(client: Any, worker: str, pool: str | None) -> list[str]:
+    """Return the runs that the worker had taken from the pool when it was halted, and that have no process yet."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType  # noqa: PLC0415
+    from prefect.client.schemas.objects import FlowRun, StateType  # noqa: PLC0415
+
+    is_pending = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])))
+
+    def taken() -> dict[UUID, FlowRun]:
+        found = client.read_flow_runs(flow_run_filter=is_pending)
+        ours = [run for run in found if run.work_pool_name == pool and run.labels.get(_WORKER_LABEL, worker) == worker]
+        return {run.id: run for run in ours}
+
+    try:
+        runs = taken()
+        if any(_WORKER_LABEL not in run.labels for run in runs.values()):  # is it ours? Others soon sign what they take
+            time.sleep(SIGNED_S)
+            runs = {run_id: run for run_id, run in taken().items() if run_id in runs}
+    except Exception as error:  # noqa: BLE001  the runs that we know of are handed back as well as can be
+        _say(f"whether a run was about to start is not known: {error}")
+        return []
+    return [str(run_id) for run_id in runs]
 
 
 def _say(text: str) -> None:
