@@ -58,6 +58,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     logger.warning("%s", " ".join(lines))
     APILogWorker.drain_all(timeout=_REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
     ending = markdown_text(f"{state.name}: {state.message}" if state.message else str(state.name))
+    _end_parts(flow_run, state)
     page = "\n\n".join([f"# {markdown_text(lines[0])}", *map(markdown_text, lines[1:]), f"The run: {ending}", ""])
     with (
         suppress(Exception),  # the log has it; an API that does not answer now is not waited for
@@ -78,6 +79,22 @@ def _end_parts(client: SyncPrefectClient, flow_run: FlowRun) -> None:
     for part in client.read_flow_runs(flow_run_filter=parts):
         if part.state is None or not part.state.is_final():
             client.set_flow_run_state(part.id, Crashed(message="It ended with the run that it was a part of."))
+
+
+def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
+    """End, as the whole did, the runs that were parts of a killed one: nobody else would."""
+    if not state.is_crashed():
+        return
+    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
+    ended: State[Any] = Crashed(message="The run that this one was a part of was killed.")
+    with (
+        suppress(Exception),  # they are for show alone
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
+    ):
+        for part in client.read_flow_runs(flow_run_filter=parts):
+            if part.state is not None and not part.state.is_final():
+                client.set_flow_run_state(part.id, ended, force=True)
 
 
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from prefect.states import Completed, Crashed, Running
 
 from tests.conftest import REPOSITORY
 
@@ -130,6 +131,23 @@ def test_lines_come_out_in_the_order_of_their_times_each_once(capsys, monkeypatc
     printer.release(everything=True)
     printer.release(everything=True)
     assert capsys.readouterr().out == "03:04:14Z ERROR    last\n"
+
+
+@pytest.mark.parametrize(("hand_back_s", "last"), [(60.0, "Completed"), (0.0, "Crashed")])
+def test_a_run_whose_worker_was_told_to_go_may_be_handed_back(monkeypatch, hand_back_s, last):
+    names = iter(["Running", "Crashed", "Crashed", "AwaitingRetry", "Running", "Completed", "Completed"])
+
+    class Watch(script.Watch):
+        def look(self, *, whole=False):
+            name = next(names)
+            state = Crashed(message="Execution was aborted by a termination signal.") if name == "Crashed" else None
+            self.run.state = state or {"Completed": Completed}.get(name, Running)()
+
+    for setting, value in {"HOLD_S": 0.0, "POLL_S": 0.0, "HAND_BACK_S": hand_back_s}.items():
+        monkeypatch.setattr(script, setting, value)
+    watch = Watch(None, SimpleNamespace(id=1), script.Printer())
+    assert watch.until_the_end(float("inf"))
+    assert watch.run.state.name == last
 
 
 def test_tables_are_markdown_and_not_endless():
