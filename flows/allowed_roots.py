@@ -60,9 +60,7 @@ def check_allowed(
     """
     is_deployed = deployment.id is not None
     for variable, given in ((DATA_ROOTS, data), (MODEL_ROOTS, models or {})):
-        roots = allowed_roots(variable)
-        if roots is None and is_deployed:
-            roots = [os.path.realpath(".")]
+        roots = allowed_roots(variable, is_deployed=is_deployed)
         if roots is None:
             continue
         for parameter, paths in given.items():
@@ -71,11 +69,19 @@ def check_allowed(
                     raise PathNotAllowedError(parameter, path, variable, roots)
 
 
-def allowed_roots(variable: str) -> list[str] | None:
-    """Return the folders that a variable allows, links resolved; None where it, and what it falls back on, is unset."""
+def allowed_roots(variable: str, *, is_deployed: bool) -> list[str] | None:
+    """
+    Return the folders that a variable allows, links resolved; None where everything is allowed.
+
+    Args:
+        variable: ``DATA_ROOTS`` or ``MODEL_ROOTS``.
+        is_deployed: Whether the run is one of a deployment.
+    """
     setting = os.environ.get(variable)
+    if setting is None and variable == MODEL_ROOTS:
+        return allowed_roots(DATA_ROOTS, is_deployed=is_deployed)
     if setting is None:
-        return allowed_roots(DATA_ROOTS) if variable == MODEL_ROOTS else None
+        return [os.path.realpath(".")] if is_deployed else None
     return [os.path.realpath(root) for root in setting.split(os.pathsep) if root]
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
 from flows.command_line import run_here
-from flows.hardware import claim_of
+from flows.hardware import claim_for
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
@@ -102,7 +102,7 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         metrics = metrics_options(monitoring)
-        claim = claim_of(hardware)
+        claim = claim_for(hardware)
         model_config = configure_model(
             model,
             device_type=claim.type,

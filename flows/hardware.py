@@ -16,7 +16,7 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)
 
 
-def claim_of(hardware: Hardware) -> DeviceClaim:
+def claim_for(hardware: Hardware) -> DeviceClaim:
     """
     Return the claim of this flow run: the one that an identification around it keeps, else one of its own.
 

@@ -9,7 +9,6 @@ Crashed as well. Nothing that a hook meets is raised, since it would only hide h
 for beyond one answer of the API and ten seconds.
 """
 
-import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -100,9 +99,7 @@ def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
     """Settle the folder of a run; return what is there and what to do, a sentence each, the first one the shortest."""
     given = flow_run.parameters.get("output_dir")
-    roots = allowed_roots(DATA_ROOTS)
-    if roots is None and flow_run.deployment_id is not None:
-        roots = [os.path.realpath(".")]
+    roots = allowed_roots(DATA_ROOTS, is_deployed=flow_run.deployment_id is not None)
     if not isinstance(given, str) or not given:
         return ["The run has no output folder.", "Nothing was computed."]
     if roots is not None and not is_under(given, roots):

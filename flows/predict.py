@@ -17,7 +17,7 @@ from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_prediction
 from flows.command_line import run_here
 from flows.embed import embed
-from flows.hardware import claim_of, kept
+from flows.hardware import claim_for, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
@@ -114,7 +114,7 @@ def predict(
             },
         )
         metrics = metrics_options(monitoring)
-        claim = claim_of(hardware)
+        claim = claim_for(hardware)
         config = configure_prediction(
             classifier=classifier,
             dna_model=models.dna_model or None,
