@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
@@ -69,15 +69,6 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
             key=f"{flow.name}-resume", type="markdown", description=where, data=page, flow_run_id=flow_run.id
         )
         client.create_artifact(new)
-        _end_parts(client, flow_run)
-
-
-def _end_parts(client: SyncPrefectClient, flow_run: FlowRun) -> None:
-    """End what Prefect still takes to be running of a run that was killed: its embedding run could not say anything."""
-    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
-    for part in client.read_flow_runs(flow_run_filter=parts):
-        if part.state is None or not part.state.is_final():
-            client.set_flow_run_state(part.id, Crashed(message="It ended with the run that it was a part of."))
 
 
 def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:

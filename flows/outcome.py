@@ -7,13 +7,14 @@ plain command's numbers. A run that is cancelled or killed cannot say anything: 
 label.
 """
 
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Failed
 
@@ -22,6 +23,8 @@ from virnucpro.errors import ExitCode, VirNucProError
 
 LABEL = "virnucpro.exit_code"
 """Of a flow run that came to its own end."""
+PATIENCE_S = 15.0
+"""Seconds for which an API that does not take the label is asked again."""
 _REQUEST_TIMEOUT_S = 10.0
 
 
@@ -45,13 +48,20 @@ def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> S
 
 
 def _label(code: ExitCode) -> None:
-    """Write the exit code to the flow run; an API that does not answer now cannot be told, and costs nothing else."""
+    """Write the exit code to the flow run; an API that does not answer for a while cannot be told."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        return
-    with (
-        suppress(Exception),  # whatever the API does, the state that follows is worth more
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}),  # a busy server answers 503 now and then
-        get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
-    ):
-        client.update_flow_run_labels(context.flow_run.id, {LABEL: int(code)})
+        return None
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with (
+                temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+                get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
+            ):
+                return client.update_flow_run_labels(context.flow_run.id, {LABEL: int(code)})
+        except Exception as error:  # noqa: BLE001  whatever the API does, the state that follows is worth more
+            if time.monotonic() > deadline_s:
+                get_run_logger().warning("the label %s could not be written: %s", LABEL, error or repr(error))
+                return None
+            time.sleep(1)  # a busy server answers 503 now and then
