@@ -112,6 +112,7 @@ def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
     assert (tmp_path / "flow/embeddings.h5").read_bytes() == (tmp_path / "plain/embeddings.h5").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, small):
     out = tmp_path / "out"
     killer = FirstWorkerKiller(kills=1)
@@ -195,6 +196,7 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
     assert not (tmp_path / "a" / "logs").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_process_and_a_folder_that_resumes(tmp_path, small):
     out = tmp_path / "out"
 

@@ -90,10 +90,12 @@ def job(**variables):
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_each_unit(unit, tmp_path):
-    """As it is, with the installation's folder at the place where the repository is."""
-    here = tmp_path / unit.name
-    text = unit.read_text().replace("/opt/virnucpro/.venv/bin/prefect", f"{Path(sys.executable).parent}/prefect")
-    here.write_text(text.replace("/opt/virnucpro", str(REPOSITORY)))
+    """As it is, with links in the place of the installation's folders, whose names may have blanks here."""
+    here, repository, programs = tmp_path / unit.name, tmp_path / "virnucpro", tmp_path / "bin"
+    repository.symlink_to(REPOSITORY)
+    programs.symlink_to(Path(sys.executable).parent)
+    text = unit.read_text().replace("/opt/virnucpro/.venv/bin", str(programs))
+    here.write_text(text.replace("/opt/virnucpro", str(repository)))
     assert said(run(program("systemd-analyze"), "verify", "--man=no", here)) == ""
 
 
