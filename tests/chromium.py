@@ -49,7 +49,7 @@ class Browser:
         """Return what *script* returns, once that is something."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.driver, 10).until(lambda _: self.js(script, *args))
+        return WebDriverWait(self.driver, 60).until(lambda _: self.js(script, *args))
 
     def complaints(self):
         return [entry["message"] for entry in self.driver.get_log("browser")]

@@ -42,6 +42,8 @@ class Place:
         self.ports = {"4200": str(free_port()), "8081": str(free_port())}
         for name in ("lib", "etc"):
             (folder / name).mkdir(parents=True)
+        (folder / "repository").symlink_to(REPOSITORY)  # whose own path may have blanks
+        (folder / "venv").symlink_to(Path(sys.executable).parents[1])
         for name in ("server.env", "worker.env"):
             text = (DEPLOYMENTS / "systemd" / name).read_text().replace("AUTH_STRING=\n", f"AUTH_STRING={PASSWORD}\n")
             (folder / "etc" / name).write_text(self.here(text))
@@ -49,8 +51,8 @@ class Place:
     def here(self, text: str) -> str:
         """Return a unit's text with the paths and ports of this place."""
         for there, here in {
-            "/opt/virnucpro/.venv/bin/": f"{Path(sys.executable).parent}/",
-            "/opt/virnucpro": str(REPOSITORY),
+            "/opt/virnucpro/.venv/": f"{self.folder}/venv/",
+            "/opt/virnucpro": f"{self.folder}/repository",
             "/var/lib/": f"{self.folder}/lib/",
             "/var/cache/": f"{self.folder}/cache/",
             "/etc/virnucpro": f"{self.folder}/etc",

@@ -231,11 +231,17 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
 
 
 def retry(service, run: UUID):
-    """What the button Retry does."""
+    """Press Retry, and again where the worker's own report of the crash comes after that and takes the run for ended."""
     from prefect.states import AwaitingRetry
 
-    with service.client() as client:
-        assert client.set_flow_run_state(run, AwaitingRetry()).status.value == "ACCEPT"
+    def has_begun():
+        with service.client() as client:
+            state = client.read_flow_run(run).state
+            if state.is_crashed() or state.is_failed():
+                assert client.set_flow_run_state(run, AwaitingRetry()).status.value == "ACCEPT"
+        return state.is_running() or state.is_completed()
+
+    wait_until(has_begun, limit_s=RUN_LIMIT_S, interval_s=1)
 
 
 def ranks_of(service, run: UUID) -> dict[str, object]:
