@@ -231,7 +231,7 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
 
 
 def retry(service, run: UUID):
-    """Press Retry, and again where the worker's own report of the crash comes after that and takes the run for ended."""
+    """Press Retry, and again where the worker reports the crash after that."""
     from prefect.states import AwaitingRetry
 
     def has_begun():
