@@ -11,7 +11,7 @@ import pytest
 from tests.made_prediction import FINGERPRINT, Contig, make_prediction
 from virnucpro.store.contig_table import COLUMNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MEMORY_MARGIN_MIB = 24
 PAGE_MARGIN_BYTES = 200_000

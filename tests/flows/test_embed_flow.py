@@ -113,6 +113,7 @@ def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, small):
     out = tmp_path / "out"
     killer = FirstWorkerKiller(kills=1)
@@ -197,6 +198,7 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_leaves_no_process_and_a_folder_that_resumes(tmp_path, small):
     out = tmp_path / "out"
 

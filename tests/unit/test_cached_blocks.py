@@ -81,6 +81,7 @@ def test_a_block_of_which_a_sequence_is_missing_is_computed_whole(tmp_path, reco
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_another_model_precision_or_limit_are_never_served(tmp_path, records):
     run(tmp_path, "first", records)
     spaces = {fakes.hash_config().cache_space()}
