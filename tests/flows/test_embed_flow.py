@@ -132,6 +132,7 @@ def test_a_rank_whose_process_is_killed_succeeds_on_the_tasks_retry(tmp_path, sm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_flow_fails_with_a_sentence_and_a_second_run_completes_it(tmp_path, small):
     out = tmp_path / "out"
     WorkerStopper(out).start()
@@ -166,6 +167,7 @@ def test_a_partial_result_that_was_allowed_is_completed_by_the_name_of_partial(t
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_is_lost_leaves_its_work_to_the_other(tmp_path, small):
     killer = FirstWorkerKiller(kills=1)
     killer.start()

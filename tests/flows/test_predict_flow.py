@@ -34,6 +34,7 @@ def contigs(tmp_path):
     return write_fasta(tmp_path / "in.fa", records)
 
 
+@pytest.mark.slow
 def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs):
     out = tmp_path / "out"
     settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu", "workers": 1}}
@@ -90,6 +91,7 @@ def test_its_time_limit_ends_the_embedding_run_within_it_too_and_is_named_as_it_
     assert worker_processes() == {}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_fails_with_the_sentence_of_the_command_line(tmp_path, contigs, caplog):
     settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu"}}
     (tmp_path / "bad.fa").write_text("no header\n")

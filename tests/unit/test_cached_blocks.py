@@ -111,6 +111,8 @@ def test_without_a_folder_nothing_is_cached(tmp_path, records):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_killed_leaves_the_cache_usable_and_resumes_beside_it(tmp_path, records):
     cache = str(tmp_path / "cache")
     plan = {"rank": 0, "how": "sigkill", "before_batch": 10}
