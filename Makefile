@@ -1,6 +1,6 @@
 # make demo   says which of 29 real contigs are viral, through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
-# make e2e    the minutes-long tests on real data; make e2e-long: all 20,000 proteins, and rare faults
+# make e2e    the minutes-long tests: real Prefect, Prometheus, Chromium; make e2e-long: rare faults, PostgreSQL, all data
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
