@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -22,7 +22,12 @@ from virnucpro.errors import (
     WeightsError,
 )
 from virnucpro.models.classifier import BLOCK_ROWS, Classifier, is_virus, load_classifier
-from virnucpro.models.classifier_card import read_card
+from virnucpro.models.classifier_card import (
+    CONTIG_WEIGHTS_NAME,
+    ContigModelCard,
+    check_contig_weights,
+    read_card,
+)
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
 
 
@@ -73,6 +78,24 @@ def test_the_card_comes_back_as_it_was_written_and_keeps_what_readers_want(folde
     (folder / "card.json").write_text(card.to_json(training={"seed": 1}))
     assert read_card(folder) == card
     assert json.loads((folder / "card.json").read_text())["training"] == {"seed": 1}
+
+
+def test_a_contig_model_is_known_by_its_sha256_and_a_card_without_one_does_not_speak_of_it(folder):
+    assert "contig_model" not in json.loads((folder / "card.json").read_text())
+    data = b"tables and layers"
+    (folder / CONTIG_WEIGHTS_NAME).write_bytes(data)
+    contig_model = ContigModelCard(weights_sha256=hashlib.sha256(data).hexdigest())
+    card = replace(read_card(folder), contig_model=contig_model)
+    for_readers = {"contig_model": {**asdict(contig_model), "training": {"seed": 1}}}
+    (folder / "card.json").write_text(card.to_json(**for_readers))
+    assert read_card(folder) == card
+    assert check_contig_weights(folder, card) == data
+    (folder / CONTIG_WEIGHTS_NAME).write_bytes(data[:-1])
+    with pytest.raises(WeightsError, match=r"contig_model\.safetensors has sha256 .*, its card says"):
+        check_contig_weights(folder, card)
+    (folder / CONTIG_WEIGHTS_NAME).unlink()
+    with pytest.raises(WeightsError, match=r"contig_model\.safetensors cannot be read"):
+        check_contig_weights(folder, card)
 
 
 def test_reading_a_card_imports_no_torch(folder):
@@ -178,6 +201,10 @@ def test_weights_of_another_shape_or_type_are_refused(folder, change, says):
         ({"dna_model": {"name": "x"}}, "not a classifier's card"),
         ({"dna_model": None}, "not a classifier's card"),
         ({"weights_sha256": None}, "weights_sha256"),
+        ({"contig_model": {"weights_sha256": "a" * 64, "format": 2}}, "contig model is 2, not 1"),
+        ({"contig_model": {"weights_sha256": None, "format": 1}}, "contig model is no text"),
+        ({"contig_model": {"weights_sha256": "a" * 64}}, "not a classifier's card"),
+        ({"contig_model": "contig_model.safetensors"}, "not a classifier's card"),
     ],
 )
 def test_a_card_that_makes_no_sense_is_refused(folder, changes, says):

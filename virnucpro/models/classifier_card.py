@@ -1,9 +1,10 @@
 """
 What a classifier was trained with, and the refusal to use it with anything else.
 
-A classifier on disk is a folder of ``model.safetensors`` and ``card.json``; the bundled ones have a ``MODEL_CARD.md``
-beside them. Of the JSON, this module knows what programs need; what it tells readers besides (data, training,
-measurements) it leaves alone. Imports no torch, so that a run is refused before anything heavy begins.
+A classifier on disk is a folder of ``model.safetensors`` and ``card.json``, and ``contig_model.safetensors`` where it has
+a contig model; the bundled ones have a ``MODEL_CARD.md`` beside them. Of the JSON, this module knows what programs need;
+what it tells readers besides (data, training, measurements) it leaves alone. Imports no torch, so that a run is refused
+before anything heavy begins.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ DEFAULT_CLASSIFIER = "virnucpro-tiny"
 """The classifier of a run that names none: a demonstration, on the bundled encoders."""
 BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 
-WEIGHTS_NAME, CARD_NAME = "model.safetensors", "card.json"
+WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"
 CARD_FORMAT = 1
+CONTIG_MODEL_FORMAT = 1
+"""Of ``contig_model.safetensors``: what its tensors are and how a score is made of them."""
 NUM_CLASSES = 2
 """Others and virus, in this order."""
 DEFAULT_THRESHOLD = 0.5
@@ -48,6 +51,26 @@ class Encoder:
         _require(isinstance(self.name, str) and bool(self.name), "an encoder has no name")
         _require(self.sha256 is None or isinstance(self.sha256, str), f"the sha256 of {self.name} is no text")
         _require(_is_count(self.hidden_dim), f"the width of {self.name} is no positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContigModelCard:
+    """What programs need to know of a contig model, which scores whole contigs."""
+
+    weights_sha256: str
+    """Hex sha256 of ``contig_model.safetensors``."""
+    format: int = CONTIG_MODEL_FORMAT
+    """Of that file."""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.weights_sha256, str), "the weights_sha256 of its contig model is no text")
+        known = f"the format of its contig model is {self.format!r}, not {CONTIG_MODEL_FORMAT}"
+        _require(self.format == CONTIG_MODEL_FORMAT, known)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> ContigModelCard:
+        """Return what programs need of *values*, which may hold more for readers."""
+        return cls(**{name: values[name] for name in ("weights_sha256", "format")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +97,8 @@ class ClassifierCard:
     """Hex sha256 of the file that it was converted from, or None where it was trained here."""
     worth: str = ""
     """What was measured of it, in one sentence that stands beside its calls."""
+    contig_model: ContigModelCard | None = None
+    """The model that scores whole contigs; None where a contig's score is made of its frames' scores alone."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.name, str) and self.name.isprintable() and bool(self.name), "no printable name")
@@ -134,7 +159,10 @@ class ClassifierCard:
 
     def to_json(self, **for_readers: object) -> str:
         """Return the text of ``card.json``; *for_readers* is added to what programs need."""
-        return json.dumps({"format": CARD_FORMAT, "kind": "classifier", **asdict(self), **for_readers}, indent=2) + "\n"
+        values = asdict(self)
+        if self.contig_model is None:
+            del values["contig_model"]
+        return json.dumps({"format": CARD_FORMAT, "kind": "classifier", **values, **for_readers}, indent=2) + "\n"
 
 
 def read_card(folder: Path) -> ClassifierCard:
@@ -152,6 +180,8 @@ def read_card(folder: Path) -> ClassifierCard:
         known = {name: values[name] for name in ClassifierCard.__dataclass_fields__ if name in values}
         for name in ("dna_model", "protein_model"):
             known[name] = Encoder(**known[name])
+        if known.get("contig_model") is not None:
+            known["contig_model"] = ContigModelCard.of(known["contig_model"])
         return ClassifierCard(**known)
     except OSError as error:
         raise WeightsError(folder.name, f"{path} cannot be read ({error.strerror})") from error
@@ -166,16 +196,28 @@ def check_weights(folder: Path, card: ClassifierCard) -> bytes:
     Raises:
         WeightsError: It is absent, or something else.
     """
-    path = folder / WEIGHTS_NAME
+    return _checked(folder / WEIGHTS_NAME, card.weights_sha256, card)
+
+
+def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
+    """
+    Return the content of the file of weights of a classifier's contig model; its card says that it has one.
+
+    Raises:
+        WeightsError: It is absent, or something else.
+    """
+    assert card.contig_model is not None
+    return _checked(folder / CONTIG_WEIGHTS_NAME, card.contig_model.weights_sha256, card)
+
+
+def _checked(path: Path, expected: str, card: ClassifierCard) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
     found = sha256(data).hexdigest()
-    if found != card.weights_sha256:
-        what = (
-            f"{path} has sha256 {found}, its card says {card.weights_sha256}: convert or install the classifier again"
-        )
+    if found != expected:
+        what = f"{path} has sha256 {found}, its card says {expected}: convert or install the classifier again"
         raise WeightsError(card.name, what)
     return data
 

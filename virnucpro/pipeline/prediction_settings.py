@@ -7,7 +7,7 @@ one; ``output_settings`` may change from run to run, since everything they decid
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from virnucpro.errors import ClassifierMismatchError, ConfigurationError, Weight
 from virnucpro.models.classifier_card import (
     DEFAULT_CLASSIFIER,
     ClassifierCard,
+    check_contig_weights,
     check_weights,
     locate_classifier,
     read_card,
@@ -89,6 +90,8 @@ class PredictionConfig:
         """Identity of classifier, models and chunk length: scores of different ones are not to be compared."""
         parts: list[object] = [self.card.weights_sha256, self.card.batch_norm_eps, self.chunk_nt]
         parts += [config.cache_space() for config in (self.dna, self.protein)]
+        if self.card.contig_model is not None:
+            parts.append(asdict(self.card.contig_model))
         return fingerprint(parts)[:FINGERPRINT_DIGITS]
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
@@ -99,9 +102,11 @@ class PredictionConfig:
             for key, value in config.result_settings().items()
             if key not in _SETTLED_BY_EMBEDDING
         }
+        contig_model = self.card.contig_model
         return {
             "classifier": self.card.name,
             "classifier sha256": self.card.weights_sha256,
+            **({"contig model sha256": contig_model.weights_sha256} if contig_model else {}),
             "classifier batch norm eps": self.card.batch_norm_eps,
             "chunk length": self.chunk_nt,
             "minimal length": self.min_nt,
@@ -135,6 +140,8 @@ class PredictionConfig:
             "source_sha256": self.card.source_sha256,
             "chunk_nt": self.chunk_nt,
         }
+        if self.card.contig_model is not None:
+            classifier["contig_model_sha256"] = self.card.contig_model.weights_sha256
         return {**encoders, "classifier": classifier}
 
 
@@ -205,6 +212,8 @@ def configure_prediction(
     card = read_card(folder)
     card.check(chunk_nt=chunk_nt)
     check_weights(folder, card)
+    if card.contig_model is not None:
+        check_contig_weights(folder, card)
     for given, encoder in ((dna_model, card.dna_model), (protein_model, card.protein_model)):
         if given is None and is_path(encoder.name):  # a file of the card's choice, not of who starts the run
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
