@@ -1,10 +1,10 @@
 """
 What a classifier was trained with, and the refusal to use it with anything else.
 
-A classifier on disk is a folder of ``model.safetensors`` and ``card.json``, and ``contig_model.safetensors`` where it has
-a contig model; the bundled ones have a ``MODEL_CARD.md`` beside them. Of the JSON, this module knows what programs need;
-what it tells readers besides (data, training, measurements) it leaves alone. Imports no torch, so that a run is refused
-before anything heavy begins.
+A classifier on disk is a folder of ``model.safetensors`` and ``card.json``, and of ``contig_model.safetensors`` where
+it has a contig model; the bundled ones have a ``MODEL_CARD.md`` beside them. Of the JSON, this module knows what
+programs need; what it tells readers besides (data, training, measurements) it leaves alone. Imports no torch, so that a
+run is refused before anything heavy begins.
 """
 
 from __future__ import annotations
