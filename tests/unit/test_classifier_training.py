@@ -11,9 +11,9 @@ import pytest
 
 from virnucpro.models.classifier import is_virus, load_classifier
 from virnucpro.pipeline.contig_rule import RULE
-from virnucpro.training import contig_rules, rule_evaluation
+from virnucpro.training import rule_evaluation
 from virnucpro.training.classifier_publication import TrainedClassifier, publish_classifier, score_frames
-from virnucpro.training.contig_rules import RULES, auroc, ranked, recall_at, threshold_at, with_interval
+from virnucpro.training.contig_rules import RULES
 from virnucpro.training.frame_data import (
     MOST_COVERAGE,
     SHORT_SHARE,
@@ -24,6 +24,7 @@ from virnucpro.training.frame_data import (
 )
 from virnucpro.training.frame_training import ClassifierSettings, LabelledFrames, train_classifier, validation_loss
 from virnucpro.training.genomes import Genome, GenomeSplit, reverse_complement
+from virnucpro.training.metrics import auroc
 
 WIDTH = 256
 
@@ -131,39 +132,7 @@ def test_training_stops_when_held_out_genomes_no_longer_gain(one_thread):
     assert outcome.validation_loss == validation_loss(model, noise)
 
 
-# --- rules and measures ----------------------------------------------------------------------------------------------
-
-
-def test_auroc_is_the_share_of_pairs_in_the_right_order():
-    random = np.random.default_rng(1)
-    scores, virus = random.integers(0, 8, 60) / 8, random.random(60) < 0.4
-    pairs = [(a > b) + (a == b) / 2 for a in scores[virus] for b in scores[~virus]]
-    assert auroc(scores, virus) == pytest.approx(np.mean(pairs), abs=1e-12)
-    assert auroc(virus.astype(float), virus) == 1
-    assert auroc(-virus.astype(float), virus) == 0
-
-
-def test_a_threshold_lets_no_more_pass_than_it_may_and_is_the_lowest_such():
-    random = np.random.default_rng(2)
-    scores, virus = random.random(300), random.random(300) < 0.5
-    others = scores[~virus]
-    for share in (0.0, 0.01, 0.05, 0.5):
-        threshold = threshold_at(scores, virus, share)
-        assert (others >= threshold).mean() <= share
-        assert (others >= others[others < threshold].max()).mean() > share
-        assert recall_at(scores, virus, share) == (scores[virus] >= threshold).mean()
-
-
-def test_an_interval_holds_the_measure_and_is_wider_with_fewer_contigs():
-    random = np.random.default_rng(3)
-    widths = []
-    for num in (40, 400):
-        scores, virus = random.random(num), np.arange(num) % 2 == 0
-        value, low, high = with_interval(lambda drawn, s=scores, v=virus: auroc(s[drawn], v[drawn]), virus, seed=1)
-        assert low < value < high
-        assert value == round(auroc(scores, virus), 4)
-        widths.append(high - low)
-    assert widths[1] < widths[0]
+# --- rules -----------------------------------------------------------------------------------------------------------
 
 
 # two chunks, of two frames and of none; no chunk at all; three chunks of one frame each
@@ -201,14 +170,13 @@ def test_a_rule_does_what_its_name_says(name, first, last):
     found = RULES[name](P_VIRUS, FRAMES, CHUNKS)
     np.testing.assert_allclose(found[[0, 2]], [1 / (1 + math.exp(-first)), 1 / (1 + math.exp(-last))], rtol=1e-6)
     assert np.isnan(found[1])
-    assert ranked(found)[1] == -1
 
 
 # --- what is published -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_published_loads_and_says_what_was_measured(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(contig_rules, "BOOTSTRAP_SAMPLES", 20)
+    monkeypatch.setattr(rule_evaluation, "BOOTSTRAP_SAMPLES", 20)
     (model, outcome), _, validation, settings = trained
     file = tmp_path / "train_virus_x.fna.gz"
     file.write_bytes(b"x")

@@ -17,10 +17,10 @@ from virnucpro import durable
 from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, MODELS
 from virnucpro.training.classifier_model_card import card_text
-from virnucpro.training.contig_rules import auroc
 from virnucpro.training.encoder_card import TEXT_NAME, hardware
 from virnucpro.training.frame_data import MOST_COVERAGE, SHORT_SHARE, SHORTEST_NT
 from virnucpro.training.genomes import KMER_LIMIT
+from virnucpro.training.metrics import auroc
 from virnucpro.training.records import file_sha256
 
 if TYPE_CHECKING:

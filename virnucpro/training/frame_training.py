@@ -20,8 +20,8 @@ from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_card import NUM_CLASSES
 
 if TYPE_CHECKING:
-    from virnucpro.training.contig_rules import BoolArray
     from virnucpro.training.frame_data import FloatArray
+    from virnucpro.training.metrics import BoolArray
 
 _log = logging.getLogger(__name__)
 

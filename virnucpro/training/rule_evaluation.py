@@ -9,30 +9,21 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro.pipeline.contig_rule import RULE
-from virnucpro.training.contig_rules import (
-    BOOTSTRAP_SAMPLES,
-    FALSE_POSITIVE_SHARE,
-    LENGTH_CLASSES,
-    RULES,
-    auroc,
-    ranked,
-    recall_at,
-    threshold_at,
-    with_interval,
-)
+from virnucpro.training.contig_rules import LENGTH_CLASSES, RULES
+from virnucpro.training.metrics import BOOTSTRAP_SAMPLES, auroc, bootstrap, recall_at, threshold_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from virnucpro.pipeline.contig_rule import DoubleArray, FloatArray, IntArray
-    from virnucpro.training.contig_rules import BoolArray
     from virnucpro.training.frame_data import FrameSet
+    from virnucpro.training.metrics import BoolArray
 
 CALLED_SHARE = 0.05
 """Share of contigs that are not viral, and are called so nevertheless, that the threshold aims at."""
@@ -96,20 +87,17 @@ def evaluate_rules(p_virus: FloatArray, frames: FrameSet, known: KnownContigs, *
     lengths = np.array(known.lengths_nt)
     of_class = {name: (low <= lengths) & (lengths <= high) for name, (low, high) in LENGTH_CLASSES.items()}
     has_frame = ~np.isnan(scores[RULE])
-    plain = ranked(scores[PLAIN_RULE])
+    plain = scores[PLAIN_RULE]
     rules = {}
-    for name, of_rule in scores.items():
-        scores_C = ranked(of_rule)
+    for name, scores_C in scores.items():
         rules[name] = {
             "auroc": _auroc(scores_C, virus, seed),
             "auroc_by_length": {which: _auroc(scores_C[mine], virus[mine], seed) for which, mine in of_class.items()},
             "auroc_with_an_open_frame": _auroc(scores_C[has_frame], virus[has_frame], seed),
-            "auroc_above_plain_mean": with_interval(partial(_difference, scores_C, plain, virus), virus, seed=seed),
-            "recall_at_1_percent_false_positives": with_interval(
-                partial(_strict_recall, scores_C, virus), virus, seed=seed
-            ),
+            "auroc_above_plain_mean": _difference(scores_C, plain, virus, seed),
+            "recall_at_1_percent_false_positives": _strict_recall(scores_C, virus, seed),
         }
-    in_use = ranked(scores[RULE])
+    in_use = scores[RULE]
     threshold = settle_threshold(in_use, virus)
     return {
         "contigs": len(virus),
@@ -135,15 +123,23 @@ def evaluate_rules(p_virus: FloatArray, frames: FrameSet, known: KnownContigs, *
 
 
 def _auroc(scores_C: DoubleArray, is_virus_C: BoolArray, seed: int) -> list[float]:
-    return with_interval(lambda drawn: auroc(scores_C[drawn], is_virus_C[drawn]), is_virus_C, seed=seed)
+    return _with_interval(lambda drawn: auroc(scores_C[drawn], is_virus_C[drawn]), is_virus_C, seed)
 
 
-def _difference(scores_C: DoubleArray, other_C: DoubleArray, is_virus_C: BoolArray, drawn: IntArray) -> float:
-    return auroc(scores_C[drawn], is_virus_C[drawn]) - auroc(other_C[drawn], is_virus_C[drawn])
+def _difference(scores_C: DoubleArray, other_C: DoubleArray, is_virus_C: BoolArray, seed: int) -> list[float]:
+    def measure(drawn: IntArray) -> float:
+        return auroc(scores_C[drawn], is_virus_C[drawn]) - auroc(other_C[drawn], is_virus_C[drawn])
+
+    return _with_interval(measure, is_virus_C, seed)
 
 
-def _strict_recall(scores_C: DoubleArray, is_virus_C: BoolArray, drawn: IntArray) -> float:
-    return recall_at(scores_C[drawn], is_virus_C[drawn], FALSE_POSITIVE_SHARE)
+def _strict_recall(scores_C: DoubleArray, is_virus_C: BoolArray, seed: int) -> list[float]:
+    return _with_interval(lambda drawn: recall_at(scores_C[drawn], is_virus_C[drawn]), is_virus_C, seed)
+
+
+def _with_interval(measure: Callable[[IntArray], float], is_virus_C: BoolArray, seed: int) -> list[float]:
+    found = bootstrap(lambda drawn: {"it": measure(drawn)}, is_virus_C, seed=seed, samples=BOOTSTRAP_SAMPLES)["it"]
+    return [round(number, 4) for number in (found.value, found.low, found.high)]
 
 
 def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
@@ -155,11 +151,11 @@ def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
 def _closely(
     scores_C: DoubleArray, is_virus_C: BoolArray, all_scores: DoubleArray, all_virus: BoolArray, threshold: float
 ) -> dict[str, Any]:
-    strict = threshold_at(all_scores, all_virus, FALSE_POSITIVE_SHARE)
+    strict = threshold_at(all_scores, all_virus)
     return {
         "viral": int(is_virus_C.sum()),
         "others": int((~is_virus_C).sum()),
-        "without_an_open_frame": int((scores_C < 0).sum()),
+        "without_an_open_frame": int(np.isnan(scores_C).sum()),
         "recall": _share(scores_C[is_virus_C] >= threshold),
         "false_positives": _share(scores_C[~is_virus_C] >= threshold),
         "recall_at_1_percent_false_positives": _share(scores_C[is_virus_C] >= strict),
@@ -167,11 +163,11 @@ def _closely(
 
 
 def _of_group(scores_C: DoubleArray, mine: BoolArray, is_virus_C: BoolArray, threshold: float) -> dict[str, Any]:
-    strict = threshold_at(scores_C, is_virus_C, FALSE_POSITIVE_SHARE)
+    strict = threshold_at(scores_C, is_virus_C)
     return {
         "label": VIRUS if is_virus_C[mine].all() else "nonviral",
         "contigs": int(mine.sum()),
-        "without_an_open_frame": int((scores_C[mine] < 0).sum()),
+        "without_an_open_frame": int(np.isnan(scores_C[mine]).sum()),
         "called": _share(scores_C[mine] >= threshold),
         "called_at_1_percent_false_positives": _share(scores_C[mine] >= strict),
     }
