@@ -230,3 +230,68 @@ class PredictionLayout(FolderLayout):
     def chunks(self, stem: str, chunk_length: int) -> Path:
         """Every chunk of the input file with this stem; written only on request."""
         return self.output_dir / f"{stem}_chunked{chunk_length}.fa"
+
+
+@dataclass(frozen=True)
+class TrainingLayout(FolderLayout):
+    """The files of a training, under the folder of the classifier that it makes; the classifier's are its card's."""
+
+    @property
+    def split(self) -> Path:
+        """Which genome is in which part."""
+        return self.work_dir / "split.json"
+
+    @property
+    def pieces(self) -> Path:
+        """The contigs that are trained and measured on."""
+        return self.work_dir / "pieces.fasta"
+
+    @property
+    def pieces_table(self) -> Path:
+        """What each of them is, and where it was cut."""
+        return self.work_dir / "pieces.tsv"
+
+    @property
+    def contig_index(self) -> Path:
+        """Their index."""
+        return self.work_dir / "contigs.index"
+
+    @property
+    def open_frames(self) -> Path:
+        """Which frames of each of their chunks are open: one byte a chunk."""
+        return self.work_dir / "open_frames.u8"
+
+    @property
+    def nucleotide_frames(self) -> Path:
+        """Nucleotides of the open frames."""
+        return self.work_dir / "frames.fa"
+
+    @property
+    def protein_frames(self) -> Path:
+        """Proteins of the open frames."""
+        return self.work_dir / "frames.faa"
+
+    @property
+    def trained_dir(self) -> Path:
+        """The classifier before it was measured."""
+        return self.work_dir / "trained"
+
+    @property
+    def dna_dir(self) -> Path:
+        """The embedding run of the frames' nucleotides; removed once the classifier is there."""
+        return self.output_dir / "dna"
+
+    @property
+    def protein_dir(self) -> Path:
+        """The embedding run of the frames' proteins; likewise."""
+        return self.output_dir / "protein"
+
+    @property
+    def evaluation(self) -> Path:
+        """What the classifier is worth on the test part."""
+        return self.output_dir / "evaluation.json"
+
+    @property
+    def card_text(self) -> Path:
+        """The card for readers."""
+        return self.output_dir / "MODEL_CARD.md"

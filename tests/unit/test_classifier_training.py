@@ -22,9 +22,10 @@ from virnucpro.training.frame_data import (
     cut_pieces,
     without_relatives,
 )
-from virnucpro.training.frame_training import ClassifierSettings, LabelledFrames, train_classifier, validation_loss
+from virnucpro.training.frame_training import LabelledFrames, train_classifier, validation_loss
 from virnucpro.training.genomes import Genome, GenomeSplit, reverse_complement
 from virnucpro.training.metrics import auroc
+from virnucpro.training.training_settings import ClassifierSettings
 
 WIDTH = 256
 

@@ -32,6 +32,10 @@ _TITLES = {
     "classify": "classifying the frames",
     "contigs": "calling the contigs",
     "report": "writing the report",
+    "split": "splitting the genomes into parts that are not related",
+    "pieces": "cutting contigs and their frames out of the genomes",
+    "train": "training",
+    "evaluate": "measuring on the test part",
 }
 _STATES = {
     RankState.WAITING: "waiting",

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from virnucpro.models.classifier import MLPClassifier
     from virnucpro.training.frame_data import FloatArray
-    from virnucpro.training.frame_training import ClassifierSettings, LabelledFrames, TrainingOutcome
+    from virnucpro.training.frame_training import LabelledFrames, TrainingOutcome
     from virnucpro.training.genomes import Genome, GenomeSplit
+    from virnucpro.training.training_settings import ClassifierSettings
 
 BIAS = (
     "eukaryotes are one fungus (split by scaffold); archaea are absent but for a few filed under bacteria; prophages "

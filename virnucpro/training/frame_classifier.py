@@ -26,9 +26,10 @@ from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.training.classifier_publication import TrainedClassifier, publish_classifier, score_frames
 from virnucpro.training.frame_data import cut_pieces, embed_frames, without_relatives
-from virnucpro.training.frame_training import ClassifierSettings, LabelledFrames, train_classifier
+from virnucpro.training.frame_training import LabelledFrames, train_classifier
 from virnucpro.training.genomes import GenomeSplit, read_genomes, split_genomes
 from virnucpro.training.rule_evaluation import evaluate_rules, read_truth
+from virnucpro.training.training_settings import ClassifierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

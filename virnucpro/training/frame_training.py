@@ -16,36 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from virnucpro.errors import StoppedError
 from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_card import NUM_CLASSES
 
 if TYPE_CHECKING:
+    import threading
+
     from virnucpro.training.frame_data import FloatArray
     from virnucpro.training.metrics import BoolArray
+    from virnucpro.training.training_settings import ClassifierSettings
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifierSettings:
-    """How a classifier is trained."""
-
-    hidden_dim: int = 256
-    """Width of the hidden layer."""
-    dropout: float = 0.5
-    """Share of the hidden layer that is left out of each step."""
-    batch_frames: int = 512
-    """Frames of one step."""
-    learning_rate: float = 1e-3
-    """Of AdamW."""
-    weight_decay: float = 1e-2
-    """Of AdamW."""
-    most_epochs: int = 100
-    """Passes over the frames at the most."""
-    patience_epochs: int = 10
-    """Passes without a lower loss on the held-out genomes after which training ends."""
-    seed: int = 1
-    """Seed of the first weights, the order of the frames and the dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +53,11 @@ class TrainingOutcome:
 
 
 def train_classifier(
-    training: LabelledFrames, validation: LabelledFrames, settings: ClassifierSettings
+    training: LabelledFrames,
+    validation: LabelledFrames,
+    settings: ClassifierSettings,
+    *,
+    stop: threading.Event | None = None,
 ) -> tuple[MLPClassifier, TrainingOutcome]:
     """
     Train until the loss on *validation* no longer falls.
@@ -80,9 +66,13 @@ def train_classifier(
         training: Frames to learn from, of both classes.
         validation: Frames of other genomes, of both classes.
         settings: How.
+        stop: Set when the training is to end without a result.
 
     Returns:
         The module with the weights of the best pass, in evaluation mode, and how it went.
+
+    Raises:
+        StoppedError: *stop* was set.
     """
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)
@@ -94,6 +84,8 @@ def train_classifier(
     best, best_weights = TrainingOutcome(epochs=0, best_epoch=0, validation_loss=float("inf")), model.state_dict()
     epoch = 0
     while epoch < settings.most_epochs and epoch < best.best_epoch + settings.patience_epochs:
+        if stop is not None and stop.is_set():
+            raise StoppedError
         epoch += 1
         model.train()
         for batch in torch.split(torch.randperm(len(y_F), generator=order), settings.batch_frames):

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from virnucpro.training.records import Record
+
 KMER_NT = 21
 KMER_LIMIT = 0.1
 """Share of a record's 21-mers: the held-out part stays below it with every training record."""
 SKETCH_ONE_IN = 20
+_ASSEMBLIES = ("GCF_", "GCA_")
 _COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
 
 
@@ -65,13 +68,35 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
     Raises:
         BadInputError: A file is no FASTA.
     """
-    genomes = []
-    for path in paths:
-        for record in read_records(path):
-            assembly = record.description.partition(" ")[0]
-            source = assembly if assembly.startswith("GCF_") else record.accession.partition(":")[0]
-            genomes.append(Genome(record.accession, source, record.letters, path.name))
-    return genomes
+    return [
+        Genome(record.accession, source_of(record), record.letters, path.name)
+        for path in paths
+        for record in read_records(path)
+    ]
+
+
+def source_of(record: Record) -> str:
+    """Return what a record's header says of its genome: the assembly behind the id, or the id without a range."""
+    assembly = record.description.partition(" ")[0]
+    return assembly if assembly.startswith(_ASSEMBLIES) else record.accession.partition(":")[0]
+
+
+def cluster(kmers_of: Sequence[NDArray[np.uint64]], sources: Sequence[str]) -> NDArray[np.int64]:
+    """
+    Number the clusters of linked records: links of links count.
+
+    Args:
+        kmers_of: ``sketch`` of each record.
+        sources: What records of the same genome share.
+
+    Returns:
+        Cluster of each record, int64, shape (R,).
+    """
+    numbers: dict[str, int] = {}
+    first_of_source = np.array([numbers.setdefault(source, number) for number, source in enumerate(sources)])
+    first, second = linked_pairs(kmers_of, KMER_LIMIT)
+    pairs = np.concatenate([first, np.arange(len(sources))]), np.concatenate([second, first_of_source])
+    return connected(pairs, len(sources))
 
 
 def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float) -> GenomeSplit:
@@ -87,11 +112,7 @@ def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float
         The split, with what was measured on it.
     """
     kmers_of = [sketch(genome.letters) for genome in genomes]
-    numbers: dict[str, int] = {}
-    first_of_source = np.array([numbers.setdefault(genome.source, number) for number, genome in enumerate(genomes)])
-    first, second = linked_pairs(kmers_of, KMER_LIMIT)
-    pairs = np.concatenate([first, np.arange(len(genomes))]), np.concatenate([second, first_of_source])
-    groups = connected(pairs, len(genomes))
+    groups = cluster(kmers_of, [genome.source for genome in genomes])
     num_nt = np.array([len(genome.letters) for genome in genomes])
     files = np.array([genome.file for genome in genomes])
     is_held_out = np.zeros(len(genomes), dtype=bool)

@@ -30,6 +30,8 @@ class Record:
     """The rest of the header."""
     letters: str
     """Residues or nucleotides, upper-case one-letter codes."""
+    line: int = 1
+    """1-based line of its header."""
 
 
 def read_records(path: Path) -> list[Record]:
@@ -45,21 +47,28 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         BadInputError: The file does not start with a header, or a record is empty.
     """
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
+    text = read_text(path)
     if not text.startswith(">"):
         problem = InputProblem(str(path), 1, "no header", "give a FASTA file")
         raise BadInputError([problem])
     records = []
+    line = 1
     for record in text[1:].split("\n>"):
         header, _, body = record.partition("\n")
-        accession, _, description = header.strip().partition(" ")
+        accession, description = [*header.split(maxsplit=1), "", ""][:2]
         letters = "".join(body.split()).upper()
         if not letters:
-            problem = InputProblem(str(path), None, "a record without a sequence", "remove it", accession)
+            problem = InputProblem(str(path), line, "a record without a sequence", "remove it", accession)
             raise BadInputError([problem])
-        records.append(Record(accession, description.strip(), letters))
+        records.append(Record(accession, description.strip(), letters, line))
+        line += record.count("\n") + 1
     return records
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a file of ASCII, gzip-compressed or not."""
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
 
 
 def file_sha256(path: Path) -> str:

@@ -1,0 +1,170 @@
+"""
+Genomes to train on, to stop by and to measure on: three parts, none an echo of another.
+
+Whole clusters of linked genomes (``virnucpro.training.genomes``) go to one part. Of each group's nucleotides about the
+share asked for goes to test, then to validation; a group of three clusters or more has at least one in each part. A
+cluster of several groups trains. Legend: R records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.training.genomes import cluster, sketch
+from virnucpro.training.split import hold_out_groups, largest_shares
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from virnucpro.training.genomes import Genome
+    from virnucpro.training.labelled_genomes import LabelledGenome
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+SPLITS = (TRAIN, VALIDATION, TEST)
+_LEAST_CLUSTERS = 3
+"""Of a group that is to be in every part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitGenomes:
+    """Which genome is in which part."""
+
+    genomes: list[LabelledGenome]
+    """Those that are used, in the order of the input."""
+    parts: list[str]
+    """(R,): one of ``SPLITS``."""
+    clusters: list[int]
+    """(R,): number of the cluster of linked records."""
+    left_out: list[str]
+    """Accessions of genomes that were left out as relatives."""
+    largest_share: float
+    """Largest share of a validation or test record's 21-mers that is in one record of another part."""
+    notes: list[str]
+    """What a person should know, a sentence each."""
+
+    def of_part(self, part: str) -> list[LabelledGenome]:
+        """Return the genomes of one part."""
+        return [genome for genome, its_part in zip(self.genomes, self.parts, strict=True) if its_part == part]
+
+
+def split_labelled(
+    genomes: Sequence[LabelledGenome],
+    relatives_of: Sequence[Genome] = (),
+    *,
+    seed: int,
+    share: float,
+    shuffle_labels: bool = False,
+) -> SplitGenomes:
+    """
+    Split genomes into the three parts.
+
+    Args:
+        genomes: All of them.
+        relatives_of: Genomes whose relatives are left out, directly or through others.
+        seed: Seed of the random order that clusters are taken in.
+        share: Share of each group's nucleotides that test gets, and as much for validation.
+        shuffle_labels: Give the clusters of each part and group either label by turns, in a random order.
+
+    Raises:
+        BadInputError: A label is missing, or has too few clusters for three parts.
+    """
+    every: list[LabelledGenome | Genome] = [*genomes, *relatives_of]
+    kmers_of = [sketch(genome.letters) for genome in every]
+    clusters = cluster(kmers_of, [genome.source for genome in every])
+    is_related = np.isin(clusters[: len(genomes)], clusters[len(genomes) :])
+    used = np.flatnonzero(~is_related).tolist()
+    left = [genomes[number] for number in used]
+    _, numbers = np.unique(clusters[used], return_inverse=True)
+    random = np.random.default_rng(seed)
+    parts, notes = _parts(left, numbers, share, random)
+    if shuffle_labels:
+        left = _shuffled(left, numbers, parts, random)
+    _refuse_missing_labels(left, parts)
+    kmers_of = [kmers_of[number] for number in used]
+    return SplitGenomes(
+        genomes=left,
+        parts=parts,
+        clusters=numbers.tolist(),
+        left_out=[genome.accession for genome, related in zip(genomes, is_related, strict=True) if related],
+        largest_share=_largest_share(kmers_of, parts),
+        notes=notes,
+    )
+
+
+def _parts(
+    genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], share: float, random: np.random.Generator
+) -> tuple[list[str], list[str]]:
+    """Return the part of each genome, and what is to be told of small groups."""
+    num_nt = np.array([len(genome.letters) for genome in genomes], dtype=np.int64)
+    groups = np.array([genome.group for genome in genomes])
+    parts = np.full(len(genomes), TRAIN, dtype=object)
+    notes = []
+    for group in sorted(set(groups.tolist())):
+        mine = groups == group
+        eligible = mine & ~np.isin(clusters, clusters[~mine])
+        its_clusters = np.unique(clusters[eligible])
+        if len(its_clusters) < _LEAST_CLUSTERS:
+            notes.append(
+                f"{group} trains only: it has {len(its_clusters)} clusters of genomes of its own, and three parts need "
+                f"{_LEAST_CLUSTERS}"
+            )
+            continue
+        for part in (TEST, VALIDATION):
+            chosen = hold_out_groups(
+                clusters,
+                np.where(mine, num_nt, 0),
+                eligible=eligible,
+                room=int(share * num_nt[mine].sum()),
+                random=random,
+            )
+            if not chosen.any():
+                weights = np.bincount(clusters[eligible], num_nt[eligible], minlength=clusters.max() + 1)
+                ours = np.unique(clusters[eligible])
+                chosen = eligible & (clusters == ours[np.argmin(weights[ours])])
+            parts[chosen] = part
+            eligible = eligible & ~chosen
+    return parts.tolist(), notes
+
+
+def _shuffled(
+    genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], parts: Sequence[str], random: np.random.Generator
+) -> list[LabelledGenome]:
+    """Give whole clusters a label by turns, so that no group, and nothing else of a genome, goes with a label."""
+    members: dict[tuple[str, str], dict[int, None]] = {}
+    for genome, number, part in zip(genomes, clusters.tolist(), parts, strict=True):
+        members.setdefault((part, genome.group), {})[number] = None
+    label_of: dict[int, bool] = {}
+    turn = bool(random.integers(2))
+    for numbers in members.values():
+        for number in random.permutation(list(numbers)).tolist():
+            if number not in label_of:
+                label_of[number] = turn
+                turn = not turn
+    return [
+        replace(genome, is_virus=label_of[number]) for genome, number in zip(genomes, clusters.tolist(), strict=True)
+    ]
+
+
+def _refuse_missing_labels(genomes: Sequence[LabelledGenome], parts: Sequence[str]) -> None:
+    for is_virus, what in ((True, "viral genomes"), (False, "genomes that are not viral")):
+        found = {part for genome, part in zip(genomes, parts, strict=True) if genome.is_virus is is_virus}
+        if missing := [part for part in SPLITS if part not in found]:
+            problem = f"there are no {what}" if len(missing) == len(SPLITS) else f"no {what} are left for {missing[-1]}"
+            remedy = f"give {what} of at least {_LEAST_CLUSTERS} unrelated kinds in one group"
+            raise BadInputError([InputProblem("the input", None, problem, remedy)])
+
+
+def _largest_share(kmers_of: Sequence[NDArray[np.uint64]], parts: Sequence[str]) -> float:
+    """Return the largest share of a held-out record's k-mers that one record of an earlier part has."""
+    shares = [0.0]
+    for place, part in enumerate(SPLITS[1:], start=1):
+        held_out = [kmers for kmers, its_part in zip(kmers_of, parts, strict=True) if its_part == part]
+        others = [kmers for kmers, its_part in zip(kmers_of, parts, strict=True) if its_part in SPLITS[:place]]
+        shares.append(float(largest_shares(held_out, others).max()))
+    return max(shares)

@@ -1,0 +1,205 @@
+"""
+Genomes and what they are: read from FASTA files, labelled by the names of the files or by a table.
+
+By name: the words of a file's name (between ``_``, ``-`` and ``.``) tell its label, and the words behind the first one
+that does tell its group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table: one line a
+record or a file, which may also say what genome a record is of. Records of one id and the same letters are kept once;
+those of other letters get a number behind their id, and stay together with the first one in every split.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from virnucpro.data.letters import DNA_LETTERS
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.training.genomes import source_of
+from virnucpro.training.label_table import LABEL_WORDS, Label, read_labels
+from virnucpro.training.records import read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from virnucpro.training.records import Record
+
+SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
+"""Of FASTA files, which a folder is looked through for; each may have .gz behind it."""
+_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGNORECASE)
+_OTHER_LETTER = re.compile(f"[^{DNA_LETTERS.decode()}]")
+NAME_RULE = (
+    "a name says virus, viral or phage, or nonviral, nonvirus, host, cellular or others, as words of its own "
+    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); else give --labels TABLE"
+)
+
+
+@dataclass(frozen=True)
+class LabelledGenome:
+    """A record to train on: a genome, or a piece of one, and what it is."""
+
+    accession: str
+    """Its id; unique."""
+    source: str
+    """What other records of the same genome share."""
+    letters: str
+    """Nucleotides in upper case."""
+    file: str
+    """Name of its file."""
+    group: str
+    """What kind of virus or other thing."""
+    is_virus: bool
+
+
+@dataclass(frozen=True)
+class LabelledInput:
+    """All records, and what a person should know of how they were read."""
+
+    genomes: list[LabelledGenome]
+    notes: list[str]
+
+
+def files_of(inputs: Sequence[Path]) -> list[Path]:
+    """
+    Return the files of the input: each folder stands for the FASTA files in it, by name.
+
+    Raises:
+        BadInputError: A folder holds none, or a file is given twice.
+    """
+    files: list[Path] = []
+    for path in inputs:
+        if path.is_dir():
+            inside = sorted(one for one in path.iterdir() if one.is_file() and _is_fasta(one.name))
+            if not inside:
+                what = f"a folder without FASTA files ({', '.join(SUFFIXES)}, plain or .gz)"
+                raise BadInputError([InputProblem(str(path), None, what, "give another, or the files themselves")])
+            files += inside
+        else:
+            files.append(path)
+    twice = [name for name, count in Counter(path.resolve() for path in files).items() if count > 1]
+    if twice:
+        raise BadInputError([InputProblem(str(twice[0]), None, "the file is given twice", "give it once")])
+    return files
+
+
+def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledInput:
+    """
+    Read every record of the files with its label.
+
+    Args:
+        files: FASTA, plain or gzip.
+        table: Labels; None takes them from the names of the files.
+
+    Raises:
+        BadInputError: A file is no FASTA of DNA, or a record or file has no label, or two.
+    """
+    labels = None if table is None else read_labels(table)
+    by_name = {path: label_of_name(path) for path in files} if labels is None else {}
+    genomes: list[LabelledGenome] = []
+    problems: list[InputProblem] = []
+    for path in files:
+        for record in _records(path):
+            label = by_name[path] if labels is None else labels.of(record.accession, path)
+            if label is None:
+                what, remedy = f"the record stands in no line of {table}", "add a line with its accession, or its file"
+                problems.append(InputProblem(str(path), record.line, what, remedy, record.accession))
+            else:
+                genomes.append(_labelled(record, label, path))
+    if labels is not None:
+        problems = [*labels.unused(), *problems]
+    if problems:
+        more = len(problems) > BadInputError.MAX_PROBLEMS
+        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    _refuse_groups_of_both_labels(genomes, str(table or files[0]))
+    return _each_once(genomes, str(table or files[0]))
+
+
+def label_of_name(path: Path) -> Label:
+    """
+    Return the label that a file's name tells.
+
+    Raises:
+        BadInputError: It tells none, or two.
+    """
+    stem = _SUFFIX.sub("", path.name)
+    words = re.sub(r"non[\W_]+(?=vir)", "non", stem.lower())
+    parts = [word for word in re.split(r"[\W_]+", words) if word]
+    told = [(place, LABEL_WORDS[word]) for place, word in enumerate(parts) if word in LABEL_WORDS]
+    if not told or len({label for _, label in told}) > 1:
+        what = "the file's name tells no label" if not told else "the file's name tells both labels"
+        raise BadInputError([InputProblem(str(path), None, what, NAME_RULE)])
+    place, is_virus = told[0]
+    group = "_".join(parts[place + 1 :]) or "_".join(parts)
+    return Label(is_virus=is_virus, group=group)
+
+
+def _records(path: Path) -> list[Record]:
+    try:
+        records = read_records(path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or "not a FASTA file, plain or gzip"
+        raise BadInputError([InputProblem(str(path), None, what, "give files of genomes")]) from error
+    problems = []
+    for record in records:
+        odd = _OTHER_LETTER.search(record.letters)
+        if not record.accession or odd is not None:
+            what = f"the letter {odd[0]!r} is none of DNA" if odd is not None else "a header without an accession"
+            problems.append(InputProblem(str(path), record.line, what, "mend the record", record.accession or None))
+    if problems:
+        more = len(problems) > BadInputError.MAX_PROBLEMS
+        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    return records
+
+
+def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
+    return LabelledGenome(
+        accession=record.accession,
+        source=label.genome or source_of(record),
+        letters=record.letters,
+        file=path.name,
+        group=label.group,
+        is_virus=label.is_virus,
+    )
+
+
+def _refuse_groups_of_both_labels(genomes: Sequence[LabelledGenome], where: str) -> None:
+    labels: dict[str, bool] = {}
+    for genome in genomes:
+        if labels.setdefault(genome.group, genome.is_virus) != genome.is_virus:
+            what = f"the group {genome.group} holds viral genomes and others"
+            remedy = "give the two kinds groups of different names"
+            raise BadInputError([InputProblem(where, None, what, remedy, genome.accession)])
+
+
+def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
+    """Keep records of one id and the same letters once; number those of other letters."""
+    kept: dict[str, LabelledGenome] = {}
+    copies, renamed = 0, []
+    for genome in genomes:
+        name, number = genome.accession, 1
+        while name in kept and kept[name].letters != genome.letters:
+            number += 1
+            name = f"{genome.accession}#{number}"
+        first = kept.get(genome.accession, genome)
+        if first.is_virus != genome.is_virus:
+            what = "records of this accession have both labels"
+            raise BadInputError([InputProblem(where, None, what, "label them alike, or rename one", genome.accession)])
+        if name in kept:
+            copies += 1
+        else:
+            kept[name] = replace(genome, accession=name, source=first.source)
+            renamed += [name] * (number > 1)
+    notes = [f"{copies:,} records were given again with the same letters, and are used once"] * bool(copies)
+    if renamed:
+        what = ", ".join(renamed[:5]) + (" and more" if len(renamed) > 5 else "")
+        notes.append(
+            f"{len(renamed):,} records have the accession of another, and other letters: they are used as {what}"
+        )
+    return LabelledInput(list(kept.values()), notes)
+
+
+def _is_fasta(name: str) -> bool:
+    return name.lower().removesuffix(".gz").endswith(SUFFIXES)

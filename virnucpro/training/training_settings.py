@@ -1,0 +1,232 @@
+"""
+Settings of ``virnucpro train``: what a classifier is made of, checked before anything is read.
+
+``TrainingConfig.settings`` is what decides the classifier, which a training that goes on must have in common with the
+one that began. Imports neither torch nor scipy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.config import AUTO_TOKEN_BUDGET, ModelConfig, SequenceKind, computing_versions
+from virnucpro.errors import ConfigurationError, printable
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
+from virnucpro.pipeline.multi_gpu_inference import configure_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+DEFAULT_PIECES = 12_000
+"""Pieces that train: some 27 million nucleotides, 25 minutes of one CPU core with the bundled encoders."""
+MEASURED_SHARE = 1 / 6
+"""Pieces of validation, and of test, for each one that trains."""
+HELD_OUT_SHARE = 0.1
+"""Share of each group's nucleotides that is for test, and as much for validation."""
+CHUNKS_NT = (300, 500)
+"""Nucleotides of a chunk, as the published classifiers have them."""
+TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
+"""Times that a genome's letters are used at the most, for training and for what is measured on."""
+LEAST_PIECES = 60
+"""Pieces below which nothing can be learnt or measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierSettings:
+    """How the frame classifier is trained."""
+
+    hidden_dim: int = 256
+    """Width of the hidden layer."""
+    dropout: float = 0.5
+    """Share of the hidden layer that is left out of each step."""
+    batch_frames: int = 512
+    """Frames of one step."""
+    learning_rate: float = 1e-3
+    """Of AdamW."""
+    weight_decay: float = 1e-2
+    """Of AdamW."""
+    most_epochs: int = 100
+    """Passes over the frames at the most."""
+    patience_epochs: int = 10
+    """Passes without a lower loss on the held-out genomes after which training ends."""
+    seed: int = 1
+    """Seed of the first weights, the order of the frames and the dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What a training needs to know; small and picklable."""
+
+    name: str
+    """What the classifier is called."""
+    chunk_nt: int
+    """Nucleotides of a chunk."""
+    dna: ModelConfig
+    """How nucleotides of frames are embedded."""
+    protein: ModelConfig
+    """How proteins of frames are embedded."""
+    labels: Path | None = None
+    """Table of labels; None takes them from the names of the files."""
+    annotations: tuple[Path, ...] = ()
+    """Annotated proteins, which frames must be part of."""
+    leave_out: tuple[Path, ...] = ()
+    """Genomes or contigs whose relatives are left out."""
+    num_pieces: int = DEFAULT_PIECES
+    """Pieces that train."""
+    group_weights: Mapping[str, float]
+    """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
+    classifier: ClassifierSettings
+    """How the frame classifier is trained."""
+    seed: int = 1
+    """Seed of everything."""
+    shuffle_labels: bool = False
+    """Whether the labels are permuted, so that nothing can be learnt."""
+    data_note: str = ""
+    """What the card says of the licence and origin of the genomes."""
+    keep_work: bool = False
+    """Whether the embeddings stay when the classifier is there."""
+    command: str = ""
+    """What the card says makes the same classifier."""
+
+    @property
+    def measured_pieces(self) -> int:
+        """Pieces of validation, and of test."""
+        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.num_pieces))
+
+    def settings(self, device_type: str) -> dict[str, Any]:
+        """Return what decides the classifier, ready for JSON."""
+        models = {
+            f"{kind} model {key}": value
+            for kind, config in (("DNA", self.dna), ("protein", self.protein))
+            for key, value in config.result_settings().items()
+            if key not in _SETTLED_BY_EMBEDDING
+        }
+        return {
+            "name": self.name,
+            "chunk length": self.chunk_nt,
+            "labels by": "names" if self.labels is None else "table",
+            "files of annotated proteins": len(self.annotations),
+            "files whose relatives are left out": len(self.leave_out),
+            "pieces": self.num_pieces,
+            "group weights": dict(sorted(self.group_weights.items())),
+            "seed": self.seed,
+            "shuffled labels": self.shuffle_labels,
+            **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
+            **models,
+            "device_type": device_type,
+            **computing_versions(),
+        }
+
+
+_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
+"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
+
+
+def configure_training(
+    *,
+    name: str,
+    chunk_nt: int = 500,
+    dna_model: str | Path = DNA_MODEL,
+    protein_model: str | Path = DEFAULT_PROTEIN_MODEL,
+    labels: Path | None = None,
+    annotations: Sequence[Path] = (),
+    leave_out: Sequence[Path] = (),
+    num_pieces: int = DEFAULT_PIECES,
+    most_epochs: int | None = None,
+    group_weights: Mapping[str, float] | None = None,
+    seed: int = 1,
+    shuffle_labels: bool = False,
+    data_note: str = "",
+    keep_work: bool = False,
+    command: str = "",
+    device_type: str,
+    precision: str = "auto",
+    weights_dir: Path | None = None,
+    token_budget: int = AUTO_TOKEN_BUDGET,
+    threads_per_worker: int = 1,
+    workers_per_device: int = 1,
+    log_level: str = "INFO",
+    on_download: Callable[[int, int | None], None] | None = None,
+) -> TrainingConfig:
+    """
+    Find the encoders and settle everything.
+
+    Args:
+        name: What the classifier is called.
+        chunk_nt: Nucleotides of a chunk.
+        dna_model: Registered name, or path; so is *protein_model*.
+        protein_model: As *dna_model*.
+        labels: Table of labels; None takes them from the names of the files.
+        annotations: Annotated proteins.
+        leave_out: Genomes or contigs whose relatives are left out.
+        num_pieces: Pieces that train.
+        most_epochs: Passes of the frame classifier at the most.
+        group_weights: Group -> its share, against the others of its label.
+        seed: Seed of everything.
+        shuffle_labels: Permute the labels.
+        data_note: What the card says of the licence and origin of the genomes.
+        keep_work: Keep the embeddings.
+        command: What the card says makes the same classifier.
+        device_type: ``cpu`` or ``cuda``; this and what follows as in ``configure_model``.
+        precision: Of both encoders.
+        weights_dir: Folder that is looked into first.
+        token_budget: Tokens in one block at the most.
+        threads_per_worker: Threads of a CPU worker.
+        workers_per_device: Workers that share a GPU.
+        log_level: Of the workers' log files.
+        on_download: Called with bytes fetched and bytes in all.
+
+    Raises:
+        UnknownModelError: No such model.
+        WeightsError: Weights cannot be had.
+        ConfigurationError: A setting is out of range, or the extra ``train`` is not installed.
+    """
+    if find_spec("scipy") is None:
+        raise ConfigurationError("training needs scipy: pip install 'virnucpro[train]'")
+    if chunk_nt not in CHUNKS_NT:
+        raise ConfigurationError(f"chunks of {chunk_nt} nt: choose one of {' and '.join(map(str, CHUNKS_NT))}")
+    if num_pieces < LEAST_PIECES:
+        raise ConfigurationError(f"{num_pieces} pieces: at least {LEAST_PIECES} are needed")
+    if not name or not name.isprintable():
+        raise ConfigurationError(f"the name {printable(name)!r} is none: give the classifier one with --name")
+    for group, weight in (group_weights or {}).items():
+        if not 0 <= weight < float("inf"):
+            raise ConfigurationError(f"the weight of {group} is {weight}: it must be 0 or above")
+
+    def model(which: str | Path, kind: SequenceKind) -> ModelConfig:
+        config = configure_model(
+            which,
+            device_type=device_type,
+            precision=precision,
+            weights_dir=weights_dir,
+            token_budget=token_budget,
+            threads_per_worker=threads_per_worker,
+            workers_per_device=workers_per_device,
+            log_level=log_level,
+            on_download=on_download,
+        )
+        if config.sequence_kind is not kind:
+            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {kind} model")
+        return config
+
+    classifier = ClassifierSettings(seed=seed, most_epochs=most_epochs or ClassifierSettings.most_epochs)
+    return TrainingConfig(
+        name=name,
+        chunk_nt=chunk_nt,
+        dna=model(dna_model, SequenceKind.DNA),
+        protein=model(protein_model, SequenceKind.PROTEIN),
+        labels=labels,
+        annotations=tuple(annotations),
+        leave_out=tuple(leave_out),
+        num_pieces=num_pieces,
+        group_weights=dict(group_weights or {}),
+        classifier=classifier,
+        seed=seed,
+        shuffle_labels=shuffle_labels,
+        data_note=data_note,
+        keep_work=keep_work,
+        command=command,
+    )
