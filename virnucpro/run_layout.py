@@ -129,6 +129,37 @@ class RunLayout(FolderLayout):
 
 
 @dataclass(frozen=True)
+class EvaluationLayout:
+    """The files of an evaluation, under one output folder."""
+
+    output_dir: Path
+
+    @property
+    def prediction_dir(self) -> Path:
+        """The identification that is evaluated, where the evaluation makes one."""
+        return self.output_dir / "prediction"
+
+    @property
+    def document(self) -> Path:
+        """All that was measured."""
+        return self.output_dir / "evaluation.json"
+
+    @property
+    def table(self) -> Path:
+        """The measures, one line a stratum."""
+        return self.output_dir / "evaluation.tsv"
+
+    @property
+    def page(self) -> Path:
+        """The page to look at."""
+        return self.output_dir / "evaluation.html"
+
+    def left_out(self, number: int) -> Path:
+        """Contigs of the truth that table *number*, from 1, has no score of; one id a line."""
+        return self.output_dir / f"without_score_{number}.txt"
+
+
+@dataclass(frozen=True)
 class PredictionLayout(FolderLayout):
     """The files of an identification, under one output folder. The two embedding runs have folders of their own."""
 

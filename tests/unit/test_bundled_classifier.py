@@ -16,9 +16,9 @@ from virnucpro.training.classifier_model_card import card_text
 from virnucpro.training.contig_rules import RULES
 from virnucpro.training.frame_data import embed_frames
 from virnucpro.training.genomes import KMER_LIMIT, read_genomes, sketch
+from virnucpro.training.known_contigs import read_truth
 from virnucpro.training.metrics import auroc
 from virnucpro.training.records import file_sha256, read_records
-from virnucpro.training.rule_evaluation import read_truth
 from virnucpro.training.split import largest_shares
 
 FOLDER = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
@@ -71,7 +71,7 @@ def test_it_is_worth_what_the_card_says(card, data_dir, tmp_path):
     )
     p_virus = load_classifier(DEFAULT_CLASSIFIER).probabilities(frames.features_FD)[:, 1]
     scores = score_contigs(p_virus, frames.frames_per_chunk, frames.chunks_per_contig)
-    is_virus = read_truth(data_dir / "viral" / "dev_truth.tsv", frames.contigs).is_virus_C
+    is_virus = read_truth(data_dir / "viral" / "dev_truth.tsv").of(frames.contigs).is_virus_C
     assert int(np.isnan(scores).sum()) == card["evaluation"]["without_an_open_frame"]
     measured = auroc(scores, is_virus)
     print(f"AUROC {measured:.4f} of {len(scores)} development contigs")

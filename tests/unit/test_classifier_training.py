@@ -24,6 +24,7 @@ from virnucpro.training.frame_data import (
 )
 from virnucpro.training.frame_training import LabelledFrames, train_classifier, validation_loss
 from virnucpro.training.genomes import Genome, GenomeSplit, reverse_complement
+from virnucpro.training.known_contigs import read_truth
 from virnucpro.training.metrics import auroc
 from virnucpro.training.training_settings import ClassifierSettings
 
@@ -192,7 +193,7 @@ def test_what_is_published_loads_and_says_what_was_measured(trained, tmp_path, m
         for number, (name, viral) in enumerate(zip(contigs, validation.is_virus_F, strict=True))
     ]
     truth.write_text("\n".join(["contig\tlabel\tgroup\tlength", *reversed(rows)]))
-    known = rule_evaluation.read_truth(truth, contigs)
+    known = read_truth(truth).of(contigs)
     evaluation = rule_evaluation.evaluate_rules(score_frames(model, frames.features_FD), frames, known, seed=1)
     used = [genome("used", "ACGT")]
     published = publish_classifier(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,16 +38,13 @@ from virnucpro.commands.options import (
     metrics_options,
 )
 from virnucpro.commands.output import told_if_anybody_reads
+from virnucpro.commands.shown_prediction import shown_prediction
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
-from virnucpro.errors import StoppedError, printable
-from virnucpro.interrupts import stop_on_signals
+from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
-from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
-from virnucpro.report.page import write_report
-from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
-from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction_result import PredictionResult
@@ -212,24 +208,9 @@ def predict(
                 profile=profile,
                 on_download=download.advance,
             )
-        told_to_stop = threading.Event()
-        with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
-            with stop_on_signals(told_to_stop) as stopping:
-                try:
-                    result = run_prediction(
-                        inputs,
-                        output,
-                        config,
-                        claim,
-                        write_report=write_report,
-                        workers=workers,
-                        on_message=stopping.hear,
-                        telemetry=telemetry,
-                        stop=told_to_stop,
-                        restart=restart,
-                    )
-                except StoppedError:
-                    raise StoppedError(stopping.signal_number) from None
+        with shown_prediction(
+            inputs, output, config, claim, metrics=metrics, workers=workers, restart=restart, is_quiet=as_json
+        ) as result:
             _report(result, as_json=as_json, allow_partial=allow_partial)
 
 

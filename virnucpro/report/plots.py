@@ -83,7 +83,7 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
             )
     for threshold in thresholds:
         figure.add_vline(threshold, line=_threshold_line())
-    _lay_out(figure, 340)
+    lay_out(figure, 340)
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text="P(virus) of the contig", range=[0, 1], dtick=0.2)
     highest = max(max(group.bins) for group in summary.groups.values())
@@ -115,7 +115,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
             )
     for threshold in thresholds:
         figure.add_hline(threshold, line=_threshold_line())
-    _lay_out(figure, 340)
+    lay_out(figure, 340)
     lengths = [contig.length_nt or 1 for contig in summary.sample] or [100, 10_000]
     limits = [math.log10(min(lengths)) - 0.1, math.log10(max(lengths)) + 0.1]
     ticks = 1 if limits[1] - limits[0] > 1.6 else "D2"  # decades, or 1, 2 and 5 of each
@@ -154,7 +154,7 @@ def track_plot(track: Track) -> go.Figure:
         shapes=[{**shaded, "x0": region.start / unit_nt, "x1": region.end / unit_nt} for region in regions]
     )
     figure.add_hline(0.5, line=_threshold_line())
-    _lay_out(figure, 170)
+    lay_out(figure, 170)
     figure.update_layout(showlegend=False)
     figure.update_xaxes(title_text=f"position in the contig ({unit})", range=[0, length_nt / unit_nt], showgrid=False)
     figure.update_yaxes(title_text="P(virus)", range=[0, 1.02], tickvals=[0, 0.5, 1])
@@ -182,7 +182,8 @@ def _threshold_line() -> dict[str, Any]:
     return {"color": colour("muted"), "width": 1, "dash": "dot"}
 
 
-def _lay_out(figure: go.Figure, height_px: int) -> None:
+def lay_out(figure: go.Figure, height_px: int) -> None:
+    """Give a figure the look of the page."""
     figure.update_layout(
         template="none",
         height=height_px,

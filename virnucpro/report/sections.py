@@ -120,8 +120,8 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
         ),
         element(
             "div",
-            _plot(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
-            _plot(SCATTER, "Length and P(virus) of contigs", f"{sample} {dotted.capitalize()}."),
+            plot_place(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
+            plot_place(SCATTER, "Length and P(virus) of contigs", f"{sample} {dotted.capitalize()}."),
             class_="pair",
         ),
     )
@@ -146,7 +146,8 @@ def _scale_button() -> Html:
     )
 
 
-def _plot(name: str, label: str, caption: str, *extra: Html) -> Html:
+def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
+    """Return the place of the figure *name*, with a title above and a caption below."""
     return element(
         "figure",
         element("h3", label),

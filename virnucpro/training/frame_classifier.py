@@ -28,7 +28,8 @@ from virnucpro.training.classifier_publication import TrainedClassifier, publish
 from virnucpro.training.frame_data import cut_pieces, embed_frames, without_relatives
 from virnucpro.training.frame_training import LabelledFrames, train_classifier
 from virnucpro.training.genomes import GenomeSplit, read_genomes, split_genomes
-from virnucpro.training.rule_evaluation import evaluate_rules, read_truth
+from virnucpro.training.known_contigs import read_truth
+from virnucpro.training.rule_evaluation import evaluate_rules
 from virnucpro.training.training_settings import ClassifierSettings
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def train_and_publish(data: Path, output: Path, *, seed: int, workers: int) -> N
     model, outcome = train_classifier(training.labelled, validation.labelled, settings)
     dev = _embed(references[0], work / "dev", workers)
     p_virus = score_frames(model, dev.features_FD)
-    evaluation = evaluate_rules(p_virus, dev, read_truth(data / "dev_truth.tsv", dev.contigs), seed=seed)
+    evaluation = evaluate_rules(p_virus, dev, read_truth(data / "dev_truth.tsv").of(dev.contigs), seed=seed)
     trained = TrainedClassifier(
         name=DEFAULT_CLASSIFIER,
         chunk_nt=CHUNK_NT,

@@ -89,8 +89,8 @@ class ScoreCounts:
         return float((viral_from_U / called_U * self.viral_U).sum() / self.viral)
 
     def f1(self, threshold: float) -> float:
-        """Return the F1 of calling viral from *threshold* up; NaN without viral contigs."""
-        if not self.viral:
+        """Return the F1 of calling viral from *threshold* up; NaN without viral contigs, or without a threshold."""
+        if np.isnan(threshold) or not self.viral:
             return np.nan
         viral_called, others_called = self.called(threshold)
         return 2 * viral_called / (viral_called + others_called + self.viral)
@@ -101,12 +101,12 @@ class ScoreCounts:
         return int(self.viral_U[called_U].sum()), int(self.others_U[called_U].sum())
 
     def recall(self, threshold: float) -> float:
-        """Return the share of viral contigs that score from *threshold* up; NaN where there is none."""
-        return self.called(threshold)[0] / self.viral if self.viral else np.nan
+        """Return the share of viral contigs that score from *threshold* up; NaN without any, or without a threshold."""
+        return np.nan if np.isnan(threshold) or not self.viral else self.called(threshold)[0] / self.viral
 
     def false_positive_share(self, threshold: float) -> float:
-        """Return the share of other contigs that score from *threshold* up; NaN where there is none."""
-        return self.called(threshold)[1] / self.others if self.others else np.nan
+        """Return the share of other contigs that score from *threshold* up; NaN without any, or without a threshold."""
+        return np.nan if np.isnan(threshold) or not self.others else self.called(threshold)[1] / self.others
 
     def strict_threshold(self, share: float = FALSE_POSITIVE_SHARE) -> float:
         """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""

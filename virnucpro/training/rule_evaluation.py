@@ -7,8 +7,6 @@ are therefore a little better than those of contigs that nothing was chosen by. 
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +17,14 @@ from virnucpro.training.metrics import BOOTSTRAP_SAMPLES, auroc, bootstrap, reca
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from virnucpro.pipeline.contig_rule import DoubleArray, FloatArray, IntArray
     from virnucpro.training.frame_data import FrameSet
+    from virnucpro.training.known_contigs import KnownContigs
     from virnucpro.training.metrics import BoolArray
 
 CALLED_SHARE = 0.05
 """Share of contigs that are not viral, and are called so nevertheless, that the threshold aims at."""
-VIRUS = "virus"
 PLAIN_RULE = "frames' mean log-odds"
 """What the other rules are compared with."""
 CHOICE = (
@@ -37,36 +34,6 @@ CHOICE = (
     "a chunk."
 )
 """Why the rule in use was chosen, said once the figures were there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownContigs:
-    """What contigs are, in the order of their scores."""
-
-    is_virus_C: BoolArray
-    """bool (C,)."""
-    groups: list[str]
-    """What kind of virus or other thing."""
-    lengths_nt: list[int]
-    """Nucleotides."""
-
-
-def read_truth(path: Path, contigs: list[str]) -> KnownContigs:
-    """
-    Read what contigs are.
-
-    Args:
-        path: Table with the columns contig, label, group and length.
-        contigs: Ids, in the order wanted; each is in the table.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
-    of_contigs = [rows[contig] for contig in contigs]
-    return KnownContigs(
-        is_virus_C=np.array([row["label"] == VIRUS for row in of_contigs]),
-        groups=[row["group"] for row in of_contigs],
-        lengths_nt=[int(row["length"]) for row in of_contigs],
-    )
 
 
 def evaluate_rules(p_virus: FloatArray, frames: FrameSet, known: KnownContigs, *, seed: int) -> dict[str, Any]:
@@ -84,7 +51,7 @@ def evaluate_rules(p_virus: FloatArray, frames: FrameSet, known: KnownContigs, *
     """
     scores = {name: rule(p_virus, frames.frames_per_chunk, frames.chunks_per_contig) for name, rule in RULES.items()}
     virus = known.is_virus_C
-    lengths = np.array(known.lengths_nt)
+    lengths = known.lengths_nt_C
     of_class = {name: (low <= lengths) & (lengths <= high) for name, (low, high) in LENGTH_CLASSES.items()}
     has_frame = ~np.isnan(scores[RULE])
     plain = scores[PLAIN_RULE]
@@ -165,7 +132,7 @@ def _closely(
 def _of_group(scores_C: DoubleArray, mine: BoolArray, is_virus_C: BoolArray, threshold: float) -> dict[str, Any]:
     strict = threshold_at(scores_C, is_virus_C)
     return {
-        "label": VIRUS if is_virus_C[mine].all() else "nonviral",
+        "label": "virus" if is_virus_C[mine].all() else "nonviral",
         "contigs": int(mine.sum()),
         "without_an_open_frame": int(np.isnan(scores_C[mine]).sum()),
         "called": _share(scores_C[mine] >= threshold),

@@ -1,0 +1,268 @@
+"""``virnucpro evaluate``: what a classifier's or any tool's scores are worth on contigs of known kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from virnucpro.commands.options import (
+    AsJson,
+    Devices,
+    OnBadRecord,
+    OutputDir,
+    PrecisionName,
+    Restart,
+    WeightsDir,
+    Workers,
+    check_choice,
+)
+from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.shown_prediction import shown_prediction
+from virnucpro.config import BadRecordPolicy
+from virnucpro.errors import printable
+from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
+from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.report.evaluation_page import write_page
+from virnucpro.report.evaluation_plots import MOST_TABLES
+from virnucpro.run_layout import EvaluationLayout
+from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.training.evaluation import LENGTH_EDGES_NT
+from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
+from virnucpro.training.known_contigs import read_truth
+from virnucpro.training.metrics import BOOTSTRAP_SAMPLES
+from virnucpro.training.score_tables import read_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from virnucpro.training.score_tables import ScoreTable
+
+
+DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))
+
+
+class Missing(StrEnum):
+    """What becomes of contigs without a score."""
+
+    LOWEST = "lowest"
+    LEAVE_OUT = "leave-out"
+
+
+def evaluate(
+    output: OutputDir,
+    truth: Annotated[
+        Path,
+        typer.Option(
+            readable=False,
+            metavar="TABLE",
+            help="What contigs are: columns contig and label (virus or nonviral), and, if known, group and length.",
+            show_default=False,
+        ),
+    ],
+    contigs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            readable=False,
+            metavar="CONTIGS",
+            help="Contigs that are scored as `predict` does, in OUT/prediction; or give --scores.",
+            show_default=False,
+        ),
+    ] = None,
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(
+            readable=False,
+            metavar="TABLE",
+            help="Scores of any tool, or a contigs.tsv of ours, instead of contigs; up to six, the others compared with the first.",
+            show_default=False,
+        ),
+    ] = None,
+    id_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of --scores with the ids; once, or once a table. A contigs.tsv of ours needs none.",
+            show_default="contig",
+        ),
+    ] = None,
+    score_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of --scores with the scores, the higher the more viral; likewise.",
+            show_default="score",
+        ),
+    ] = None,
+    classifier: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|PATH", help="The classifier that scores CONTIGS.", show_default="the bundled one"),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE",
+            help="Score from which a contig counts as called viral.",
+            show_default="the classifier's; 0.5 for probabilities of another tool",
+        ),
+    ] = None,
+    missing: Annotated[
+        Missing,
+        typer.Option(
+            help="Contigs without a score rank below all others and are not called, or are left out of everything."
+        ),
+    ] = Missing.LOWEST,
+    length_classes: Annotated[
+        str, typer.Option(metavar="NT,...", help="Longest contigs of all length classes but the last.")
+    ] = DEFAULT_LENGTH_CLASSES,
+    samples: Annotated[
+        int, typer.Option(min=20, max=100_000, help="Bootstrap samples of each interval.")
+    ] = BOOTSTRAP_SAMPLES,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 1,
+    devices: Devices = "auto",
+    workers: Workers = None,
+    precision: PrecisionName = "auto",
+    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
+    weights_dir: WeightsDir = None,
+    restart: Restart = False,
+    as_json: AsJson = False,
+) -> None:
+    """
+    Measure scores against the truth: AUROC, average precision, F1, recall at 1 % false positives, calibration.
+
+    Overall, by length class and by group, with 95 % intervals: OUT/evaluation.json, OUT/evaluation.tsv, and
+    OUT/evaluation.html to look at. Contigs are scored as `predict` does; starting again continues what is missing.
+    """
+    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    _check(contigs, scores, id_column=id_column, score_column=score_column, classifier=classifier, threshold=threshold)
+    edges_nt = _length_edges(length_classes)
+    layout = EvaluationLayout(output)
+    known = read_truth(truth)  # before anything heavy begins
+    if contigs:
+        claim = claim_devices(devices, workers=workers, workers_per_device=1)
+        with DownloadProgress(is_quiet=as_json) as download:
+            config = configure_prediction(
+                classifier=classifier or DEFAULT_CLASSIFIER,
+                threshold=threshold,
+                device_type=claim.type,
+                precision=precision,
+                weights_dir=weights_dir,
+                on_bad_record=on_bad_record,
+                on_download=download.advance,
+            )
+        with shown_prediction(
+            contigs, layout.prediction_dir, config, claim, workers=workers, restart=restart, is_quiet=as_json
+        ) as result:
+            result.raise_unless(allow_partial=False)
+        tables = [read_scores(result.contigs_path)]
+    else:
+        columns = zip(_a_table(scores, id_column), _a_table(scores, score_column), strict=True)
+        tables = [
+            read_scores(path, id_column=ids, score_column=values)
+            for path, (ids, values) in zip(scores or [], columns, strict=True)
+        ]
+    document, without = evaluate_tables(
+        _named_apart(tables),
+        known,
+        truth,
+        threshold=threshold,
+        leave_out_missing=missing is Missing.LEAVE_OUT,
+        length_edges_nt=edges_nt,
+        bootstrap_samples=samples,
+        seed=seed,
+    )
+    write_evaluation(document, without, layout)
+    write_page(document, layout.page, [layout.document, layout.table])
+    with told_if_anybody_reads():
+        if as_json:
+            print(json.dumps(document))
+        else:
+            _print(document, without, layout)
+
+
+def _check(
+    contigs: Sequence[Path] | None,
+    scores: Sequence[Path] | None,
+    *,
+    id_column: list[str] | None,
+    score_column: list[str] | None,
+    classifier: str | None,
+    threshold: float | None,
+) -> None:
+    """Refuse what cannot be meant."""
+    if bool(contigs) == bool(scores):
+        raise typer.BadParameter(
+            "give either contigs to score, or --scores." if scores else "give contigs or --scores."
+        )
+    if contigs and (id_column or score_column):
+        raise typer.BadParameter("it is for --scores.", param_hint="--id-column" if id_column else "--score-column")
+    if scores and classifier:
+        raise typer.BadParameter("it is for contigs; the scores are there already.", param_hint="--classifier")
+    for option, names in (("--id-column", id_column), ("--score-column", score_column)):
+        if scores and names and len(names) not in {1, len(scores)}:
+            what = f"it is there {len(names)} times for {len(scores)} tables: give it once, or once a table."
+            raise typer.BadParameter(what, param_hint=option)
+    if scores and len(scores) > MOST_TABLES:
+        raise typer.BadParameter(f"{len(scores)} tables are more than {MOST_TABLES}.", param_hint="--scores")
+    if threshold is not None and not (math.isfinite(threshold) and (scores or 0 < threshold < 1)):
+        which = "a finite number" if scores else "above 0 and below 1"
+        raise typer.BadParameter(f"{threshold:g} is not {which}.", param_hint="--threshold")
+
+
+def _a_table(scores: list[Path] | None, names: list[str] | None) -> list[str] | list[None]:
+    """Return the name of a column for each table."""
+    if not names:
+        return [None] * len(scores or [])
+    return names * len(scores or []) if len(names) == 1 else names
+
+
+def _length_edges(text: str) -> tuple[int, ...]:
+    parts = text.replace(" ", "").split(",")
+    edges_nt = tuple(int(part) for part in parts if part.isdecimal())
+    if len(edges_nt) != len(parts) or list(edges_nt) != sorted(set(edges_nt) - {0}):
+        what = f"{text!r} are no rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
+        raise typer.BadParameter(what, param_hint="--length-classes")
+    return edges_nt
+
+
+def _named_apart(tables: Sequence[ScoreTable]) -> list[ScoreTable]:
+    """Return the tables, those of one name called by their paths."""
+    names = Counter(table.name for table in tables)
+    return [replace(table, name=str(table.path)) if names[table.name] > 1 else table for table in tables]
+
+
+def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout: EvaluationLayout) -> None:
+    for number, table in enumerate(document["tables"], start=1):
+        overall = table["overall"]
+        print(f"{printable(table['name'])}: {overall['viral']:,} viral contigs, {overall['others']:,} others")
+        shown = Table(box=None, pad_edge=False)
+        shown.add_column("", no_wrap=True)
+        for column in ("contigs", "AUROC", "recall at 1 % FP", "average precision", "F1", "calibration error"):
+            shown.add_column(column, justify="right", no_wrap=True)
+        for name, stratum in [("overall", overall), *table["by_length"].items(), *table["by_group"].items()]:
+            cells = [_interval(stratum[measure]) for measure in ("auroc", "recall_at_1_percent_false_positives")]
+            plain = [stratum[measure] for measure in ("auprc", "f1", "calibration_error")]
+            cells += [f"{one['value']:.3f}" if one else "" for one in plain]
+            shown.add_row(Text(printable(name)), f"{stratum['contigs']:,}", *cells)
+        print_renderable(shown)
+        if table["auroc_above_first"]:
+            print(f"  AUROC above the first table's: {_interval(table['auroc_above_first'])}")
+        for note in table["notes"]:
+            print(f"  {printable(note)}")
+        if without[number - 1]:
+            print(f"  contigs without a score: {printable(str(layout.left_out(number)))}")
+    print(f"table: {printable(str(layout.table))}")
+    print(f"page:  {printable(str(layout.page))}")
+
+
+def _interval(one: Mapping[str, float] | None) -> str:
+    return f"{one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})" if one else ""

@@ -1,0 +1,176 @@
+"""
+``evaluation.json`` and ``evaluation.tsv``: several tables of scores against one truth, in one document.
+
+The first table is the one that others are compared with. The page is made of the document alone, so that all three say
+the same.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.training.evaluation import evaluate
+from virnucpro.training.metrics import RankedContigs, bootstrap
+from virnucpro.training.score_tables import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.run_layout import EvaluationLayout
+    from virnucpro.training.known_contigs import KnownContigs
+    from virnucpro.training.metrics import BoolArray, DoubleArray, Interval
+    from virnucpro.training.score_tables import JoinedScores, ScoreTable
+
+FORMAT = 1
+KIND = "evaluation"
+DEFAULT_THRESHOLD = 0.5
+"""For probabilities of a tool that tells none."""
+_LISTED_IDS = 5
+_INTERVALS = ("auroc", "auprc", "f1", "recall_at_1_percent_false_positives", "calibration_error")
+_NUMBERS = (
+    "recall",
+    "false_positive_share",
+    "recall_at_strict_threshold",
+    "false_positive_share_at_strict_threshold",
+)
+_COUNTS = ("contigs", "viral", "others", "without_score")
+
+
+def evaluate_tables(
+    tables: Sequence[ScoreTable],
+    known: KnownContigs,
+    truth: Path,
+    *,
+    threshold: float | None,
+    leave_out_missing: bool,
+    length_edges_nt: Sequence[int],
+    bootstrap_samples: int,
+    seed: int,
+) -> tuple[dict[str, Any], list[list[str]]]:
+    """
+    Measure tables of scores.
+
+    Args:
+        tables: The scores; others are compared with the first.
+        known: What contigs are.
+        truth: Where that was read from.
+        threshold: Score from which a contig is called viral; None takes our classifier's own, else 0.5 where scores are
+            probabilities.
+        leave_out_missing: Leave contigs without a score out, instead of ranking them below all others.
+        length_edges_nt: Longest contigs of all length classes but the last, ascending.
+        bootstrap_samples: Samples of each interval.
+        seed: Seed of the samples.
+
+    Returns:
+        The document; and for each table the ids of the contigs without a score.
+
+    Raises:
+        BadInputError: No contig of the truth has a score.
+    """
+    all_joined = [join(table, known, truth) for table in tables]
+    found: list[dict[str, Any]] = []
+    without: list[list[str]] = []
+    for table, joined in zip(tables, all_joined, strict=True):
+        is_missing_C = np.isnan(joined.scores_C)
+        measured, scores_C = joined.known, joined.scores_C
+        if leave_out_missing:
+            chosen = np.flatnonzero(~is_missing_C)
+            measured, scores_C = measured.take(chosen), scores_C[chosen]
+        at = threshold
+        if at is None:
+            at = table.threshold
+        if at is None and not ((scores_C < 0) | (scores_C > 1)).any():
+            at = DEFAULT_THRESHOLD
+        evaluation = evaluate(
+            scores_C,
+            measured,
+            threshold=at,
+            length_edges_nt=length_edges_nt,
+            bootstrap_samples=bootstrap_samples,
+            seed=seed,
+        ).to_json()
+        without.append([known.contigs[number] for number in np.flatnonzero(is_missing_C).tolist()])
+        evaluation["notes"] = [*_notes_on_join(joined, is_missing_C, leave_out=leave_out_missing), *evaluation["notes"]]
+        above = None
+        if found and not leave_out_missing:
+            one = _auroc_above(
+                joined.scores_C, all_joined[0].scores_C, known.is_virus_C, seed=seed, samples=bootstrap_samples
+            )
+            above = {name: round(number, 6) for name, number in vars(one).items()} if np.isfinite(one.value) else None
+        found.append({"name": table.name, "scores": str(table.path), "auroc_above_first": above, **evaluation})
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "virnucpro": version("virnucpro"),
+        "truth": str(truth),
+        "missing_scores": "left out" if leave_out_missing else "lowest",
+        "tables": found,
+    }
+    return document, without
+
+
+def write_evaluation(document: dict[str, Any], without: Sequence[Sequence[str]], layout: EvaluationLayout) -> None:
+    """
+    Write the document, its table, and the lists of contigs without a score.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    durable.write_bytes(layout.document, (json.dumps(document, indent=1) + "\n").encode())
+    durable.write_bytes(layout.table, "".join(_lines(document)).encode())
+    for number, ids in enumerate(without, start=1):
+        if ids:
+            durable.write_bytes(layout.left_out(number), "".join(f"{one}\n" for one in ids).encode())
+        else:
+            durable.remove(layout.left_out(number))
+
+
+def _auroc_above(
+    scores_C: DoubleArray, first_C: DoubleArray, is_virus_C: BoolArray, *, seed: int, samples: int
+) -> Interval:
+    """Return the difference of two AUROCs on the same samples of contigs."""
+    this, first = RankedContigs(scores_C, is_virus_C), RankedContigs(first_C, is_virus_C)
+    return bootstrap(
+        lambda drawn: {"above": this.counts(drawn).auroc() - first.counts(drawn).auroc()},
+        is_virus_C,
+        seed=seed,
+        samples=samples,
+    )["above"]
+
+
+def _notes_on_join(joined: JoinedScores, is_missing_C: BoolArray, *, leave_out: bool) -> list[str]:
+    notes = []
+    if joined.not_in_table:
+        named = ", ".join(joined.not_in_table[:_LISTED_IDS]) + " ..." * (len(joined.not_in_table) > _LISTED_IDS)
+        notes.append(f"{len(joined.not_in_table):,} contigs of the truth are not in the scores ({named})")
+    if joined.not_in_truth:
+        notes.append(f"{joined.not_in_truth:,} contigs of the scores are not in the truth, and were not looked at")
+    if leave_out and is_missing_C.any():
+        notes.append(f"{int(is_missing_C.sum()):,} contigs without a score were left out of everything")
+    return notes
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the header and a line for every stratum of every table."""
+    ends = [f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")]
+    yield "\t".join(["name", "stratum", "value", *_COUNTS, "compared_with", *ends, *_NUMBERS]) + "\n"
+    for table in document["tables"]:
+        strata = [("overall", "", table["overall"])]
+        strata += [(kind, name, one) for kind in ("length", "group") for name, one in table[f"by_{kind}"].items()]
+        for kind, name, stratum in strata:
+            cells = [table["name"], kind, name, *(stratum[count] for count in _COUNTS), stratum["compared_with"]]
+            for measure in _INTERVALS:
+                one = stratum[measure] or {}
+                cells += [one.get(end) for end in ("value", "low", "high")]
+            cells += [stratum[number] for number in _NUMBERS]
+            yield "\t".join("" if cell is None else _one_line(str(cell)) for cell in cells) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\t"))

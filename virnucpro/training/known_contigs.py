@@ -1,0 +1,122 @@
+"""
+What contigs are known to be, read from a table: the truth that scores are measured against.
+
+The table has the columns ``contig`` and ``label``, and may have ``group`` (what kind of virus or other thing) and
+``length`` (nucleotides); others are left alone. Legend: C contigs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.training.delimited_tables import DelimitedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from virnucpro.training.delimited_tables import Problems, Row
+    from virnucpro.training.metrics import BoolArray, IntArray
+
+VIRAL_LABELS = ("virus", "viral", "1")
+OTHER_LABELS = ("nonviral", "non-viral", "not virus", "other", "others", "0")
+"""Labels that are understood; capitals do not matter."""
+UNKNOWN_NT = 0
+"""Length of a contig whose length is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownContigs:
+    """Contigs and what they are."""
+
+    contigs: list[str]
+    """Ids, each once."""
+    is_virus_C: BoolArray
+    """bool (C,)."""
+    groups: list[str]
+    """What kind of virus or other thing, of each contig; empty where that is not known."""
+    lengths_nt_C: IntArray
+    """int64 (C,): nucleotides; ``UNKNOWN_NT`` where that is not known."""
+
+    def __len__(self) -> int:
+        return len(self.contigs)
+
+    def take(self, numbers: IntArray) -> KnownContigs:
+        """Return the contigs with these numbers, in that order."""
+        chosen = numbers.tolist()
+        return KnownContigs(
+            contigs=[self.contigs[number] for number in chosen],
+            is_virus_C=self.is_virus_C[numbers],
+            groups=[self.groups[number] for number in chosen],
+            lengths_nt_C=self.lengths_nt_C[numbers],
+        )
+
+    def of(self, contigs: Sequence[str]) -> KnownContigs:
+        """Return the contigs with these ids, each of which is known, in that order."""
+        places = {contig: number for number, contig in enumerate(self.contigs)}
+        return self.take(np.array([places[contig] for contig in contigs], dtype=np.int64))
+
+
+def read_truth(path: Path) -> KnownContigs:
+    """
+    Read what contigs are.
+
+    Args:
+        path: Tab-separated or CSV, plain or gzip.
+
+    Raises:
+        BadInputError: A column is missing, a label or a length cannot be understood, an id is there twice or missing,
+            or there is no contig; tells every problem by file and line.
+    """
+    table = DelimitedTable(path)
+    problems = table.problems
+    places = (table.column("contig"), table.column("label"), table.find("group"), table.find("length"))
+    lines: dict[str, int] = {}
+    labels, groups, lengths = [], [], []
+    for row in table.rows():
+        contig, label, group, length = ("" if place is None else row.cells[place] for place in places)
+        if is_new_id(contig, row, lines, problems):
+            labels.append(_is_viral(label, row.line, problems))
+            groups.append(group)
+            lengths.append(_length_nt(length, row.line, problems))
+    problems.raise_if_any()
+    if not lines:
+        problems.refuse(None, "no contig behind its header", "give it a line a contig")
+    return KnownContigs(
+        contigs=list(lines),
+        is_virus_C=np.array(labels, dtype=bool),
+        groups=groups,
+        lengths_nt_C=np.array(lengths, dtype=np.int64),
+    )
+
+
+def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) -> bool:
+    """Note the line that an id stands in, or that it is missing or there twice."""
+    if not contig:
+        problems.add(row.line, "no id", "give every contig its id")
+        return False
+    if contig in lines:
+        what = f"duplicate id, first at {problems.path}:{lines[contig]}"
+        problems.add(row.line, what, "keep one line a contig", sequence_id=contig)
+        return False
+    lines[contig] = row.line
+    return True
+
+
+def _is_viral(label: str, line: int, problems: Problems) -> bool:
+    if label.lower() not in (*VIRAL_LABELS, *OTHER_LABELS):
+        known = f"write {', '.join(VIRAL_LABELS)} or {', '.join(OTHER_LABELS)}"
+        problems.add(line, f"label {label!r} is neither viral nor another one" if label else "no label", known)
+    return label.lower() in VIRAL_LABELS
+
+
+def _length_nt(text: str, line: int, problems: Problems) -> int:
+    if not text:
+        return UNKNOWN_NT
+    if not (text.isdecimal() and int(text) > 0):
+        problems.add(line, f"length {text!r} is no number of nucleotides", "write a whole number, or leave it empty")
+        return UNKNOWN_NT
+    return int(text)

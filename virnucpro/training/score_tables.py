@@ -1,0 +1,166 @@
+"""
+Scores of contigs, read from our own ``contigs.tsv`` or any tool's table, and joined with what the contigs are.
+
+Ids are joined as they stand, nothing of them is guessed. Legend: C contigs of the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.errors import BadInputError, InputProblem, printable
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import COLUMNS
+from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.training.delimited_tables import DelimitedTable
+from virnucpro.training.known_contigs import UNKNOWN_NT, is_new_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.training.known_contigs import KnownContigs
+    from virnucpro.training.metrics import DoubleArray
+
+ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
+"""What the columns are called unless the user says otherwise, as in ``contigs.tsv``."""
+_NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """The scores of one tool."""
+
+    path: Path
+    name: str
+    """What results call the tool: our classifier's name, or the file's."""
+    scores: dict[str, float]
+    """Score by id; NaN for no score."""
+    lengths_nt: dict[str, int]
+    """Nucleotides by id, as far as the table has a column ``length`` of whole numbers."""
+    threshold: float | None
+    """The score from which our own classifier calls viral; None for another tool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedScores:
+    """The scores of the contigs of a truth."""
+
+    known: KnownContigs
+    """The contigs, with the table's lengths where the truth has none."""
+    scores_C: DoubleArray
+    """float64 (C,): NaN for no score."""
+    not_in_table: list[str]
+    """Contigs of the truth that the table lacks."""
+    not_in_truth: int
+    """Contigs of the table that the truth lacks."""
+
+
+def read_scores(
+    path: Path, *, id_column: str | None = None, score_column: str | None = None, name: str | None = None
+) -> ScoreTable:
+    """
+    Read a table of scores.
+
+    Args:
+        path: Tab-separated or CSV, plain or gzip.
+        id_column: By default ``contig``; a table of ours needs none.
+        score_column: By default ``score``; likewise.
+        name: What results call the tool; by default our classifier's name, or the file's.
+
+    Raises:
+        BadInputError: A column is missing, a score is no finite number, an id is there twice or missing, or there is no
+            contig; tells every problem by file and line.
+        ResultError: The table is ours, and the ``run.json`` beside it cannot be read.
+    """
+    table = DelimitedTable(path, unquoted_header=COLUMNS)
+    problems = table.problems
+    id_place = table.column(ID_COLUMN if table.is_ours else id_column or ID_COLUMN, "--id-column")
+    score_place = table.column(SCORE_COLUMN if table.is_ours else score_column or SCORE_COLUMN, "--score-column")
+    length_place = table.find(LENGTH_COLUMN)
+    lines: dict[str, int] = {}
+    scores: dict[str, float] = {}
+    lengths: dict[str, int] = {}
+    for row in table.rows():
+        contig = row.cells[id_place]
+        length = "" if length_place is None else row.cells[length_place]
+        if table.is_ours and not length and contig in lines:
+            continue  # a record that was left out, under the id of one that was not
+        if is_new_id(contig, row, lines, problems):
+            score = _score(row.cells[score_place])
+            if score is None:
+                what = f"score {row.cells[score_place]!r} is no finite number"
+                problems.add(row.line, what, "write a number, or nothing where there is none", sequence_id=contig)
+            scores[contig] = math.nan if score is None else score
+            if length.isdecimal():
+                lengths[contig] = int(length)
+    problems.raise_if_any()
+    if not lines:
+        problems.refuse(None, "no contig behind its header", "give it a line a contig")
+    manifest = _manifest_of(path) if table.is_ours else None
+    stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+    return ScoreTable(
+        path=path,
+        name=name or (stem if manifest is None else str(manifest.models["classifier"]["name"])),
+        scores=scores,
+        lengths_nt=lengths,
+        threshold=None if manifest is None else float(manifest.output_settings["threshold"]),
+    )
+
+
+def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
+    """
+    Look up the score of every contig of the truth.
+
+    Args:
+        table: The scores.
+        known: What contigs are.
+        truth: Where that was read from, for messages.
+
+    Raises:
+        BadInputError: Not one contig of the truth is in the table, or not one has a score.
+    """
+    missing = [contig for contig in known.contigs if contig not in table.scores]
+    if len(missing) == len(known):
+        there, here = (printable(next(iter(ids))) for ids in (table.scores, known.contigs))
+        what = f"none of its {len(table.scores):,} contigs (such as {there}) is in {truth} (such as {here})"
+        remedy = "ids must be the same, letter by letter: name the column of ids with --id-column"
+        raise BadInputError([InputProblem(str(table.path), None, what, remedy)])
+    scores_C = np.array([table.scores.get(contig, math.nan) for contig in known.contigs])
+    if np.isnan(scores_C).all():
+        what = "no contig of the truth has a score in it"
+        raise BadInputError(
+            [InputProblem(str(table.path), None, what, "name the column of scores with --score-column")]
+        )
+    lengths = [
+        length or table.lengths_nt.get(contig, UNKNOWN_NT)
+        for contig, length in zip(known.contigs, known.lengths_nt_C.tolist(), strict=True)
+    ]
+    return JoinedScores(
+        known=replace(known, lengths_nt_C=np.array(lengths, dtype=np.int64)),
+        scores_C=scores_C,
+        not_in_table=missing,
+        not_in_truth=len(table.scores) - (len(known) - len(missing)),
+    )
+
+
+def _score(text: str) -> float | None:
+    """Return a score, NaN for none; None where the text is no finite number."""
+    if text.lower() in _NO_SCORE:
+        return math.nan
+    try:
+        score = float(text)
+    except ValueError:
+        return None
+    return score if math.isfinite(score) else None
+
+
+def _manifest_of(path: Path) -> PredictionManifest | None:
+    """Return the manifest of the run that a table of ours lies in; None where it was copied elsewhere."""
+    layout = PredictionLayout(path.parent)
+    if path.name != layout.contigs.name or not layout.manifest.exists():
+        return None
+    return PredictionManifest.read(layout.manifest)
