@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro.training.delimited_tables import DelimitedTable
+from virnucpro.training.label_table import LABEL_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from virnucpro.training.delimited_tables import Problems, Row
     from virnucpro.training.metrics import BoolArray, IntArray
 
-VIRAL_LABELS = ("virus", "viral", "1")
-OTHER_LABELS = ("nonviral", "non-viral", "not virus", "other", "others", "0")
-"""Labels that are understood; capitals do not matter."""
+LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
+"""What a label says: whether a contig is viral. Capitals do not matter."""
 UNKNOWN_NT = 0
 """Length of a contig whose length is not known."""
 
@@ -107,10 +107,11 @@ def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) 
 
 
 def _is_viral(label: str, line: int, problems: Problems) -> bool:
-    if label.lower() not in (*VIRAL_LABELS, *OTHER_LABELS):
-        known = f"write {', '.join(VIRAL_LABELS)} or {', '.join(OTHER_LABELS)}"
-        problems.add(line, f"label {label!r} is neither viral nor another one" if label else "no label", known)
-    return label.lower() in VIRAL_LABELS
+    is_viral = LABELS.get(label.lower())
+    if is_viral is None:
+        what = f"label {label!r} is neither viral nor another one" if label else "no label"
+        problems.add(line, what, f"write one of {', '.join(LABELS)}")
+    return bool(is_viral)
 
 
 def _length_nt(text: str, line: int, problems: Problems) -> int:
