@@ -165,7 +165,7 @@ class Models(_Box):
         ge=0,
         le=10**6,
         title="Chunk",
-        description="Nucleotides of a chunk; only what the classifier was trained with is taken, and 0 is that.",
+        description="Nucleotides of a chunk, of those that the classifier takes; 0 is what it was trained with.",
     )
 
 

@@ -25,10 +25,12 @@ from virnucpro.models.classifier import BLOCK_ROWS, Classifier, is_virus, load_c
 from virnucpro.models.classifier_card import (
     CONTIG_WEIGHTS_NAME,
     ContigModelCard,
+    Encoder,
     check_contig_weights,
     read_card,
 )
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
+from virnucpro.pipeline.prediction_settings import configure_prediction
 
 
 @pytest.fixture
@@ -146,6 +148,25 @@ def test_another_chunk_length_or_model_is_refused_in_words(changes, says):
     assert len(error.value.differences) == 1
 
 
+def test_other_chunks_that_a_card_names_are_fine_too_and_make_another_fingerprint(tmp_path):
+    trained = {"dna": resolve_model(DNA_MODEL), "protein": resolve_model(DEFAULT_PROTEIN_MODEL)}
+    encoders = {
+        f"{kind}_model": Encoder(name=one.name, sha256=one.weights_sha256, hidden_dim=one.hidden_dim)
+        for kind, one in trained.items()
+    }
+    width = sum(encoder.hidden_dim for encoder in encoders.values())
+    card = write_classifier(tmp_path, random_mlp(width), also_chunk_nt=(300,), **encoders)
+    assert read_card(tmp_path) == card
+    with pytest.raises(ClassifierMismatchError, match="chunks of 500 or 300 nt, not 400 nt"):
+        card.check(chunk_nt=400)
+    configs = [
+        configure_prediction(classifier=tmp_path, chunk_nt=chunk_nt, device_type="cpu") for chunk_nt in (None, 500, 300)
+    ]
+    assert [config.chunk_nt for config in configs] == [500, 500, 300]
+    assert configs[0].fingerprint == configs[1].fingerprint != configs[2].fingerprint
+    assert configs[2].scores_settings("cpu")["chunk length"] == 300
+
+
 # --- folders that are no classifier ----------------------------------------------------------------------------------
 
 
@@ -196,6 +217,8 @@ def test_weights_of_another_shape_or_type_are_refused(folder, change, says):
         ({"kind": "encoder"}, "of something else"),
         ({"format": 2}, "its format is 2, not 1"),
         ({"chunk_nt": "500"}, "chunk_nt"),
+        ({"also_chunk_nt": [300, 0]}, "also_chunk_nt"),
+        ({"also_chunk_nt": 300}, "not a classifier's card"),
         ({"hidden_dim": True}, "hidden_dim"),
         ({"threshold": 1.5}, "threshold is 1.5"),
         ({"dna_model": {"name": "x"}}, "not a classifier's card"),

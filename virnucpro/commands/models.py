@@ -43,7 +43,7 @@ def list_models(
     classifiers = Table("classifier", "chunks", "DNA model", "protein model", "threshold", box=None, pad_edge=False)
     for card in classifiers_table():
         encoders = (card.dna_model.name, card.protein_model.name)
-        classifiers.add_row(card.name, f"{card.chunk_nt} nt", *encoders, f"{card.threshold:g}")
+        classifiers.add_row(card.name, card.chunk_choice, *encoders, f"{card.threshold:g}")
     console.print(classifiers)
     for card in classifiers_table():
         print(card.worth)

@@ -81,6 +81,8 @@ class ClassifierCard:
     """What outputs call it."""
     chunk_nt: int
     """Nucleotides of the chunks that it was trained on."""
+    also_chunk_nt: tuple[int, ...] = ()
+    """Nucleotides of other chunks that it was measured on and may be used with."""
     dna_model: Encoder
     """Makes the first columns of its features."""
     protein_model: Encoder
@@ -103,12 +105,18 @@ class ClassifierCard:
     def __post_init__(self) -> None:
         _require(isinstance(self.name, str) and self.name.isprintable() and bool(self.name), "no printable name")
         _require(_is_count(self.chunk_nt), "chunk_nt is no positive number of nucleotides")
+        _require(all(_is_count(nt) for nt in self.also_chunk_nt), "also_chunk_nt is no list of positive numbers")
         _require(_is_count(self.hidden_dim), "hidden_dim is no positive number")
         _require(_is_share(self.threshold), f"threshold is {self.threshold!r}, not between 0 and 1")
         _require(_is_share(self.batch_norm_eps), f"batch_norm_eps is {self.batch_norm_eps!r}")
         _require(isinstance(self.weights_sha256, str), "weights_sha256 is no text")
         _require(self.source_sha256 is None or isinstance(self.source_sha256, str), "source_sha256 is no text")
         _require(isinstance(self.worth, str), "worth is no text")
+
+    @property
+    def chunk_choice(self) -> str:
+        """The chunks that it may be used with, in words."""
+        return " or ".join(str(nt) for nt in (self.chunk_nt, *self.also_chunk_nt)) + " nt"
 
     @property
     def input_dim(self) -> int:
@@ -143,8 +151,8 @@ class ClassifierCard:
             ClassifierMismatchError: Something differs; tells all of it.
         """
         differences: dict[str, tuple[str, str]] = {}
-        if chunk_nt not in (None, self.chunk_nt):
-            differences["chunks of"] = (f"{self.chunk_nt} nt", f"{chunk_nt} nt")
+        if chunk_nt not in (None, self.chunk_nt, *self.also_chunk_nt):
+            differences["chunks of"] = (self.chunk_choice, f"{chunk_nt} nt")
         for what, trained, given in (("DNA", self.dna_model, dna), ("protein", self.protein_model, protein)):
             if given is not None:
                 name = given.name if isinstance(given, ResolvedModel) else given.model_name
@@ -160,8 +168,9 @@ class ClassifierCard:
     def to_json(self, **for_readers: object) -> str:
         """Return the text of ``card.json``; *for_readers* is added to what programs need."""
         values = asdict(self)
-        if self.contig_model is None:
-            del values["contig_model"]
+        for name in ("also_chunk_nt", "contig_model"):
+            if not values[name]:
+                del values[name]
         return json.dumps({"format": CARD_FORMAT, "kind": "classifier", **values, **for_readers}, indent=2) + "\n"
 
 
@@ -180,6 +189,7 @@ def read_card(folder: Path) -> ClassifierCard:
         known = {name: values[name] for name in ClassifierCard.__dataclass_fields__ if name in values}
         for name in ("dna_model", "protein_model"):
             known[name] = Encoder(**known[name])
+        known["also_chunk_nt"] = tuple(known.get("also_chunk_nt", ()))
         if known.get("contig_model") is not None:
             known["contig_model"] = ContigModelCard.of(known["contig_model"])
         return ClassifierCard(**known)

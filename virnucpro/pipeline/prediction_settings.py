@@ -7,7 +7,7 @@ one; ``output_settings`` may change from run to run, since everything they decid
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class PredictionConfig:
     classifier_dir: Path
     """Folder of the classifier."""
     card: ClassifierCard
-    """What it was trained with."""
+    """What it was trained with; ``chunk_nt`` is what it is used with."""
     dna: ModelConfig
     """How nucleotides of frames are embedded."""
     protein: ModelConfig
@@ -181,7 +181,8 @@ def configure_prediction(
         classifier: Name of a bundled classifier, or the folder of a converted or trained one.
         dna_model: Name or path; by default what the classifier was trained with. So is *protein_model*.
         protein_model: As *dna_model*.
-        chunk_nt: Nucleotides of a chunk; by default, and at all events, what the classifier was trained with.
+        chunk_nt: Nucleotides of a chunk, one of those that the classifier may be used with; by default what it was
+            trained with.
         min_nt: Nucleotides below which a contig is listed but not looked at.
         threshold: P(virus) from which a contig is called viral; by default the classifier's.
         formats: Of the table of contigs, beside TSV.
@@ -211,6 +212,7 @@ def configure_prediction(
     folder = locate_classifier(classifier)
     card = read_card(folder)
     card.check(chunk_nt=chunk_nt)
+    card = replace(card, chunk_nt=chunk_nt or card.chunk_nt)
     check_weights(folder, card)
     if card.contig_model is not None:
         check_contig_weights(folder, card)
