@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 """Names of the frames, in the order of their bits and in that of the files."""
 
-_BASES = b"TCAG"
-_STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
+BASES = b"TCAG"
+"""In the order that tables of the genetic code have."""
+STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
 """Residues of the codons TTT, TTC, TTA ... GGG (NCBI's translation table 1)."""
 _STOP = b"*"
 _NO_RESIDUE = b"-"
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
-_RADIX = len(_BASES) + 1
-"""A codon's number is that of its three digits: the place of each base in ``_BASES``, behind them for other letters."""
-_DIGITS = bytes(_BASES.find(letter) % _RADIX for letter in range(256))
+_RADIX = len(BASES) + 1
+"""A codon's number is that of its three digits: the place of each base in ``BASES``, behind them for other letters."""
+_DIGITS = bytes(BASES.find(letter) % _RADIX for letter in range(256))
 
 
 def _residue_table() -> bytes:
     """Residue, stop or no residue of each codon's number."""
     residues = bytearray(_NO_RESIDUE) * 256
-    for residue, (first, second, third) in zip(_STANDARD_CODE, product(range(len(_BASES)), repeat=3), strict=True):
+    for residue, (first, second, third) in zip(STANDARD_CODE, product(range(len(BASES)), repeat=3), strict=True):
         residues[(first * _RADIX + second) * _RADIX + third] = residue
     return bytes(residues)
 
