@@ -4,16 +4,16 @@ What a contig's letters say by themselves: composition, open runs, and whose k-m
 The numbers of a contig are, in this order:
 
 - frequencies of 3-mers and 4-mers, a k-mer and its reverse complement counted as one (32 and 136);
-- codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a share
-  of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run, and the
-  logarithm of the contig's nucleotides (2);
+- codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
+  share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
+  and the logarithm of the contig's nucleotides (2);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
-  log-odds are at least ``MARKED``, and k-mers per nucleotide; of tables of residues the mean log-odds within the longest
-  open run, too.
+  log-odds are at least ``MARKED``, and k-mers per nucleotide; of tables of residues the mean log-odds within the
+  longest open run, too.
 
-An open run is a stretch of a frame without a stop or a letter that is none of A, C, G and T; residues are read from runs
-of ``SHORTEST_RUN`` residues and more. A contig and its reverse complement have the same numbers, but where two runs
-share the greatest length. Legend: L nucleotides, R residues, K k-mers, G groups, S numbers of a contig.
+An open run is a stretch of a frame without a stop or a letter that is none of A, C, G and T; residues are read from
+runs of ``SHORTEST_RUN`` residues and more. A contig and its reverse complement have the same numbers, but where two
+runs share the greatest length. Legend: L nucleotides, R residues, K k-mers, G groups, S numbers of a contig.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LETTERS = b"ACGT"
 OTHER = len(LETTERS)
 """Code of every other letter; the complement of a code c below it is 3 - c."""
 SHORTEST_RUN = 25
-"""Residues of an open run below which its residues are not read: shorter ones are mostly in frames that code nothing."""
+"""Residues below which an open run is not read: shorter ones are mostly in frames that code nothing."""
 UNITS_PER_NAT = 16
 """Log-odds are kept as int8, in sixteenths of a nat."""
 MARKED = 24
-"""Log-odds, in those units, from which a k-mer is counted as one of the group: e to the 1.5 is four and a half times."""
+"""Log-odds, in those units, from which a k-mer is counted as one of the group: 4.5 times as frequent."""
 
 _CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
 _RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
@@ -77,7 +77,8 @@ class KmerTable:
         """Rows of the table."""
         if self.hash_bits:
             return 1 << self.hash_bits
-        return self.letters ** len(self.places) // (1 if self.is_protein else 2)
+        kmers_of_a_strand: int = self.letters ** len(self.places)
+        return kmers_of_a_strand if self.is_protein else kmers_of_a_strand // 2
 
 
 TABLES = (
@@ -192,7 +193,7 @@ class OpenRuns:
         usage = np.bincount(self.longest_codons, minlength=_CODONS) / max(len(self.longest_codons), 1)
         longest = np.sort(self.longest_of_frames)[::-1]
         sizes = [len(self.longest_codons), np.log(max(num_nt, 1))]
-        parts = [usage, longest, 3 * longest / max(num_nt, 1), np.sort(self.stop_shares), sizes]
+        parts = [usage, longest, 3 * longest / max(num_nt, 1), np.sort(self.stop_shares), np.array(sizes)]
         return np.concatenate(parts).astype(np.float32)
 
 
@@ -271,7 +272,7 @@ def _is_whole(codes_L: CodeArray, k: int) -> np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def _either_strand(forward: SlotArray, backward: SlotArray, k: int) -> SlotArray:
-    """Return one number for a k-mer and its reverse complement, below 4 to the k over 2: of the one with A or C amid."""
+    """Return one number, below 4**k / 2, for a k-mer and its reverse complement: that of the one with A or C amid."""
     chosen = np.where((forward >> np.uint32(k)) & np.uint32(1), backward, forward)
     low = chosen & np.uint32((1 << k) - 1)  # the middle base's high bit, bit k, is 0 and goes
     return np.asarray((chosen >> np.uint32(k + 1) << np.uint32(k)) | low)

@@ -3,9 +3,9 @@ Tables of log-odds: how much likelier each k-mer is in one group of genomes than
 
 For group g and slot s the log-odds are log((c + a) / (p * n + a)): c is how often the group's genomes have the slot's
 k-mers and n how many k-mers they have, every genome weighing as the root of its nucleotides; p is the slot's share in
-all groups, a group weighing as it does in training and half of p being uniform; and a is ``PSEUDO_COUNT`` k-mers of mean
-weight. Whoever trains on contigs of these same genomes must not look them up in tables that have seen them: genomes
-are dealt to folds, and a contig's log-odds come from the other folds. Legend: F folds, G groups.
+all groups, a group weighing as it does in training and half of p being uniform; and a is ``PSEUDO_COUNT`` k-mers of
+mean weight. Whoever trains on contigs of these same genomes must not look them up in tables that have seen them:
+genomes are dealt to folds, and a contig's log-odds come from the other folds. Legend: F folds, G groups.
 """
 
 from __future__ import annotations

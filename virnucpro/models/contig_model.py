@@ -1,0 +1,235 @@
+"""
+The contig model: what is known of a whole contig in, a calibrated P(virus) out.
+
+Inputs are the numbers of ``virnucpro.models.sequence_features`` and, where the model was trained with them, the means
+of the embeddings of the contig's frames. A few small networks, trained alike from other first weights, give each group
+of genomes a logit; the log-odds of a virus are those of the viral groups together against the others together, the mean
+over the networks, divided by the temperature. Computed in float64, so that a row's score does not depend on what rows
+it is computed with. Imports no torch. Legend: C contigs or windows of contigs, S numbers of the sequence, D and E
+widths of the embeddings, G groups, I inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from virnucpro.errors import WeightsError
+from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
+from virnucpro.models.sequence_features import SequenceFeatures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from virnucpro.models.sequence_features import TableArray
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+FARTHEST = 6.0
+"""Standard deviations from the mean of training at which an input is cut off."""
+_TABLE, _MEMBER = "log_odds.", "members."
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a network, its batch norm folded in; ReLU between two of them."""
+
+    weight: FloatArray
+    """float32 (out, in)."""
+    bias: FloatArray
+    """float32 (out,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContigWeights:
+    """All numbers of a contig model."""
+
+    log_odds: Mapping[str, TableArray]
+    """Tables of k-mers, by name, int8 (slots, G)."""
+    is_viral_G: BoolArray
+    """Which groups are viruses, bool (G,)."""
+    mean_I: FloatArray
+    """Of each input on the training contigs, float32 (I,)."""
+    deviation_I: FloatArray
+    """Standard deviation of each, above 0, float32 (I,)."""
+    members: tuple[tuple[Layer, ...], ...]
+    """Layers of each network."""
+    temperature: float
+    """What log-odds are divided by."""
+
+    def to_bytes(self) -> bytes:
+        """Return the content of ``contig_model.safetensors``."""
+        tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
+        tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
+        tensors["temperature"] = np.array([self.temperature], dtype=np.float32)
+        for member, layers in enumerate(self.members):
+            for number, layer in enumerate(layers):
+                tensors[f"{_MEMBER}{member}.{number}.weight"] = layer.weight
+                tensors[f"{_MEMBER}{member}.{number}.bias"] = layer.bias
+        return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> ContigWeights:
+        """
+        Read what ``to_bytes`` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            tensors = load(data)
+            members: dict[int, dict[int, Layer]] = {}
+            for name in sorted(tensors):
+                if name.startswith(_MEMBER) and name.endswith(".weight"):
+                    member, number = (int(part) for part in name.split(".")[1:3])
+                    bias = tensors[name.replace(".weight", ".bias")]
+                    members.setdefault(member, {})[number] = Layer(tensors[name], bias)
+            weights = cls(
+                log_odds={name.removeprefix(_TABLE): rows for name, rows in tensors.items() if name.startswith(_TABLE)},
+                is_viral_G=tensors["is_viral"].astype(np.bool_),
+                mean_I=tensors["mean"],
+                deviation_I=tensors["deviation"],
+                members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
+                temperature=float(tensors["temperature"][0]),
+            )
+        except (SafetensorError, KeyError, IndexError) as error:
+            message = f"no contig model ({error})"
+            raise ValueError(message) from error
+        weights.check()
+        return weights
+
+    def check(self) -> None:
+        """
+        Make sure that the parts fit together.
+
+        Raises:
+            ValueError: They do not, or hold numbers that are not finite.
+        """
+        groups = len(self.is_viral_G)
+        tables = [rows.dtype == np.int8 and rows.shape[1:] == (groups,) for rows in self.log_odds.values()]
+        widths = [
+            [len(self.mean_I), *(len(layer.bias) for layer in layers)] == [*(w.weight.shape[1] for w in layers), groups]
+            and all(layer.weight.shape[0] == len(layer.bias) for layer in layers)
+            for layers in self.members
+        ]
+        layers = [layer for member in self.members for layer in member]
+        numbers = [self.mean_I, self.deviation_I, *(x for layer in layers for x in (layer.weight, layer.bias))]
+        is_sound = (
+            all(tables)
+            and bool(self.members)
+            and all(widths)
+            and self.mean_I.shape == self.deviation_I.shape
+            and all(x.dtype == np.float32 and bool(np.isfinite(x).all()) for x in numbers)
+            and bool((self.deviation_I > 0).all())
+            and 0 < self.temperature < np.inf
+            and 0 < int(self.is_viral_G.sum()) < groups
+        )
+        if not is_sound:
+            message = "the tensors of the contig model do not fit together"
+            raise ValueError(message)
+
+
+class ContigModel:
+    """
+    A trained contig model.
+
+    Args:
+        weights: All its numbers.
+
+    Raises:
+        ValueError: The tables are not those that sequence features are made of.
+    """
+
+    def __init__(self, weights: ContigWeights) -> None:
+        self._weights = weights
+        self._members = [
+            [(layer.weight.astype(np.float64).T, layer.bias.astype(np.float64)) for layer in layers]
+            for layers in weights.members
+        ]
+        self.features = SequenceFeatures(weights.log_odds)
+        """Makes the inputs that come from letters."""
+
+    @property
+    def uses_embeddings(self) -> bool:
+        """Whether the embeddings of frames are among its inputs."""
+        return len(self._weights.mean_I) > self.features.dim
+
+    def probabilities(
+        self,
+        sequence_CS: FloatArray,
+        dna_CD: FloatArray,
+        protein_CE: FloatArray,
+        frames_C: IntArray,
+        chunks_C: IntArray,
+    ) -> FloatArray:
+        """
+        Return P(virus) of each row.
+
+        Args:
+            sequence_CS: float32 (C, S): what ``features.of`` returns.
+            dna_CD: float32 (C, D): mean DNA embedding of the embedded frames, zeros where there is none.
+            protein_CE: float32 (C, E): the same of proteins.
+            frames_C: int64 (C,): embedded frames.
+            chunks_C: int64 (C,): chunks, at least 1.
+
+        Returns:
+            float32 (C,).
+        """
+        x_CI = sequence_CS
+        if self.uses_embeddings:
+            x_CI = join_inputs(sequence_CS, dna_CD, protein_CE, frames_C, chunks_C)
+        logits_CG = self.logits(x_CI)
+        log_odds_C = np.mean([_viral_log_odds(x_CG, self._weights.is_viral_G) for x_CG in logits_CG], axis=0)
+        return np.asarray(1 / (1 + np.exp(-log_odds_C / self._weights.temperature)), dtype=np.float32)
+
+    def logits(self, x_CI: FloatArray) -> list[DoubleArray]:
+        """Return each network's logits of the groups, float64 (C, G)."""
+        inputs = normalised(x_CI, self._weights.mean_I, self._weights.deviation_I).astype(np.float64)
+        logits = []
+        for layers in self._members:
+            hidden = inputs
+            for number, (weight, bias) in enumerate(layers):
+                hidden = (np.maximum(hidden, 0) if number else hidden) @ weight + bias
+            logits.append(hidden)
+        return logits
+
+
+def join_inputs(
+    sequence_CS: FloatArray, dna_CD: FloatArray, protein_CE: FloatArray, frames_C: IntArray, chunks_C: IntArray
+) -> FloatArray:
+    """Return the inputs of a model that uses embeddings, float32 (C, S + D + E + 2); the frames' number comes last."""
+    counts_C2 = np.stack([np.log1p(frames_C), frames_C / np.maximum(chunks_C, 1)], axis=1).astype(np.float32)
+    return np.concatenate([sequence_CS, dna_CD, protein_CE, counts_C2], axis=1)
+
+
+def normalised(x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray) -> FloatArray:
+    """Return the inputs in standard deviations from the mean, cut off at ``FARTHEST``."""
+    return np.asarray(np.clip((x_CI - mean_I) / deviation_I, -FARTHEST, FARTHEST), dtype=np.float32)
+
+
+def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
+    """
+    Load the contig model of a classifier whose card names one.
+
+    Raises:
+        WeightsError: The file is absent, or not what the card says.
+    """
+    data = check_contig_weights(folder, card)
+    try:
+        return ContigModel(ContigWeights.of_bytes(data))
+    except ValueError as error:
+        raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {error}") from error
+
+
+def _viral_log_odds(logits_CG: DoubleArray, is_viral_G: BoolArray) -> DoubleArray:
+    """Return log P(viral groups) - log P(other groups), float64 (C,)."""
+    viral, others = (np.logaddexp.reduce(logits_CG[:, side], axis=1) for side in (is_viral_G, ~is_viral_G))
+    return np.asarray(viral - others)
