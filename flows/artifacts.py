@@ -10,7 +10,8 @@ from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.report.contig_lines import read_columns
-from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
+from virnucpro.training.classifier_training import TrainingResult
 
 MISSING_LINES = 1000
 """Lines of ``failed_sequences.tsv`` in the table of what is missing; the file has all."""
@@ -50,6 +51,16 @@ def publish_prediction(result: PredictionResult) -> None:
     create_link_artifact(link=layout.report.as_uri(), link_text="report.html", key="predict-report", description=where)
     if layout.failed_sequences.exists():
         _publish_missing(layout.failed_sequences, key="predict-missing", where=where)
+
+
+def publish_training(result: TrainingResult) -> None:
+    """Leave the classifier's card, and a link to it."""
+    layout = TrainingLayout(result.output_dir.absolute())
+    where = markdown_text(str(layout.output_dir))
+    create_markdown_artifact(markdown=layout.card_text.read_text("utf-8"), key="train-card", description=where)
+    create_link_artifact(
+        link=layout.card_text.as_uri(), link_text=layout.card_text.name, key="train-classifier", description=where
+    )
 
 
 def embedding_markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:

@@ -32,6 +32,7 @@ from virnucpro.pipeline.settlement import settle
 from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.telemetry.target_file import remove_forgotten_targets
 
 _REQUEST_TIMEOUT_S = 10.0
@@ -42,7 +43,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     Leave the folder of a run that failed, crashed or was cancelled resumable, and say so.
 
     Args:
-        flow: ``embed`` or ``predict``.
+        flow: ``embed``, ``predict`` or ``train``.
         flow_run: The run. One that is a part of another says nothing: the whole does.
         state: How it ended.
     """
@@ -127,7 +128,7 @@ def _what_is_there(status: RunStatus) -> list[str]:
     layout = RunLayout(status.output_dir)
     shards, parts = len(layout.shards()), len(list(layout.parts_dir.glob("part_*.h5")))
     found = f"{parts} parts and {shards} shards of finished rows"
-    if isinstance(status.manifest, PredictionManifest):
+    if isinstance(status.manifest, PredictionManifest | TrainingManifest):
         done = ", ".join(sorted(status.manifest.stages)) or "none"
         found = f"the finished stages ({done}) and every finished row of the others"
     return ["Nothing that was finished is lost.", f"{where} is {status.state} and keeps {found}."]

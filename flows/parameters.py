@@ -8,12 +8,14 @@ has no field to be switched between two types.
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from virnucpro.config import DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.recovery import MAX_STARTS
+from virnucpro.training.training_settings import DEFAULT_PIECES, LEAST_PIECES
 
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
@@ -166,6 +168,67 @@ class Models(_Box):
         le=10**6,
         title="Chunk",
         description="Nucleotides of a chunk, of those that the classifier takes; 0 is what it was trained with.",
+    )
+
+
+class Training(_Box):
+    """What is trained, and on how much."""
+
+    name: str = Field(
+        default="", title="Name", description="What outputs call the classifier; empty: the name of its folder."
+    )
+    chunk_nt: Literal[300, 500] = Field(default=500, title="Chunk", description="Nucleotides of a chunk.")
+    dna_model: str = Field(default=DNA_MODEL, title="Model of DNA", description="A registered name or a path.")
+    protein_model: str = Field(
+        default=DEFAULT_PROTEIN_MODEL, title="Model of proteins", description="A registered name or a path."
+    )
+    num_pieces: int = Field(
+        default=DEFAULT_PIECES,
+        ge=LEAST_PIECES,
+        le=10**8,
+        title="Pieces",
+        description="Contigs that are cut out of the genomes to train on, half of them viral; a sixth as many stop the "
+        "training, and a sixth measure it.",
+    )
+    most_epochs: int = Field(
+        default=0,
+        ge=0,
+        le=10**4,
+        title="Passes",
+        description="Over the training frames at the most; 0: 100. It ends earlier when validation says so.",
+    )
+    group_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        title="Weights of groups",
+        description="How many of a label's pieces come from a group, against the others; the root of its nucleotides "
+        "where it is not named.",
+    )
+    seed: int = Field(default=1, ge=0, le=2**31 - 1, title="Seed", description="Of everything that is drawn by chance.")
+    shuffle_labels: bool = Field(
+        default=False,
+        title="Shuffle labels",
+        description="Permute the labels of the genomes: a check that the evaluation does not leak.",
+    )
+    data_note: str = Field(
+        default="", title="Origin", description="What the card says of the origin and licence of the genomes."
+    )
+    keep_work: bool = Field(
+        default=False, title="Keep embeddings", description="Keep pieces and embeddings when the classifier is there."
+    )
+    command: str = Field(
+        default="",
+        title="Command",
+        description="What the card says makes the same classifier; empty: this flow with these parameters.",
+    )
+
+
+class TrainingOutput(_Box):
+    """What becomes of the classifier."""
+
+    restart: bool = Field(
+        default=False,
+        title="Start afresh",
+        description="Remove what the folder holds of an earlier training first, instead of continuing it.",
     )
 
 

@@ -36,6 +36,9 @@ from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.training.classifier_training import TrainingResult, cut, evaluate, fit, split
+from virnucpro.training.training_run import TrainingRun, prepare_training
+from virnucpro.training.training_settings import TrainingConfig
 
 Result = TypeVar("Result")
 
@@ -193,6 +196,45 @@ def call_contigs(run: PredictionRun) -> State[Any] | None:
 def report(run: PredictionRun, embeddings: Sequence[RunResult]) -> PredictionResult | State[Any]:
     """Prove that the counts add up, close the run, and write the report."""
     return _without_traceback(lambda: close_prediction(run, embeddings, write_report))
+
+
+@task(name="read_genomes", cache_policy=NO_CACHE, persist_result=False)
+def read_genomes(
+    labelled: list[str],
+    output_dir: str,
+    config: TrainingConfig,
+    device_type: str,
+    run_id: str,
+    restart: bool,
+) -> TrainingRun | State[Any]:
+    """Read the genomes with their labels; see ``prepare_training``."""
+    return _without_traceback(
+        lambda: prepare_training(labelled, output_dir, config, device_type, run_id=run_id, restart=_afresh(restart))
+    )
+
+
+@task(name="split_genomes", cache_policy=NO_CACHE, persist_result=False)
+def split_genomes(run: TrainingRun) -> State[Any] | None:
+    """Split the genomes into three parts that are not related."""
+    return _without_traceback(lambda: split(run))
+
+
+@task(name="cut_pieces", cache_policy=NO_CACHE, persist_result=False)
+def cut_pieces(run: TrainingRun) -> State[Any] | None:
+    """Cut contigs out of each part's genomes, and chunks and open frames out of these."""
+    return _without_traceback(lambda: cut(run))
+
+
+@task(name="train_classifier", cache_policy=NO_CACHE, persist_result=False)
+def train_classifier(run: TrainingRun) -> State[Any] | None:
+    """Train on the training part, stop and calibrate by validation."""
+    return _without_traceback(lambda: fit(run))
+
+
+@task(name="evaluate_classifier", cache_policy=NO_CACHE, persist_result=False)
+def evaluate_classifier(run: TrainingRun) -> TrainingResult | State[Any]:
+    """Measure on the test part, and write the classifier with its cards."""
+    return _without_traceback(lambda: evaluate(run))
 
 
 def _afresh(restart: bool) -> bool:

@@ -16,7 +16,7 @@ import structlog
 import typer
 
 import virnucpro
-from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status
+from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.progress import StandardError
 
@@ -35,6 +35,7 @@ models_app = typer.Typer(
     help="The models that sequences are embedded and classified with.", no_args_is_help=True, rich_markup_mode=None
 )
 app.command(short_help="Say which contigs or reads are viral.")(predict.predict)
+app.command(short_help="Train a classifier on labelled genomes.")(train.train)
 app.command(short_help="Measure scores against contigs of known kind.")(evaluate.evaluate)
 app.command(short_help="Embed proteins or DNA into one validated file.")(embed.embed)
 app.command(short_help="Check FASTA files and write a sequence index.")(checks.index)

@@ -35,7 +35,13 @@ pytestmark = pytest.mark.slow
 PREFECT_YAML = REPOSITORY / "prefect.yaml"
 RUN_AND_WAIT = str(REPOSITORY / "deployments" / "ci" / "run_and_wait")
 BOOTSTRAP = str(REPOSITORY / "deployments" / "bootstrap")
-DEPLOYMENTS = {"embed/embed", "predict/predict", "predict/predict-smoke", "predict-inbox/predict-nightly"}
+DEPLOYMENTS = {
+    "embed/embed",
+    "predict/predict",
+    "predict/predict-smoke",
+    "predict-inbox/predict-nightly",
+    "train/train",
+}
 MOVING = {"updated", "last_polled", "status", "active_slots"}
 POISON = "MKVLAAGIT"
 

@@ -38,7 +38,7 @@ def test_a_table_labels_records_and_files_and_its_line_for_a_record_comes_first(
     fasta = write_fasta(tmp_path / "genomes.fa", [("a", "ACGT"), ("b:1-4", "TTTT"), ("c", "GGGG")])
     table = tmp_path / "labels.tsv"
     table.write_text(
-        "file\taccession\tlabel\tgroup\tgenome\textra\n\tb:1-4\tvirus\tphage\tG1\tx\ngenomes.fa\t\tNonViral\t\t\n"
+        "file\taccession\tlabel\tgroup\tgenome\textra\n\tb:1-4\tvirus\tphage\tG1\tx\ngenomes.fa\t\tNonViral\t\t\t\n"
     )
     genomes = read_labelled([fasta], table).genomes
     assert [(one.accession, one.is_virus, one.group, one.source) for one in genomes] == [
@@ -51,7 +51,9 @@ def test_a_table_labels_records_and_files_and_its_line_for_a_record_comes_first(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("accession\tgroup\na\tx\n", r"labels\.tsv:1: .*header"),
+        ("accession\tgroup\na\tx\n", r"labels\.tsv:1: no column 'label'"),
+        ("name\tlabel\na\tvirus\n", r"labels\.tsv:1: neither a column accession"),
+        ("accession\tlabel\na\n", r"labels\.tsv:2: 1 columns where"),
         ("accession\tlabel\na\tvirus\nb\tvirus\n", r"genomes\.fa:5: the record stands in no line .*\(c\)"),
         ("accession\tlabel\na\tvirus\nb\tvirus\nc\tvirus\nd\tvirus\n", r"labels\.tsv:5: no record .*\(d\)"),
         ("accession\tlabel\na\tvirus\na\tother\n", r"labels\.tsv:3: a stands in line 2 already"),

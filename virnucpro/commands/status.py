@@ -12,7 +12,7 @@ from virnucpro.commands.options import AsJson, RunDir
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import RunManifest
 from virnucpro.telemetry import wording
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _print_counts(found: RunStatus) -> None:
     told = [f"{counts[name]:,} {what}" for name, what in _COUNTED.items() if counts.get(name)]
     if told:
         _print(f"{', '.join(told)}")
-    if found.state != "complete" and isinstance(found.manifest, PredictionManifest) and found.manifest.stages:
+    if found.state != "complete" and not isinstance(found.manifest, RunManifest) and found.manifest.stages:
         _print(f"stages that are done: {', '.join(map(printable, found.manifest.stages))}")
 
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
+from virnucpro.store import prediction_manifest, training_manifest
 from virnucpro.store.json_manifest import read_object
 from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import KIND, PredictionManifest
+from virnucpro.store.prediction_manifest import PredictionManifest
 from virnucpro.store.run_holder import holder_of
+from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.telemetry import wording
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -40,6 +42,9 @@ NEXT_WRITE_S = 2 * WRITE_INTERVAL_S
 FORMAT = 1
 """Version of ``RunStatus.to_json``."""
 _FINISHED = ("complete", "partial", "failed", "stopped")
+Manifest = RunManifest | PredictionManifest | TrainingManifest
+"""``run.json`` of whichever kind."""
+_KINDS = {RunManifest: "embedding", PredictionManifest: "identification", TrainingManifest: "training"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +57,10 @@ class RunStatus:
     """running; silent: its host cannot be asked and it has said nothing for a while; interrupted: it was killed;
     complete, partial, failed or stopped."""
     kind: str
-    """embedding or identification; empty where nothing says so yet."""
+    """embedding, identification or training; empty where nothing says so yet."""
     holder: Holder | None
     """Who holds the folder."""
-    manifest: RunManifest | PredictionManifest | None
+    manifest: Manifest | None
     """``run.json``."""
     live: SavedStatus | None
     """What the run has last said of itself."""
@@ -227,7 +232,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         problems.append(str(error))
     age_s = None if live is None else max(0.0, time.time() - live.written)
     state = _state(layout, holder, manifest, age_s)
-    kind = "" if manifest is None else "embedding" if isinstance(manifest, RunManifest) else "identification"
+    kind = "" if manifest is None else _KINDS[type(manifest)]
     return RunStatus(
         output_dir=layout.output_dir,
         state=state,
@@ -241,9 +246,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
     )
 
 
-def _state(
-    layout: FolderLayout, holder: Holder | None, manifest: RunManifest | PredictionManifest | None, age_s: float | None
-) -> str:
+def _state(layout: FolderLayout, holder: Holder | None, manifest: Manifest | None, age_s: float | None) -> str:
     if holder is not None and holder.is_alive is None:
         return "running" if age_s is not None and age_s < FRESH_S else "silent"
     if holder is not None:
@@ -271,7 +274,7 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def manifest_in(layout: FolderLayout) -> RunManifest | PredictionManifest | None:
+def manifest_in(layout: FolderLayout) -> Manifest | None:
     """
     Return ``run.json`` of a folder, of whichever kind; None where there is none.
 
@@ -280,8 +283,13 @@ def manifest_in(layout: FolderLayout) -> RunManifest | PredictionManifest | None
     """
     if not layout.manifest.exists():
         return None
-    is_identification = read_object(layout.manifest).get("kind") == KIND
-    return PredictionManifest.read(layout.manifest) if is_identification else RunManifest.read(layout.manifest)
+    match read_object(layout.manifest).get("kind"):
+        case prediction_manifest.KIND:
+            return PredictionManifest.read(layout.manifest)
+        case training_manifest.KIND:
+            return TrainingManifest.read(layout.manifest)
+        case _:
+            return RunManifest.read(layout.manifest)
 
 
 def _identification_around(output_dir: Path) -> Path | None:

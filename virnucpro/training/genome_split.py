@@ -141,7 +141,7 @@ def _shuffled(
         members.setdefault((part, genome.group), {})[number] = None
     label_of: dict[int, bool] = {}
     turn = bool(random.integers(2))
-    for numbers in members.values():
+    for _, numbers in sorted(members.items()):
         for number in random.permutation(list(numbers)).tolist():
             if number not in label_of:
                 label_of[number] = turn

@@ -1,5 +1,5 @@
 """
-``--labels TABLE``: what records or whole files are, a line each, tab-separated, with a header.
+``--labels TABLE``: what records or whole files are, a line each, tab-separated or CSV, with a header.
 
 Columns: ``accession`` (of a record) or ``file`` (the name of a file, for all its records; a line for a record comes
 first), ``label``, and, where wanted, ``group`` and ``genome`` (what the record is a part of: records of one genome stay
@@ -11,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.errors import InputProblem
+from virnucpro.training.delimited_tables import DelimitedTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from virnucpro.training.delimited_tables import Problems
 
 _VIRAL = ("virus", "viruses", "viral", "phage", "phages")
 _OTHERS = ("nonviral", "nonvirus", "host", "hosts", "cellular", "other", "others")
@@ -68,47 +71,39 @@ class Labels:
 
 def read_labels(path: Path) -> Labels:
     """
-    Read a table of labels.
+    Read a table of labels, tab-separated or CSV, plain or gzip.
 
     Raises:
         BadInputError: It cannot be read, lacks a column, or a line of it says nothing, or the contrary of another.
     """
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or "not a table in UTF-8"
-        raise BadInputError([InputProblem(str(path), None, what, "give a tab-separated table")]) from error
-    columns = lines[0].rstrip("\r").split("\t") if lines else []
-    if "label" not in columns or not {"accession", "file"} & set(columns):
-        what = "the first line is no header with the columns label, and accession or file"
-        raise BadInputError([InputProblem(str(path), 1, what, "write accession<TAB>label<TAB>group there")])
-    labels, problems = Labels(path), []
-    for number, line in enumerate(lines[1:], start=2):
-        if line.strip():
-            row = dict(zip(columns, (cell.strip() for cell in line.split("\t")), strict=False))
-            fault = _add(labels, row, number)
-            problems += [InputProblem(str(path), number, *fault)] if fault else []
-    if problems:
-        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=len(problems) > BadInputError.MAX_PROBLEMS)
+    table = DelimitedTable(path)
+    table.column("label")
+    places = {name: table.find(name) for name in ("accession", "file", "label", "group", "genome")}
+    if places["accession"] is None and places["file"] is None:
+        table.problems.refuse(1, "neither a column accession nor a column file", "add one: what a line is of")
+    labels = Labels(path)
+    for row in table.rows():
+        cells = {name: "" if place is None else row.cells[place] for name, place in places.items()}
+        _add(labels, cells, row.line, table.problems)
+    table.problems.raise_if_any()
     return labels
 
 
-def _add(labels: Labels, row: dict[str, str], line: int) -> tuple[str, str] | None:
-    """Add a line of the table; return what is wrong with it and what to do, or None."""
-    word = row.get("label", "").lower()
-    accession, file = row.get("accession", ""), row.get("file", "")
+def _add(labels: Labels, row: dict[str, str], line: int, problems: Problems) -> None:
+    """Add a line of the table, or note what is wrong with it."""
+    word, accession, file = row["label"].lower(), row["accession"], row["file"]
     if word not in LABEL_WORDS:
-        return f"the label {word!r} is none", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}"
+        problems.add(line, f"the label {word!r} is none", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}")
+        return
     if not accession and not file:
-        return "neither accession nor file is given", "write one"
+        problems.add(line, "neither accession nor file is given", "write one")
+        return
     is_virus = LABEL_WORDS[word]
-    group = row.get("group") or (VIRUS if is_virus else NONVIRAL)
-    label = Label(is_virus=is_virus, group=group, genome=row.get("genome", ""))
+    label = Label(is_virus=is_virus, group=row["group"] or (VIRUS if is_virus else NONVIRAL), genome=row["genome"])
     names, name = (labels.by_accession, accession) if accession else (labels.by_file, file)
     before = names.setdefault(name, (label, line))
     if before[0] != label:
-        return f"{name} stands in line {before[1]} already, and differs", "remove one of them"
-    return None
+        problems.add(line, f"{name} stands in line {before[1]} already, and differs", "remove one of them")
 
 
 def _listed(words: Sequence[str]) -> str:

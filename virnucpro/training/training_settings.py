@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import AUTO_TOKEN_BUDGET, ModelConfig, SequenceKind, computing_versions
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, ModelConfig, SequenceKind, computing_versions
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.multi_gpu_inference import configure_model
@@ -148,7 +148,10 @@ def configure_training(
     token_budget: int = AUTO_TOKEN_BUDGET,
     threads_per_worker: int = 1,
     workers_per_device: int = 1,
+    cache_dir: str | Path | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
     log_level: str = "INFO",
+    profile: bool = False,
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> TrainingConfig:
     """
@@ -176,7 +179,10 @@ def configure_training(
         token_budget: Tokens in one block at the most.
         threads_per_worker: Threads of a CPU worker.
         workers_per_device: Workers that share a GPU.
+        cache_dir: Folder of the embedding cache.
+        cache_gib: GiB that it takes at the most.
         log_level: Of the workers' log files.
+        profile: Whether workers record when they did what.
         on_download: Called with bytes fetched and bytes in all.
 
     Raises:
@@ -205,7 +211,10 @@ def configure_training(
             token_budget=token_budget,
             threads_per_worker=threads_per_worker,
             workers_per_device=workers_per_device,
+            cache_dir=cache_dir,
+            cache_gib=cache_gib,
             log_level=log_level,
+            profile=profile,
             on_download=on_download,
         )
         if config.sequence_kind is not kind:

@@ -1,0 +1,66 @@
+"""Trainings for the tests: made genomes that can be told apart, and the hash model in place of both encoders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch._dynamo
+
+import virnucpro.training.classifier_fitting  # noqa: F401  here, so that no forked process imports it
+from tests.fakes import hash_config
+from tests.faults.forked import LIMITS, run_job
+from tests.strategies import write_fasta
+from virnucpro.config import SequenceKind
+from virnucpro.pipeline.devices import CPU
+from virnucpro.training.classifier_training import run_training
+from virnucpro.training.training_settings import ClassifierSettings, TrainingConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.forked import Ended
+
+STOPS = {"TAA", "TAG", "TGA"}
+CODONS = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT" if a + b + c not in STOPS]
+
+
+def make_genomes(folder: Path, *, count: int = 8, codons: int = 1500) -> list[Path]:
+    """Write *count* viral genomes, rich in AT, and as many others, rich in GC, open in one frame; return the files."""
+    files = []
+    for name, favoured in (("virus_phage", "AT"), ("nonviral_bacteria", "GC")):
+        weights = np.array([3.0 ** sum(codon.count(base) for base in favoured) for codon in CODONS])
+        random = np.random.default_rng(len(name))
+        genomes = [
+            (f"{name}_{n}", "".join(random.choice(CODONS, codons, p=weights / weights.sum()))) for n in range(count)
+        ]
+        files.append(write_fasta(folder / f"{name}.fa", genomes))
+    return files
+
+
+def hash_training(**changes) -> TrainingConfig:
+    """Settings of a training of seconds."""
+    settings = {
+        "name": "tiny",
+        "chunk_nt": 500,
+        "dna": hash_config(
+            sequence_kind=SequenceKind.DNA, max_residues=10**9, token_budget=4096, sequences_per_part=64
+        ),
+        "protein": hash_config(token_budget=4096, sequences_per_part=64),
+        "num_pieces": 60,
+        "group_weights": {},
+        "classifier": ClassifierSettings(hidden_dim=8, most_epochs=3),
+        "command": "virnucpro train",
+    }
+    return TrainingConfig(**{**settings, **changes})
+
+
+def train_forked(inputs, out: Path, config: TrainingConfig, *, workers: int = 1, **arguments) -> Ended:
+    """Train to the end in a forked process, without seconds of imports for every worker."""
+
+    def job():
+        torch.set_num_threads(1)
+        run_training(inputs, out, config, [CPU] * workers, workers=workers, limits=LIMITS, **arguments)
+
+    return run_job(job, out)

@@ -1,0 +1,147 @@
+"""A whole training with real workers: the same seed gives the same bytes, and what was begun is gone on with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import combinations
+
+import pytest
+
+from tests.trainings import hash_training, make_genomes, train_forked
+from virnucpro.durable import sha256_of
+from virnucpro.errors import ConfigurationError, ExitCode
+from virnucpro.models.classifier import load_classifier
+from virnucpro.models.classifier_card import read_card
+from virnucpro.pipeline.run_status import status_of
+from virnucpro.training.genome_split import SPLITS
+from virnucpro.training.training_settings import configure_training
+
+
+def trained(inputs, out, config=None, **arguments):
+    """Train to a good end; return the sha256 of each file of weights."""
+    ended = train_forked(inputs, out, config or hash_training(), **arguments)
+    assert ended.code == 0, ended.errors
+    return {path.name: sha256_of(path) for path in out.glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished training: its input, its folder and its weights."""
+    folder = tmp_path_factory.mktemp("finished")
+    files = make_genomes(folder)
+    weights = trained(files, folder / "out", hash_training(seed=3))
+    return files, folder / "out", weights
+
+
+def test_the_same_seed_gives_the_same_weights_with_other_workers_and_after_a_restart_and_another_one_others(
+    finished, tmp_path
+):
+    files, _, weights = finished
+    assert weights
+    assert trained(files, tmp_path / "again", hash_training(seed=3), workers=2) == weights
+    out = tmp_path / "other"
+    other = trained(files, out, hash_training(seed=4, keep_work=True))
+    assert not set(other.values()) & set(weights.values())
+    assert (out / "dna" / "embeddings.h5").exists()
+    (out / "mine.txt").write_text("x")
+    assert trained(files, out, hash_training(seed=3), restart=True) == weights  # and takes nothing else away
+    assert [(out / name).exists() for name in ("mine.txt", "dna")] == [True, False]
+
+
+def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
+    files, out, _ = finished
+    classifier = load_classifier(out)
+    card, text = json.loads((out / "card.json").read_text()), (out / "MODEL_CARD.md").read_text()
+    assert classifier.card == read_card(out)
+    assert card["name"] in text
+    assert f"`{files[0].name}` | phage" in text
+    assert card["data"]["files"][0]["sha256"] == sha256_of(files[0])
+    parts = card["split"]["accessions"]
+    assert set(parts) == set(SPLITS)
+    assert sum(map(len, parts.values())) == 16
+    assert all(not set(one) & set(other) for one, other in combinations(parts.values(), 2))
+    evaluation = json.loads((out / "evaluation.json").read_text())
+    assert evaluation["overall"]["contigs"] == card["training"]["pieces"]["test"] >= 8
+    assert card["evaluation"]["overall"] == evaluation["overall"]
+    assert 0.5 <= card["threshold"] < 1
+    assert not any((out / name).exists() for name in ("dna", "protein", "work/pieces.fasta", "work/trained"))
+    rows = [line.split("\t") for line in (out / "work" / "pieces.tsv").read_text().splitlines()[1:]]
+    for part, names in parts.items():
+        cut = {accession for _, its_part, _, _, _, accession, *_ in rows if its_part == part}
+        assert cut
+        assert cut <= set(names)
+    status = status_of(out)
+    assert (status.state, status.kind) == ("complete", "training")
+
+
+def test_a_finished_folder_is_left_alone_and_other_settings_are_refused(finished):
+    files, out, weights = finished
+    before = (out / "card.json").stat().st_mtime_ns
+    assert trained(files, out, hash_training(seed=3)) == weights
+    assert (out / "card.json").stat().st_mtime_ns == before
+    refused = train_forked(files, out, hash_training(seed=5))
+    assert refused.code == ExitCode.CONFIGURATION
+    assert "seed was 3, now 5" in refused.errors
+    fewer = train_forked(files[:1], out, hash_training(seed=3))
+    assert (fewer.code, "input was" in fewer.errors) == (ExitCode.CONFIGURATION, True)
+
+
+def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights(finished, tmp_path):
+    files, _, weights = finished
+    out = tmp_path / "out"
+    stop = threading.Event()
+    stop.set()
+    stopped = train_forked(files, out, hash_training(seed=3), stop=stop)
+    assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
+    assert not (out / "card.json").exists()
+    assert trained(files, out, hash_training(seed=3)) == weights
+
+
+def test_a_folder_of_somebody_else_is_not_written_into(finished, tmp_path):
+    files, _, _ = finished
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.safetensors").write_text("x")
+    refused = train_forked(files, out, hash_training())
+    assert (refused.code, "use another folder" in refused.errors) == (ExitCode.CANNOT_WRITE, True)
+    assert (out / "model.safetensors").read_text() == "x"
+
+
+def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
+    files, _, _ = finished
+    table = tmp_path / "labels.tsv"
+    table.write_text("file\tlabel\nvirus_phage.fa\tvirus\nnone.fa\tvirus\n")
+    refused = train_forked(files, tmp_path / "out", hash_training(labels=table))
+    assert refused.code == ExitCode.BAD_INPUT
+    assert f"{table}:3: no record of the input is this one's" in refused.errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_shuffled_labels_are_said_loudly(finished, tmp_path):
+    files, _, _ = finished
+    trained(files, tmp_path / "out", hash_training(shuffle_labels=True))
+    assert "THE LABELS WERE SHUFFLED" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "its labels were shuffled" in read_card(tmp_path / "out").worth
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"chunk_nt": 400}, "choose one of 300 and 500"),
+        ({"num_pieces": 10}, "at least 60"),
+        ({"dna_model": "virnucpro-tiny-protein"}, "it is no DNA model"),
+        ({"protein_model": "nonsense"}, "unknown model"),
+        ({"name": ""}, "--name"),
+        ({"group_weights": {"phage": -1.0}}, "must be 0 or above"),
+    ],
+)
+def test_settings_that_cannot_work_are_told_in_a_sentence(changes, says):
+    with pytest.raises(ConfigurationError, match=says):
+        configure_training(**{"name": "x", "device_type": "cpu", **changes})
+
+
+def test_without_the_extra_a_sentence_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("virnucpro.training.training_settings.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'virnucpro\[train\]'"):
+        configure_training(name="x", device_type="cpu")

@@ -1,0 +1,313 @@
+"""``virnucpro train``: labelled genomes in, a classifier with its card out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from virnucpro.commands.options import (
+    LOG_LEVELS,
+    AsJson,
+    CacheDir,
+    CacheSize,
+    Devices,
+    Flow,
+    LogLevel,
+    MetricsPort,
+    MetricsTargets,
+    PrecisionName,
+    Profile,
+    PushgatewayUrl,
+    Threads,
+    TokenBudget,
+    WeightsDir,
+    Workers,
+    WorkersPerDevice,
+    check_choice,
+    flow_boxes,
+    metrics_options,
+    output_folder,
+)
+from virnucpro.commands.output import told_if_anybody_reads
+from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB
+from virnucpro.errors import StoppedError, printable
+from virnucpro.interrupts import stop_on_signals
+from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
+from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.telemetry.progress import DownloadProgress, terminal_view
+from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.training.training_settings import DEFAULT_PIECES, LEAST_PIECES, configure_training
+
+if TYPE_CHECKING:
+    from virnucpro.training.classifier_training import TrainingResult
+
+_TRAINING = "virnucpro.training.classifier_training"
+"""By name: it needs scipy, which comes with the extra ``train``."""
+
+
+def group_weight(text: str | tuple[str, float]) -> tuple[str, float]:
+    """Return the group and the weight that were asked for."""
+    if isinstance(text, tuple):
+        return text
+    name, _, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = -1.0
+    if not name or not 0 <= weight < float("inf"):
+        raise typer.BadParameter(f"{text!r} is no GROUP=NUMBER, such as microvirus=2")
+    return name, weight
+
+
+def train(
+    labelled: Annotated[
+        list[Path],
+        typer.Argument(
+            readable=False,
+            metavar="LABELLED",
+            help="FASTA files of genomes, plain or gzip, or folders of them. A file's name says what it holds, unless --labels does: train_virus_phages.fna.gz, nonviral-bacteria.fa.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            parser=output_folder,
+            metavar="DIR",
+            help="Folder of the classifier: weights, card.json, MODEL_CARD.md, evaluation.json. `virnucpro predict --classifier DIR` takes it.",
+            show_default=False,
+        ),
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            metavar="TABLE",
+            help="Tab-separated, with a header: accession (of a record) or file, label (virus or nonviral), and, if you like, group and genome.",
+            show_default="what the names of the files say",
+        ),
+    ] = None,
+    annotations: Annotated[
+        list[Path] | None,
+        typer.Option(
+            readable=False,
+            metavar="FILE",
+            help="Proteins of the genomes: GenBank flat files, or FASTA of CDS translations. Reading frames then count only where they are part of one. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    leave_out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            readable=False,
+            metavar="FASTA",
+            help="Genomes or contigs that you will judge the classifier by: whatever is related to one is not used. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What outputs call the classifier.", show_default="the folder's name")
+    ] = None,
+    chunk: Annotated[int, typer.Option(metavar="300|500", help="Nucleotides of a chunk.")] = 500,
+    dna_model: Annotated[str, typer.Option(metavar="NAME|PATH", help="Embeds the DNA.")] = DNA_MODEL,
+    protein_model: Annotated[
+        str, typer.Option(metavar="NAME|PATH", help="Embeds the proteins.")
+    ] = DEFAULT_PROTEIN_MODEL,
+    pieces: Annotated[
+        int,
+        typer.Option(
+            min=LEAST_PIECES,
+            max=10**8,
+            help="Contigs of 300 to 10,000 nt that are cut out of the genomes to train on; half of them are viral. A sixth as many stop the training, and a sixth measure it.",
+        ),
+    ] = DEFAULT_PIECES,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**4, help="Passes over the training frames at the most.", show_default="100"),
+    ] = None,
+    weight: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--group-weight",
+            parser=group_weight,
+            metavar="GROUP=NUMBER",
+            help="How many of a label's pieces come from this group, against the others; may be given again.",
+            show_default="the root of the group's nucleotides",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn by chance.")] = 1,
+    shuffle_labels: Annotated[
+        bool,
+        typer.Option(
+            "--shuffle-labels",
+            help="Permute the labels of the genomes: a check that the evaluation does not leak (AUROC near 0.5).",
+        ),
+    ] = False,
+    data_note: Annotated[
+        str, typer.Option(help="What the card says of the origin and licence of the genomes.", show_default=False)
+    ] = "",
+    keep_work: Annotated[
+        bool, typer.Option("--keep-work", help="Keep pieces and embeddings when the classifier is there.")
+    ] = False,
+    devices: Devices = "auto",
+    workers: Workers = None,
+    workers_per_device: WorkersPerDevice = 1,
+    precision: PrecisionName = "auto",
+    token_budget: TokenBudget = AUTO_TOKEN_BUDGET,
+    threads: Threads = 1,
+    weights_dir: WeightsDir = None,
+    cache_dir: CacheDir = None,
+    cache_size: CacheSize = DEFAULT_CACHE_GIB,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Remove what DIR holds of an earlier training, and nothing else in it, and start afresh."
+        ),
+    ] = False,
+    flow: Flow = False,
+    metrics_port: MetricsPort = None,
+    metrics_targets: MetricsTargets = None,
+    pushgateway: PushgatewayUrl = None,
+    log_level: LogLevel = "INFO",
+    profile: Profile = False,
+    as_json: AsJson = False,
+) -> None:
+    """
+    Train a classifier on your own genomes, and measure it on others that are not related to them.
+
+    The genomes are split into three parts by relatedness: most train, a tenth stops the training and calibrates it, a
+    tenth only measures. Starting the same command again continues a training that was stopped.
+    """
+    check_choice("--log-level", log_level, LOG_LEVELS)
+    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
+    weights = dict(weight or [])
+    making: dict[str, Any] = {
+        "name": name or output.absolute().name,
+        "chunk_nt": chunk,
+        "dna_model": dna_model,
+        "protein_model": protein_model,
+        "num_pieces": pieces,
+        "most_epochs": epochs,
+        "group_weights": weights,
+        "seed": seed,
+        "shuffle_labels": shuffle_labels,
+        "data_note": data_note,
+        "keep_work": keep_work,
+    }
+    told = [
+        *_told("--labels", labels),
+        *(word for path in annotations or [] for word in _told("--annotations", path)),
+        *(word for path in leave_out or [] for word in _told("--leave-out", path)),
+        *_told("--name", making["name"]),
+        *(_told("--chunk", chunk) if chunk != 500 else []),
+        *(_told("--dna-model", dna_model) if dna_model != DNA_MODEL else []),
+        *(_told("--protein-model", protein_model) if protein_model != DEFAULT_PROTEIN_MODEL else []),
+        *(_told("--pieces", pieces) if pieces != DEFAULT_PIECES else []),
+        *_told("--epochs", epochs),
+        *(word for group, number in weights.items() for word in _told("--group-weight", f"{group}={number:g}")),
+        *(["--shuffle-labels"] if shuffle_labels else []),
+        *_told("--seed", seed),
+    ]
+    command = shlex.join(["virnucpro", "train", *(path.name for path in labelled), "-o", "DIR", *told])
+    if flow:
+        result = importlib.import_module("flows.train").run_from_command_line(
+            labelled=[str(path) for path in labelled],
+            output_dir=str(output),
+            labels=str(labels or ""),
+            annotations=[str(path) for path in annotations or []],
+            leave_out=[str(path) for path in leave_out or []],
+            training={**making, "most_epochs": epochs or 0, "command": command},
+            result={"restart": restart},
+            **flow_boxes(
+                devices=devices,
+                workers=workers,
+                workers_per_device=workers_per_device,
+                precision=precision,
+                threads=threads,
+                token_budget=token_budget,
+                weights_dir=weights_dir,
+                cache_dir=cache_dir,
+                cache_gib=cache_size,
+                metrics=metrics,
+                log_level=log_level,
+                profile=profile,
+            ),
+        )
+        _report(result, as_json=as_json)
+        return
+    claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
+    with DownloadProgress(is_quiet=as_json) as download:
+        config = configure_training(
+            **making,
+            labels=labels,
+            annotations=annotations or (),
+            leave_out=leave_out or (),
+            command=command,
+            device_type=claim.type,
+            precision=precision,
+            weights_dir=weights_dir,
+            token_budget=token_budget,
+            threads_per_worker=threads,
+            workers_per_device=workers_per_device,
+            cache_dir=cache_dir,
+            cache_gib=cache_size,
+            log_level=log_level,
+            profile=profile,
+            on_download=download.advance,
+        )
+    told_to_stop = threading.Event()
+    with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
+        with stop_on_signals(told_to_stop) as stopping:
+            try:
+                result = importlib.import_module(_TRAINING).run_training(
+                    labelled,
+                    output,
+                    config,
+                    claim,
+                    workers=workers,
+                    on_message=stopping.hear,
+                    telemetry=telemetry,
+                    stop=told_to_stop,
+                    restart=restart,
+                )
+            except StoppedError:
+                raise StoppedError(stopping.signal_number) from None
+        _report(result, as_json=as_json)
+
+
+def _told(option: str, value: object) -> list[str]:
+    """Return an option as the card's command has it: files by their names."""
+    if value is None:
+        return []
+    return [option, value.name if isinstance(value, Path) else str(value)]
+
+
+def _report(result: TrainingResult, *, as_json: bool) -> None:
+    with told_if_anybody_reads():
+        if as_json:
+            print(json.dumps(result.to_json()))
+            return
+        where, counts = printable(str(result.output_dir)), result.counts
+        if result.was_complete:
+            print(f"{where}: already complete; nothing was computed")
+        parts = ", ".join(f"{counts[f'{part} pieces']:,} {what}" for part, what in _PARTS.items())
+        print(f"{counts['records']:,} records in {counts['clusters']:,} clusters that are not related")
+        print(f"  {parts}; {counts['frames']:,} open frames embedded")
+        for note in result.notes:
+            print(f"  {printable(note)}")
+        print(f"  {', '.join(f'{name} {seconds:.1f} s' for name, seconds in result.stages_s.items())}")
+        print(printable(result.worth))
+        print(f"card: {printable(str(result.output_dir / 'MODEL_CARD.md'))}")
+        print(f"use:  virnucpro predict CONTIGS -o OUT --classifier {printable(shlex.quote(str(result.output_dir)))}")
+
+
+_PARTS = {"train": "pieces train", "validation": "stop and calibrate", "test": "measure"}

@@ -1,0 +1,180 @@
+"""What the card of a classifier tells beside what programs need: its data, its parts, how it was trained."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from virnucpro.training.encoder_card import hardware
+from virnucpro.training.genome_split import SPLITS, TRAIN
+from virnucpro.training.genomes import KMER_LIMIT
+from virnucpro.training.label_table import NONVIRAL, VIRUS
+from virnucpro.training.pieces import LENGTHS_NT, MOST_AMBIGUOUS
+from virnucpro.training.training_settings import HELD_OUT_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.training.genome_split import SplitGenomes
+    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.pieces import Piece
+    from virnucpro.training.training_run import TrainingRun
+
+LINK_RULE = (
+    f"Two records are linked that are of the same genome (as the table says, or the header: an assembly behind the id, "
+    f"or the id without its range), or of which one has {KMER_LIMIT:.0%} or more of the other's 21-mers of either "
+    "strand (one in twenty looked at, by hash). Links of links count."
+)
+SPLIT_RULE = (
+    f"{LINK_RULE} Whole clusters of linked records go to one part: in a random order, each if it still fits, up to "
+    f"{HELD_OUT_SHARE:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or "
+    "more has at least one in each part; a cluster that belongs to several groups trains. Training learns from the "
+    "training part alone; validation stops it, calibrates it and settles the threshold; test only measures."
+)
+PIECES_RULE = (
+    "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
+    "(the root of a group's nucleotides, unless it was given), a group's from its genomes by the root of their size. "
+    f"Lengths are drawn from {', '.join(f'{length:,}' for length in LENGTHS_NT)} nt "
+    f"({', '.join(f'{weight:g}' for weight in LENGTHS_NT.values())} to one another); a shorter record gives itself as "
+    f"a whole. A genome's letters are used {TRAINING_COVERAGE:g} times at the most for training and "
+    f"{MEASURED_COVERAGE:g} times in the other parts. Augmentation: half of the pieces are reverse complements. Pieces "
+    f"with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
+)
+FRAMES_RULE = (
+    "A piece is cut into chunks, and its open frames are embedded, as an identification does it. The frame classifier "
+    "learns from every open frame of chunks without ambiguous letters; of records with annotated proteins, only from "
+    "frames whose protein is part of one."
+)
+SHUFFLED = (
+    "THE LABELS WERE SHUFFLED: whole clusters of genomes got either label by turns, so that nothing can be learnt. "
+    "This is a check that the evaluation does not leak (AUROC near 0.5), and no classifier to be used."
+)
+
+PURPOSE = "A classifier that tells viral contigs from others, on the two encoders named below."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained classifier, and all that its card tells."""
+
+    run: TrainingRun
+    split: SplitGenomes
+    pieces: Sequence[Piece]
+    """Of all parts."""
+    outcome: dict[str, Any]
+    """How the fitting went."""
+    evaluation: dict[str, Any]
+    """What was measured on the test part."""
+
+
+def worth_of(trained: Trained) -> str:
+    """Return the sentence that stands beside a classifier's calls."""
+    name, evaluation = trained.run.config.name, trained.evaluation
+    overall = evaluation["overall"]
+    by_length = ", ".join(
+        f"{stratum['auroc']['value']:.2f} at {which}"
+        for which, stratum in evaluation["by_length"].items()
+        if stratum["auroc"] is not None
+    )
+    loudly = "its labels were shuffled, it knows nothing: " if trained.run.config.shuffle_labels else ""
+    return (
+        f"{name}: {loudly}on {overall['contigs']:,} pieces of genomes that neither trained it nor were related to any "
+        f"that did, its AUROC is {overall['auroc']['value']:.2f} ({by_length})"
+    )
+
+
+def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
+    """Return what the card for programs tells readers."""
+    run, split, config = trained.run, trained.split, trained.run.config
+    keep = ("overall", "by_length", "by_group", "calibration", "notes", "bootstrap_samples", "seed")
+    return {
+        "purpose": SHUFFLED if config.shuffle_labels else PURPOSE,
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("virnucpro", "torch", "numpy", "scipy", "safetensors")},
+        },
+        "data": {
+            "note": config.data_note,
+            "files": _files(trained),
+            "other_files": run.manifest.inputs[len(run.files) :],
+            "notes": [*(run.labelled.notes if run.labelled else []), *split.notes],
+            "link_rule": LINK_RULE,
+            "left_out": split.left_out,
+        },
+        "split": {
+            "rule": SPLIT_RULE,
+            "seed": config.seed,
+            "clusters": len(set(split.clusters)),
+            "largest_share": split.largest_share,
+            "groups": _groups(trained),
+            "accessions": {part: [genome.accession for genome in split.of_part(part)] for part in SPLITS},
+        },
+        "pieces_rule": PIECES_RULE,
+        "frames_rule": FRAMES_RULE,
+        "training": {
+            "settings": run.manifest.settings,
+            "pieces": {part: sum(piece.part == part for piece in trained.pieces) for part in SPLITS},
+            "nucleotides": sum(len(piece.letters) for piece in trained.pieces if piece.part == TRAIN),
+            **trained.outcome,
+            "threshold_rule": threshold_rule,
+            "seconds": {name: stage.seconds for name, stage in run.manifest.stages.items()},
+            "embedded_on": sorted(set(run.manifest.devices)),
+            "hardware": hardware(torch.device("cpu"), 1),
+            "command": config.command,
+            "repeatable": "The same command gives the same weights on the same kind of CPU, whatever --workers is.",
+        },
+        "evaluation": {name: trained.evaluation[name] for name in keep},
+    }
+
+
+def _files(trained: Trained) -> list[dict[str, Any]]:
+    """Return what each file of genomes holds, and its sha256."""
+    run, rows = trained.run, []
+    for path, about in zip(run.files, run.manifest.inputs, strict=False):
+        mine = [genome for genome in trained.split.genomes if genome.file == path.name]
+        rows.append(
+            {
+                "file": path.name,
+                "sha256": about["sha256"],
+                "groups": sorted({genome.group for genome in mine}),
+                "records": len(mine),
+                "nucleotides": _num_nt(mine),
+            }
+        )
+    return rows
+
+
+def _groups(trained: Trained) -> dict[str, dict[str, Any]]:
+    """Return what each group has in each part."""
+    split = trained.split
+    pieces = Counter((piece.group, piece.part) for piece in trained.pieces)
+    told = {}
+    for group in sorted({genome.group for genome in split.genomes}):
+        labels = {genome.is_virus for genome in split.genomes if genome.group == group}
+        told[group] = {
+            "label": " and ".join(VIRUS if label else NONVIRAL for label in sorted(labels, reverse=True)),
+            **{part: _in_part(split, group, part) | {"pieces": pieces[group, part]} for part in SPLITS},
+        }
+    return told
+
+
+def _in_part(split: SplitGenomes, group: str, part: str) -> dict[str, int]:
+    rows = zip(split.genomes, split.parts, split.clusters, strict=True)
+    mine = [(genome, number) for genome, its_part, number in rows if genome.group == group and its_part == part]
+    genomes = [genome for genome, _ in mine]
+    return {
+        "clusters": len({number for _, number in mine}),
+        "records": len(genomes),
+        "nucleotides": _num_nt(genomes),
+    }
+
+
+def _num_nt(genomes: Sequence[LabelledGenome]) -> int:
+    return sum(len(genome.letters) for genome in genomes)

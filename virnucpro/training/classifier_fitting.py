@@ -1,0 +1,183 @@
+"""
+The stages of a training that need torch: fit the frame classifier and the contig model, measure them, publish.
+
+The training part teaches, validation stops the training, calibrates and settles the threshold, and test only measures.
+Legend: C pieces, F frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.torch import save
+
+from virnucpro import durable
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.models.classifier import load_classifier
+from virnucpro.models.classifier_card import (
+    CARD_NAME,
+    CONTIG_WEIGHTS_NAME,
+    WEIGHTS_NAME,
+    ClassifierCard,
+    Encoder,
+    read_card,
+)
+from virnucpro.pipeline.contig_rule import score_contigs
+from virnucpro.training.annotations import read_annotations
+from virnucpro.training.classifier_cards import Trained, card_values, worth_of
+from virnucpro.training.embedded_pieces import read_embedded
+from virnucpro.training.evaluation import evaluate
+from virnucpro.training.frame_training import LabelledFrames, train_classifier
+from virnucpro.training.genome_split import TEST, TRAIN, VALIDATION
+from virnucpro.training.known_contigs import KnownContigs
+from virnucpro.training.metrics import threshold_at
+from virnucpro.training.model_card import card_text
+
+if TYPE_CHECKING:
+    import threading
+    from pathlib import Path
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.models.classifier import MLPClassifier
+    from virnucpro.training.embedded_pieces import EmbeddedPieces
+    from virnucpro.training.genome_split import SplitGenomes
+    from virnucpro.training.metrics import BoolArray, DoubleArray
+    from virnucpro.training.training_run import TrainingRun
+
+OUTCOME_NAME = "outcome.json"
+"""How the fitting went, beside the weights, until the card is written."""
+CALLED_SHARE = 0.05
+"""Share of validation's pieces that are not viral, and are called so nevertheless, that the threshold aims at."""
+THRESHOLD_RULE = (
+    f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the validation pieces that are "
+    "not viral are called viral"
+)
+
+
+def fit_classifier(run: TrainingRun, stop: threading.Event | None) -> tuple[list[Path], dict[str, int]]:
+    """
+    Train on the training part, stop and calibrate by validation, and settle the threshold.
+
+    Args:
+        run: Both of its embedding runs are complete.
+        stop: Set when the work is to stop.
+
+    Returns:
+        The files that hold what was trained, and how many frames did it.
+
+    Raises:
+        BadInputError: A part has no open frame of a label.
+        StoppedError: *stop* was set.
+        OutputError: A file cannot be written.
+    """
+    config, folder = run.config, run.layout.trained_dir
+    annotations = read_annotations(config.annotations) if config.annotations else None
+    embedded = read_embedded(run.layout, config.chunk_nt, annotations)
+    training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
+    model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
+    weights = _tensors(model)
+    card = ClassifierCard(
+        name=config.name,
+        chunk_nt=config.chunk_nt,
+        dna_model=_encoder(config.dna, embedded.dna_CD.shape[1]),
+        protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
+        hidden_dim=config.classifier.hidden_dim,
+        weights_sha256=hashlib.sha256(weights).hexdigest(),
+    )
+    durable.write_bytes(folder / WEIGHTS_NAME, weights)
+    durable.write_bytes(folder / CARD_NAME, card.to_json().encode())
+    in_validation_C = embedded.of_part(VALIDATION)
+    scores_C = score_pieces(folder, embedded, in_validation_C)
+    threshold = settle_threshold(scores_C, embedded.is_virus_C[in_validation_C])
+    told = {"frames": asdict(outcome), "threshold": threshold}
+    durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(told, indent=1) + "\n").encode())
+    counts = {
+        "frames that train": len(training.is_virus_F),
+        "frames that stop": len(validation.is_virus_F),
+    }
+    return [folder / name for name in (WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)], counts
+
+
+def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
+    """
+    Measure on the test part, and write the classifier with its cards; the card for programs comes last.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    config, layout = run.config, run.layout
+    embedded = read_embedded(layout, config.chunk_nt, None)
+    outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
+    in_test_C = embedded.of_part(TEST)
+    scores_C = score_pieces(layout.trained_dir, embedded, in_test_C)
+    pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
+    known = KnownContigs(
+        contigs=[piece.name for piece in pieces],
+        is_virus_C=np.array([piece.is_virus for piece in pieces]),
+        groups=[piece.group for piece in pieces],
+        lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
+    )
+    evaluation = evaluate(scores_C, known, threshold=outcome["threshold"], seed=config.seed).to_json()
+    trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
+    card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
+    for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
+    contents = {
+        name: path.read_bytes()
+        for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)
+        if (path := layout.trained_dir / name).exists()
+    }
+    contents[layout.evaluation.name] = (json.dumps(evaluation, indent=1) + "\n").encode()
+    text = card.to_json(**for_readers)
+    contents[layout.card_text.name] = card_text(json.loads(text)).encode()
+    contents[CARD_NAME] = text.encode()
+    for name, content in contents.items():
+        durable.write_bytes(layout.output_dir / name, content)
+    return [layout.output_dir / name for name in contents]
+
+
+def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
+    """
+    Return P(virus) of some pieces, as an identification would score them.
+
+    Args:
+        folder: Holds the classifier.
+        embedded: All pieces.
+        chosen_C: bool (C,): which of them.
+
+    Returns:
+        float64, one a chosen piece; NaN where there is nothing to say.
+    """
+    classifier = load_classifier(folder)
+    chosen_F = chosen_C[embedded.piece_of_F]
+    p_virus_F = classifier.probabilities(embedded.features_FD[chosen_F])[:, 1]
+    return score_contigs(p_virus_F, embedded.frames_C[chosen_C], np.ones(int(chosen_C.sum()), dtype=np.int64))
+
+
+def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets ``CALLED_SHARE`` pass at the most."""
+    lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
+    return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
+
+
+def _examples(embedded: EmbeddedPieces, part: str) -> LabelledFrames:
+    """Return the frames of one part that the frame classifier may learn from."""
+    chosen_F = embedded.is_example_F & embedded.of_part(part)[embedded.piece_of_F]
+    is_virus_F = embedded.is_virus_C[embedded.piece_of_F[chosen_F]]
+    if len(set(is_virus_F.tolist())) < len((True, False)):
+        what = (
+            f"the pieces of {part} have no open frame of {'any' if not len(is_virus_F) else 'one'} label to learn from"
+        )
+        raise BadInputError([InputProblem("the input", None, what, "give more genomes, or more --pieces")])
+    return LabelledFrames(features_FD=embedded.features_FD[chosen_F], is_virus_F=is_virus_F)
+
+
+def _tensors(model: MLPClassifier) -> bytes:
+    return save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
+
+
+def _encoder(config: ModelConfig, hidden_dim: int) -> Encoder:
+    return Encoder(name=config.model_name, sha256=config.weights_sha256, hidden_dim=hidden_dim)
