@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from virnucpro.genetic_code import BASES, STANDARD_CODE
+
 if TYPE_CHECKING:
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 """Names of the frames, in the order of their bits and in that of the files."""
 
-BASES = b"TCAG"
-"""In the order that tables of the genetic code have."""
-STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
-"""Residues of the codons TTT, TTC, TTA ... GGG (NCBI's translation table 1)."""
 _STOP = b"*"
 _NO_RESIDUE = b"-"
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.data.fragments import BASES, STANDARD_CODE
+from virnucpro.genetic_code import BASES, STANDARD_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,0 +1,6 @@
+"""The standard genetic code, for whoever translates: contigs are cut into frames, and models look at residues."""
+
+BASES = b"TCAG"
+"""In the order that tables of the genetic code have."""
+STANDARD_CODE = b"FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
+"""Residues of the codons TTT, TTC, TTA ... GGG (NCBI's translation table 1)."""
