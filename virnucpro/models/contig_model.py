@@ -187,7 +187,7 @@ class ContigModel:
         if self.uses_embeddings:
             x_CI = join_inputs(sequence_CS, dna_CD, protein_CE, frames_C, chunks_C)
         logits_CG = self.logits(x_CI)
-        log_odds_C = np.mean([_viral_log_odds(x_CG, self._weights.is_viral_G) for x_CG in logits_CG], axis=0)
+        log_odds_C = np.mean([viral_log_odds(x_CG, self._weights.is_viral_G) for x_CG in logits_CG], axis=0)
         return np.asarray(1 / (1 + np.exp(-log_odds_C / self._weights.temperature)), dtype=np.float32)
 
     def logits(self, x_CI: FloatArray) -> list[DoubleArray]:
@@ -229,7 +229,7 @@ def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
         raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {error}") from error
 
 
-def _viral_log_odds(logits_CG: DoubleArray, is_viral_G: BoolArray) -> DoubleArray:
+def viral_log_odds(logits_CG: DoubleArray, is_viral_G: BoolArray) -> DoubleArray:
     """Return log P(viral groups) - log P(other groups), float64 (C,)."""
     viral, others = (np.logaddexp.reduce(logits_CG[:, side], axis=1) for side in (is_viral_G, ~is_viral_G))
     return np.asarray(viral - others)
