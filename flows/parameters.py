@@ -178,6 +178,11 @@ class Training(_Box):
         default="", title="Name", description="What outputs call the classifier; empty: the name of its folder."
     )
     chunk_nt: Literal[300, 500] = Field(default=500, title="Chunk", description="Nucleotides of a chunk.")
+    also_chunk_nt: list[Literal[300, 500]] = Field(
+        default=[],
+        title="Other chunks",
+        description="Nucleotides of chunks that the classifier is measured with, too, and may be used with.",
+    )
     dna_model: str = Field(default=DNA_MODEL, title="Model of DNA", description="A registered name or a path.")
     protein_model: str = Field(
         default=DEFAULT_PROTEIN_MODEL, title="Model of proteins", description="A registered name or a path."

@@ -44,6 +44,7 @@ from virnucpro.training.classifier_training import (
     TrainingResult,
     embedding_dir,
     embedding_job,
+    embedding_kind,
     record_embedding,
     stages_to_embed,
     training_result,
@@ -199,7 +200,7 @@ def _make(
         for stage in stages_to_embed(run):
             with telemetry.stage(stage):
                 own = Limits(worker_retries=limits.worker_retries)  # our time limit rings within it, too
-                outcome = _embed(run, stage, {**embedding_parameters[stage], "limits": own})
+                outcome = _embed(run, stage, {**embedding_parameters[embedding_kind(stage)], "limits": own})
             record_embedding(run, stage, outcome, seconds=telemetry.stages_s()[stage])
     with telemetry.stage("train"):
         train_classifier(run, return_state=True).result()

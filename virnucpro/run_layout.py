@@ -302,6 +302,10 @@ class TrainingLayout(FolderLayout):
         """Proteins of the open frames."""
         return self.work_dir / "frames.faa"
 
+    def with_chunks(self, chunk_nt: int) -> TrainingLayout:
+        """Return the same of the test part in chunks of another length; removed once the classifier is there."""
+        return TrainingLayout(self.output_dir / f"chunks_{chunk_nt}")
+
     @property
     def trained_dir(self) -> Path:
         """The classifier before it was measured."""

@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
     """A finished training: its input, its folder and its weights."""
     folder = tmp_path_factory.mktemp("finished")
     files = make_genomes(folder)
-    weights = trained(files, folder / "out", hash_training(seed=3))
+    weights = trained(files, folder / "out", hash_training(seed=3, also_chunk_nt=(300,)))
     return files, folder / "out", weights
 
 
@@ -62,10 +62,16 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
     assert sum(map(len, parts.values())) == 16
     assert all(not set(one) & set(other) for one, other in combinations(parts.values(), 2))
     evaluation = json.loads((out / "evaluation.json").read_text())
+    assert classifier.card.also_chunk_nt == (300,)
+    assert evaluation["other_chunks"]["300"]["overall"]["contigs"] == evaluation["overall"]["contigs"]
+    assert evaluation["other_chunks"]["300"]["overall"]["auroc"] != evaluation["overall"]["auroc"]
+    assert "in chunks of 300 nt:" in text
     assert evaluation["overall"]["contigs"] == card["training"]["pieces"]["test"] >= 8
     assert card["evaluation"]["overall"] == evaluation["overall"]
     assert 0.5 <= card["threshold"] < 1
-    assert not any((out / name).exists() for name in ("dna", "protein", "work/pieces.fasta", "work/trained"))
+    assert not any(
+        (out / name).exists() for name in ("dna", "protein", "chunks_300", "work/pieces.fasta", "work/trained")
+    )
     rows = [line.split("\t") for line in (out / "work" / "pieces.tsv").read_text().splitlines()[1:]]
     for part, names in parts.items():
         cut = {accession for _, its_part, _, _, _, accession, *_ in rows if its_part == part}
@@ -78,12 +84,12 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
 def test_a_finished_folder_is_left_alone_and_other_settings_are_refused(finished):
     files, out, weights = finished
     before = (out / "card.json").stat().st_mtime_ns
-    assert trained(files, out, hash_training(seed=3)) == weights
+    assert trained(files, out, hash_training(seed=3, also_chunk_nt=(300,))) == weights
     assert (out / "card.json").stat().st_mtime_ns == before
-    refused = train_forked(files, out, hash_training(seed=5))
+    refused = train_forked(files, out, hash_training(seed=5, also_chunk_nt=(300,)))
     assert refused.code == ExitCode.CONFIGURATION
     assert "seed was 3, now 5" in refused.errors
-    fewer = train_forked(files[:1], out, hash_training(seed=3))
+    fewer = train_forked(files[:1], out, hash_training(seed=3, also_chunk_nt=(300,)))
     assert (fewer.code, "input was" in fewer.errors) == (ExitCode.CONFIGURATION, True)
 
 

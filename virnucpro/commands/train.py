@@ -117,6 +117,14 @@ def train(
         str | None, typer.Option(help="What outputs call the classifier.", show_default="the folder's name")
     ] = None,
     chunk: Annotated[int, typer.Option(metavar="300|500", help="Nucleotides of a chunk.")] = 500,
+    also_chunk: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="300|500",
+            help="Nucleotides of other chunks that the classifier is measured with, and that predict may then use.",
+            show_default=False,
+        ),
+    ] = None,
     dna_model: Annotated[str, typer.Option(metavar="NAME|PATH", help="Embeds the DNA.")] = DNA_MODEL,
     protein_model: Annotated[
         str, typer.Option(metavar="NAME|PATH", help="Embeds the proteins.")
@@ -193,6 +201,7 @@ def train(
     making: dict[str, Any] = {
         "name": name or output.absolute().name,
         "chunk_nt": chunk,
+        "also_chunk_nt": also_chunk or [],
         "dna_model": dna_model,
         "protein_model": protein_model,
         "num_pieces": pieces,
@@ -209,6 +218,7 @@ def train(
         *(word for path in leave_out or [] for word in _told("--leave-out", path)),
         *_told("--name", making["name"]),
         *(_told("--chunk", chunk) if chunk != 500 else []),
+        *(word for length in also_chunk or [] for word in _told("--also-chunk", length)),
         *(_told("--dna-model", dna_model) if dna_model != DNA_MODEL else []),
         *(_told("--protein-model", protein_model) if protein_model != DEFAULT_PROTEIN_MODEL else []),
         *(_told("--pieces", pieces) if pieces != DEFAULT_PIECES else []),

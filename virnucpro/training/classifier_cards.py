@@ -14,7 +14,7 @@ import torch
 from virnucpro.training.encoder_card import hardware
 from virnucpro.training.genome_split import SPLITS, TRAIN
 from virnucpro.training.genomes import KMER_LIMIT
-from virnucpro.training.label_table import NONVIRAL, VIRUS
+from virnucpro.training.label_table import NAMES
 from virnucpro.training.pieces import LENGTHS_NT, MOST_AMBIGUOUS
 from virnucpro.training.training_settings import HELD_OUT_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -130,7 +130,13 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "command": config.command,
             "repeatable": "The same command gives the same weights on the same kind of CPU, whatever --workers is.",
         },
-        "evaluation": {name: trained.evaluation[name] for name in keep},
+        "evaluation": {
+            **{name: trained.evaluation[name] for name in keep},
+            "other_chunks": {
+                chunk_nt: {name: measured[name] for name in ("overall", "by_length")}
+                for chunk_nt, measured in trained.evaluation["other_chunks"].items()
+            },
+        },
     }
 
 
@@ -159,7 +165,7 @@ def _groups(trained: Trained) -> dict[str, dict[str, Any]]:
     for group in sorted({genome.group for genome in split.genomes}):
         labels = {genome.is_virus for genome in split.genomes if genome.group == group}
         told[group] = {
-            "label": " and ".join(VIRUS if label else NONVIRAL for label in sorted(labels, reverse=True)),
+            "label": " and ".join(NAMES[label] for label in sorted(labels, reverse=True)),
             **{part: _in_part(split, group, part) | {"pieces": pieces[group, part]} for part in SPLITS},
         }
     return told

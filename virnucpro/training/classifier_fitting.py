@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.torch import save
@@ -83,6 +83,7 @@ def fit_classifier(run: TrainingRun, stop: threading.Event | None) -> tuple[list
     card = ClassifierCard(
         name=config.name,
         chunk_nt=config.chunk_nt,
+        also_chunk_nt=config.also_chunk_nt,
         dna_model=_encoder(config.dna, embedded.dna_CD.shape[1]),
         protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
         hidden_dim=config.classifier.hidden_dim,
@@ -112,16 +113,11 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     config, layout = run.config, run.layout
     embedded = read_embedded(layout, config.chunk_nt, None)
     outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
-    in_test_C = embedded.of_part(TEST)
-    scores_C = score_pieces(layout.trained_dir, embedded, in_test_C)
-    pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
-    known = KnownContigs(
-        contigs=[piece.name for piece in pieces],
-        is_virus_C=np.array([piece.is_virus for piece in pieces]),
-        groups=[piece.group for piece in pieces],
-        lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
-    )
-    evaluation = evaluate(scores_C, known, threshold=outcome["threshold"], seed=config.seed).to_json()
+    evaluation = _measure(run, embedded, outcome["threshold"])
+    evaluation["other_chunks"] = {
+        str(chunk_nt): _measure(run, read_embedded(layout.with_chunks(chunk_nt), chunk_nt, None), outcome["threshold"])
+        for chunk_nt in config.also_chunk_nt
+    }
     trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
     card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
     for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
@@ -137,6 +133,20 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     for name, content in contents.items():
         durable.write_bytes(layout.output_dir / name, content)
     return [layout.output_dir / name for name in contents]
+
+
+def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> dict[str, Any]:
+    """Return what the classifier is worth on the pieces of the test part, ready for JSON."""
+    in_test_C = embedded.of_part(TEST)
+    pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
+    known = KnownContigs(
+        contigs=[piece.name for piece in pieces],
+        is_virus_C=embedded.is_virus_C[in_test_C],
+        groups=[piece.group for piece in pieces],
+        lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
+    )
+    scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
+    return evaluate(scores_C, known, threshold=threshold, seed=run.config.seed).to_json()
 
 
 def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:

@@ -27,7 +27,7 @@ from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.embedded_pieces import cut_frames
-from virnucpro.training.genome_split import SPLITS, TRAIN, SplitGenomes, split_labelled
+from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
 from virnucpro.training.genomes import read_genomes
 from virnucpro.training.pieces import LENGTHS_NT, PieceRules, cut_pieces, write_pieces
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
@@ -183,7 +183,10 @@ def read_split(run: TrainingRun) -> SplitGenomes:
     data = json.loads(run.layout.split.read_bytes())
     by_accession = {genome.accession: genome for genome in run.labelled.genomes}
     return SplitGenomes(
-        genomes=[replace(by_accession[row["accession"]], is_virus=row["is_virus"]) for row in data["records"]],
+        genomes=[
+            replace(by_accession[row["accession"]], is_virus=row["is_virus"], group=row["group"])
+            for row in data["records"]
+        ],
         parts=[row["part"] for row in data["records"]],
         clusters=[row["cluster"] for row in data["records"]],
         left_out=data["left_out"],
@@ -212,13 +215,22 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
             pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
         counts = counts_of(cut_frames(layout, config.chunk_nt, stop))
+        for chunk_nt in config.also_chunk_nt:
+            other = layout.with_chunks(chunk_nt)
+            write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
+            cut_frames(other, chunk_nt, stop)
     by_part = Counter(piece.part for piece in pieces)
     counts = {
         **{f"{part} pieces": by_part[part] for part in SPLITS},
         "nucleotides": sum(len(piece.letters) for piece in pieces),
         **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
     }
-    written = [layout.pieces, layout.pieces_table, layout.nucleotide_frames, layout.protein_frames, layout.open_frames]
+    layouts = [layout, *(layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt)]
+    written = [
+        path
+        for one in layouts
+        for path in (one.pieces, one.pieces_table, one.nucleotide_frames, one.protein_frames, one.open_frames)
+    ]
     run.record("pieces", written, counts, seconds=seconds[0])
 
 
@@ -232,22 +244,33 @@ def piece_rules(config: TrainingConfig, part: str) -> PieceRules:
 
 
 def stages_to_embed(run: TrainingRun) -> tuple[str, ...]:
-    """Return the embedding runs that the classifier still needs."""
-    if run.is_done("train"):
-        return ()
-    return EMBEDDING_STAGES
+    """Return the embedding runs that the classifier needs: of DNA and proteins, for each length of chunks."""
+    others = tuple(f"{kind}_{chunk_nt}" for chunk_nt in run.config.also_chunk_nt for kind in EMBEDDING_STAGES)
+    return (*EMBEDDING_STAGES, *others)
+
+
+def embedding_kind(stage: str) -> str:
+    """Return what an embedding run is of: dna or protein."""
+    return stage.partition("_")[0]
 
 
 def embedding_dir(run: TrainingRun, stage: str) -> Path:
     """Return the folder of an embedding run."""
-    return run.layout.dna_dir if stage == "dna" else run.layout.protein_dir
+    layout = _layout_of(run, stage)
+    return layout.dna_dir if embedding_kind(stage) == "dna" else layout.protein_dir
 
 
 def embedding_job(run: TrainingRun, stage: str) -> tuple[ModelConfig, Path]:
     """Return the model and the input of an embedding run."""
-    if stage == "dna":
-        return run.config.dna, run.layout.nucleotide_frames
-    return run.config.protein, run.layout.protein_frames
+    layout = _layout_of(run, stage)
+    if embedding_kind(stage) == "dna":
+        return run.config.dna, layout.nucleotide_frames
+    return run.config.protein, layout.protein_frames
+
+
+def _layout_of(run: TrainingRun, stage: str) -> TrainingLayout:
+    _, _, chunk_nt = stage.partition("_")
+    return run.layout.with_chunks(int(chunk_nt)) if chunk_nt else run.layout
 
 
 def record_embedding(run: TrainingRun, stage: str, result: RunResult, *, seconds: float) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes import cluster, sketch
+from virnucpro.training.label_table import NAMES
 from virnucpro.training.split import hold_out_groups, largest_shares
 
 if TYPE_CHECKING:
@@ -135,7 +136,11 @@ def _parts(
 def _shuffled(
     genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], parts: Sequence[str], random: np.random.Generator
 ) -> list[LabelledGenome]:
-    """Give whole clusters a label by turns, so that no group, and nothing else of a genome, goes with a label."""
+    """
+    Give whole clusters a label by turns, so that no group, and nothing else of a genome, goes with a label.
+
+    A group becomes two, since groups have one label.
+    """
     members: dict[tuple[str, str], dict[int, None]] = {}
     for genome, number, part in zip(genomes, clusters.tolist(), parts, strict=True):
         members.setdefault((part, genome.group), {})[number] = None
@@ -147,7 +152,8 @@ def _shuffled(
                 label_of[number] = turn
                 turn = not turn
     return [
-        replace(genome, is_virus=label_of[number]) for genome, number in zip(genomes, clusters.tolist(), strict=True)
+        replace(genome, is_virus=label_of[number], group=f"{genome.group} called {NAMES[label_of[number]]}")
+        for genome, number in zip(genomes, clusters.tolist(), strict=True)
     ]
 
 

@@ -26,6 +26,8 @@ LABEL_WORDS = {**dict.fromkeys(_VIRAL, True), **dict.fromkeys(_OTHERS, False)}
 """What a word says: whether something is viral."""
 VIRUS, NONVIRAL = "virus", "nonviral"
 """The labels as tables and cards have them."""
+NAMES = {True: VIRUS, False: NONVIRAL}
+"""By whether something is viral."""
 
 
 @dataclass(frozen=True, kw_only=True)

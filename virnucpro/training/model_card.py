@@ -39,8 +39,8 @@ def card_text(card: Mapping[str, Any]) -> str:
 
 | | |
 | --- | --- |
-| takes | contigs of any length, in chunks of {card["chunk_nt"]} nt; `{dna["name"]}` ({dna["hidden_dim"]}) and \
-`{protein["name"]}` ({protein["hidden_dim"]}) |
+| takes | contigs of any length, in chunks of {card["chunk_nt"]} nt{_also(card)}; `{dna["name"]}` \
+({dna["hidden_dim"]}) and `{protein["name"]}` ({protein["hidden_dim"]}) |
 | frame classifier | linear {dna["hidden_dim"] + protein["hidden_dim"]} to {card["hidden_dim"]}, batch norm, ReLU, \
 dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]}` |
 | contig model | {_contig_model(card)} |
@@ -57,6 +57,7 @@ Pieces of one genome are not independent, so that the intervals are narrower tha
 
 {_table(["pieces", "viral", "others", *_MEASURES.values()], [_row("all", overall), *_rows(evaluation["by_length"])])}
 
+{_other_chunks(evaluation["other_chunks"])}\
 By group; one that is all viral, or has no virus, is measured against all pieces of the other kind.
 
 {_table(["group", "viral", "others", *_MEASURES.values()], _rows(evaluation["by_group"]))}
@@ -105,10 +106,24 @@ Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["secon
 """
 
 
+def _also(card: Mapping[str, Any]) -> str:
+    others = card.get("also_chunk_nt", ())
+    return f" (or {', '.join(map(str, others))})" if others else ""
+
+
 def _contig_model(card: Mapping[str, Any]) -> str:
     if not card.get("contig_model"):
         return "none: a contig's score is made of its frames' scores"
     return f"`{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+
+
+def _other_chunks(measured: Mapping[str, Any]) -> str:
+    columns = ["pieces", "viral", "others", *_MEASURES.values()]
+    texts = []
+    for chunk_nt, one in measured.items():
+        rows = [_row("all", one["overall"]), *_rows(one["by_length"])]
+        texts.append(f"The same pieces in chunks of {chunk_nt} nt:\n\n{_table(columns, rows)}\n\n")
+    return "".join(texts)
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.training.genomes import reverse_complement
-from virnucpro.training.label_table import NONVIRAL, VIRUS
+from virnucpro.training.label_table import NAMES, VIRUS
 from virnucpro.training.records import read_records
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ class Piece:
 
     def line(self) -> str:
         """Return its line of the table."""
-        label = VIRUS if self.is_virus else NONVIRAL
         cells = (
             self.name,
             self.part,
-            label,
+            NAMES[self.is_virus],
             self.group,
             self.source,
             self.accession,

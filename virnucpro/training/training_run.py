@@ -29,6 +29,7 @@ from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.prediction_manifest import StageRecord
 from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.training.labelled_genomes import LabelledInput, files_of, read_labelled
+from virnucpro.training.training_settings import CHUNKS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,7 +185,8 @@ def remove_work(layout: TrainingLayout) -> None:
     Raises:
         OutputError: A file cannot be removed.
     """
-    for folder in (layout.dna_dir, layout.protein_dir, layout.trained_dir, layout.unpacked_dir):
+    others = [layout.with_chunks(chunk_nt).output_dir for chunk_nt in CHUNKS_NT]
+    for folder in (layout.dna_dir, layout.protein_dir, layout.trained_dir, layout.unpacked_dir, *others):
         shutil.rmtree(folder, ignore_errors=True)
     frames = [layout.nucleotide_frames, layout.protein_frames, layout.open_frames]
     for path in [layout.pieces, layout.contig_index, *frames]:
@@ -198,7 +200,8 @@ def _about(path: Path) -> dict[str, str | int]:
 
 
 def _refuse_foreign_files(run: TrainingRun) -> None:
-    for path in [*run.results(), run.layout.dna_dir, run.layout.protein_dir]:
+    others = [run.layout.with_chunks(chunk_nt).output_dir for chunk_nt in CHUNKS_NT]
+    for path in [*run.results(), run.layout.dna_dir, run.layout.protein_dir, *others]:
         if os.path.lexists(path):
             raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
 

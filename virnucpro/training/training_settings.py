@@ -64,6 +64,8 @@ class TrainingConfig:
     """What the classifier is called."""
     chunk_nt: int
     """Nucleotides of a chunk."""
+    also_chunk_nt: tuple[int, ...] = ()
+    """Nucleotides of other chunks that it is measured with, and may be used with."""
     dna: ModelConfig
     """How nucleotides of frames are embedded."""
     protein: ModelConfig
@@ -107,6 +109,7 @@ class TrainingConfig:
         return {
             "name": self.name,
             "chunk length": self.chunk_nt,
+            "other chunk lengths": list(self.also_chunk_nt),
             "labels by": "names" if self.labels is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
@@ -129,6 +132,7 @@ def configure_training(
     *,
     name: str,
     chunk_nt: int = 500,
+    also_chunk_nt: Sequence[int] = (),
     dna_model: str | Path = DNA_MODEL,
     protein_model: str | Path = DEFAULT_PROTEIN_MODEL,
     labels: Path | None = None,
@@ -160,6 +164,7 @@ def configure_training(
     Args:
         name: What the classifier is called.
         chunk_nt: Nucleotides of a chunk.
+        also_chunk_nt: Nucleotides of other chunks that it is measured with, and may be used with.
         dna_model: Registered name, or path; so is *protein_model*.
         protein_model: As *dna_model*.
         labels: Table of labels; None takes them from the names of the files.
@@ -192,8 +197,9 @@ def configure_training(
     """
     if find_spec("scipy") is None:
         raise ConfigurationError("training needs scipy: pip install 'virnucpro[train]'")
-    if chunk_nt not in CHUNKS_NT:
-        raise ConfigurationError(f"chunks of {chunk_nt} nt: choose one of {' and '.join(map(str, CHUNKS_NT))}")
+    for length in (chunk_nt, *also_chunk_nt):
+        if length not in CHUNKS_NT:
+            raise ConfigurationError(f"chunks of {length} nt: choose one of {' and '.join(map(str, CHUNKS_NT))}")
     if num_pieces < LEAST_PIECES:
         raise ConfigurationError(f"{num_pieces} pieces: at least {LEAST_PIECES} are needed")
     if not name or not name.isprintable():
@@ -225,6 +231,7 @@ def configure_training(
     return TrainingConfig(
         name=name,
         chunk_nt=chunk_nt,
+        also_chunk_nt=tuple(sorted(set(also_chunk_nt) - {chunk_nt})),
         dna=model(dna_model, SequenceKind.DNA),
         protein=model(protein_model, SequenceKind.PROTEIN),
         labels=labels,
