@@ -121,7 +121,7 @@ def test_contigs_are_scored_as_predict_does_and_not_again(tmp_path):
     assert contigs.exists()
     (table,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())["tables"]
     assert table["name"] == "virnucpro-tiny"
-    assert any("1 contigs of the truth are not in the scores (elsewhere)" in note for note in table["notes"])
+    assert any("1 contig of the truth not in the scores (elsewhere)" in note for note in table["notes"])
     report = tmp_path / "out" / "prediction" / "report.html"
     before = report.stat().st_mtime_ns
     assert command(tmp_path, *arguments).exit_code == 0

@@ -213,11 +213,11 @@ def test_what_cannot_be_measured_is_none_and_said():
     assert (found.by_length, found.by_group, found.roc) == ({}, {}, [])
     said = " ".join(found.notes)
     for words in (
-        "1 of 30 contigs have no score",
+        "without a score: 1 of 30 contigs",
         "all contigs are viral",
         "no probabilities",
         "no threshold is known",
-        "length of 30 of 30",
+        "of unknown length, and in no length class: 30 of 30",
         "no groups",
     ):
         assert words in said
@@ -309,7 +309,7 @@ def test_contigs_without_a_score_rank_lowest_or_are_left_out(two_tables):
     strict = left_out["overall"]["recall_at_1_percent_false_positives"]["value"]
     assert strict == pytest.approx(recall_at(better[5:], virus[5:]), abs=1e-6)
     assert left_out["overall"]["contigs"] == 195
-    assert any("5 contigs without a score were left out of everything" in note for note in left_out["notes"])
+    assert any("5 contigs without a score, left out of everything" in note for note in left_out["notes"])
 
 
 def test_the_table_says_what_the_document_says(two_tables, tmp_path):

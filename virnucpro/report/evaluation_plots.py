@@ -101,7 +101,9 @@ def score_histogram(table: Table) -> go.Figure:
     lay_out(figure, _HEIGHT_PX)
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text="score", range=[edges[0], edges[-1]])
-    figure.update_yaxes(title_text="contigs", rangemode="tozero", tickformat="~s")
+    highest = max(a + b for a, b in zip(histogram["viral"], histogram["others"], strict=True))
+    steps = {"dtick": 1} if highest < 10 else {"tickformat": "~s"}  # no parts of contigs
+    figure.update_yaxes(title_text="contigs", rangemode="tozero", **steps)
     return figure
 
 

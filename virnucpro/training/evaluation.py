@@ -233,7 +233,7 @@ def _notes(
     notes = []
     without = int(np.isnan(scores_C).sum())
     if without:
-        text = f"{without:,} of {len(known):,} contigs have no score: they rank below all others and are not called"
+        text = f"without a score: {without:,} of {len(known):,} contigs, which rank below all others and are not called"
         notes.append(f"{text}{', and calibration is measured without them' if are_probabilities else ''}")
     viral = int(known.is_virus_C.sum())
     if viral in {0, len(known)}:
@@ -245,7 +245,7 @@ def _notes(
         notes.append("no threshold is known: F1, recall and false positives at it are left out (--threshold)")
     unknown = int((known.lengths_nt_C == UNKNOWN_NT).sum())
     if unknown:
-        notes.append(f"the length of {unknown:,} of {len(known):,} contigs is not known: they are in no length class")
+        notes.append(f"of unknown length, and in no length class: {unknown:,} of {len(known):,} contigs")
     num_groups = len(set(filter(None, known.groups)))
     if num_groups > MOST_GROUPS:
         notes.append(f"the {MOST_GROUPS} largest of {num_groups:,} groups are measured")

@@ -148,12 +148,16 @@ def _notes_on_join(joined: JoinedScores, is_missing_C: BoolArray, *, leave_out: 
     notes = []
     if joined.not_in_table:
         named = ", ".join(joined.not_in_table[:_LISTED_IDS]) + " ..." * (len(joined.not_in_table) > _LISTED_IDS)
-        notes.append(f"{len(joined.not_in_table):,} contigs of the truth are not in the scores ({named})")
+        notes.append(f"{_contigs(len(joined.not_in_table))} of the truth not in the scores ({named})")
     if joined.not_in_truth:
-        notes.append(f"{joined.not_in_truth:,} contigs of the scores are not in the truth, and were not looked at")
+        notes.append(f"{_contigs(joined.not_in_truth)} of the scores not in the truth, and not looked at")
     if leave_out and is_missing_C.any():
-        notes.append(f"{int(is_missing_C.sum()):,} contigs without a score were left out of everything")
+        notes.append(f"{_contigs(int(is_missing_C.sum()))} without a score, left out of everything")
     return notes
+
+
+def _contigs(number: int) -> str:
+    return f"{number:,} contig{'s' * (number != 1)}"
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
