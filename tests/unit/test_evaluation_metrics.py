@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virnucpro.training.metrics import (
@@ -26,6 +26,8 @@ TIED = ((NUMBERS * 37) % 101) / 100
 TIED_VIRUS = ((NUMBERS * 53 + 7) % 89) < 25 + 40 * TIED
 SMOOTH = ((NUMBERS * 37) % 211) / 211
 SMOOTH_VIRUS = ((NUMBERS * 53 + 7) % 89) / 89 < SMOOTH**1.5
+
+some = settings(max_examples=40, deadline=None)
 
 contigs = st.lists(
     st.tuples(st.sampled_from([math.nan, 0.0, 0.1, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=40
@@ -48,6 +50,7 @@ def test_the_measures_are_those_of_scikit_learn():
     assert calibration_error(SMOOTH, SMOOTH_VIRUS) == pytest.approx(0.10338862559241704, abs=1e-14)
 
 
+@some
 @given(of_both_classes)
 def test_auroc_is_the_share_of_pairs_in_the_right_order(drawn):
     scores, virus = drawn
@@ -57,6 +60,7 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(drawn):
     assert auroc(scores, ~virus) == pytest.approx(1 - np.mean(pairs), abs=1e-12)
 
 
+@some
 @given(of_both_classes)
 def test_average_precision_adds_up_precision_where_recall_grows(drawn):
     scores, virus = drawn
@@ -71,6 +75,7 @@ def test_average_precision_adds_up_precision_where_recall_grows(drawn):
     assert 0 < auprc(scores, virus) <= 1
 
 
+@some
 @given(of_both_classes, st.sampled_from([0.0, 0.01, 0.05, 0.29, 0.5, 1.0]))
 def test_a_threshold_lets_no_more_pass_than_it_may_and_is_the_lowest_such(drawn, share):
     scores, virus = drawn
@@ -83,6 +88,7 @@ def test_a_threshold_lets_no_more_pass_than_it_may_and_is_the_lowest_such(drawn,
     assert recall_at(scores, virus, share) == (scores[virus] >= threshold).mean()
 
 
+@some
 @given(contigs, st.sampled_from([0.0, 0.3, 0.5, 1.0]))
 def test_f1_counts_what_is_called_and_a_contig_without_a_score_never_is(drawn, threshold):
     scores, virus = drawn
@@ -92,6 +98,7 @@ def test_f1_counts_what_is_called_and_a_contig_without_a_score_never_is(drawn, t
     assert math.isnan(found) if not virus.any() else found == pytest.approx(2 * hits / (2 * hits + wrong), abs=1e-12)
 
 
+@some
 @given(contigs)
 def test_the_bins_of_calibration_hold_every_scored_contig_once_and_no_score_twice(drawn):
     scores, virus = drawn
@@ -109,6 +116,7 @@ def test_the_bins_of_calibration_hold_every_scored_contig_once_and_no_score_twic
     assert math.isnan(error) if not scored.any() else 0 <= error <= 1
 
 
+@some
 @given(of_both_classes, st.randoms())
 def test_no_measure_depends_on_the_order_of_the_contigs(drawn, random):
     scores, virus = drawn
@@ -160,6 +168,7 @@ def test_a_sample_has_as_many_contigs_of_each_class_as_there_are():
     assert seen == [7] * 21
 
 
+@some
 @given(st.integers(0, 2**32))
 def test_scores_that_know_nothing_of_the_labels_are_worth_a_half(seed):
     random = np.random.default_rng(seed)

@@ -107,6 +107,10 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME|PATH", help="The classifier that scores CONTIGS.", show_default="the bundled one"),
     ] = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NT", help="Nucleotides of a chunk of CONTIGS.", show_default="the classifier's"),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -152,6 +156,7 @@ def evaluate(
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_prediction(
                 classifier=classifier or DEFAULT_CLASSIFIER,
+                chunk_nt=chunk,
                 threshold=threshold,
                 device_type=claim.type,
                 precision=precision,
