@@ -15,7 +15,7 @@ from tests.strategies import write_fasta
 from virnucpro.config import SequenceKind
 from virnucpro.pipeline.devices import CPU
 from virnucpro.training.classifier_training import run_training
-from virnucpro.training.training_settings import ClassifierSettings, TrainingConfig
+from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +51,7 @@ def hash_training(**changes) -> TrainingConfig:
         "num_pieces": 60,
         "group_weights": {},
         "classifier": ClassifierSettings(hidden_dim=8, most_epochs=3),
+        "contig": ContigSettings(folds=2, members=1, most_epochs=3),
         "command": "virnucpro train",
     }
     return TrainingConfig(**{**settings, **changes})

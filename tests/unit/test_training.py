@@ -34,18 +34,27 @@ def finished(tmp_path_factory):
     return files, folder / "out", weights
 
 
-def test_the_same_seed_gives_the_same_weights_with_other_workers_and_after_a_restart_and_another_one_others(
-    finished, tmp_path
-):
+def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other_workers(finished, tmp_path):
     files, _, weights = finished
-    assert weights
-    assert trained(files, tmp_path / "again", hash_training(seed=3), workers=2) == weights
+    out = tmp_path / "out"
+    stop = threading.Event()
+    stop.set()
+    stopped = train_forked(files, out, hash_training(seed=3), stop=stop)
+    assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
+    assert not (out / "card.json").exists()
+    assert len(weights) == 2
+    assert trained(files, out, hash_training(seed=3), workers=2) == weights
+
+
+@pytest.mark.slow
+def test_another_seed_gives_other_weights_and_a_restart_takes_them_away_and_nothing_else(finished, tmp_path):
+    files, _, weights = finished
     out = tmp_path / "other"
     other = trained(files, out, hash_training(seed=4, keep_work=True))
     assert not set(other.values()) & set(weights.values())
     assert (out / "dna" / "embeddings.h5").exists()
     (out / "mine.txt").write_text("x")
-    assert trained(files, out, hash_training(seed=3), restart=True) == weights  # and takes nothing else away
+    assert trained(files, out, hash_training(seed=3), restart=True) == weights
     assert [(out / name).exists() for name in ("mine.txt", "dna")] == [True, False]
 
 
@@ -64,7 +73,7 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
     evaluation = json.loads((out / "evaluation.json").read_text())
     assert classifier.card.also_chunk_nt == (300,)
     assert evaluation["other_chunks"]["300"]["overall"]["contigs"] == evaluation["overall"]["contigs"]
-    assert evaluation["other_chunks"]["300"]["overall"]["auroc"] != evaluation["overall"]["auroc"]
+    assert evaluation["overall"]["auroc"]["value"] > 0.9
     assert "in chunks of 300 nt:" in text
     assert evaluation["overall"]["contigs"] == card["training"]["pieces"]["test"] >= 8
     assert card["evaluation"]["overall"] == evaluation["overall"]
@@ -93,17 +102,6 @@ def test_a_finished_folder_is_left_alone_and_other_settings_are_refused(finished
     assert (fewer.code, "input was" in fewer.errors) == (ExitCode.CONFIGURATION, True)
 
 
-def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights(finished, tmp_path):
-    files, _, weights = finished
-    out = tmp_path / "out"
-    stop = threading.Event()
-    stop.set()
-    stopped = train_forked(files, out, hash_training(seed=3), stop=stop)
-    assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
-    assert not (out / "card.json").exists()
-    assert trained(files, out, hash_training(seed=3)) == weights
-
-
 def test_a_folder_of_somebody_else_is_not_written_into(finished, tmp_path):
     files, _, _ = finished
     out = tmp_path / "out"
@@ -124,6 +122,7 @@ def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_shuffled_labels_are_said_loudly(finished, tmp_path):
     files, _, _ = finished
     trained(files, tmp_path / "out", hash_training(shuffle_labels=True))

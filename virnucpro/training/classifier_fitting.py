@@ -17,18 +17,20 @@ from safetensors.torch import save
 
 from virnucpro import durable
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import (
     CARD_NAME,
     CONTIG_WEIGHTS_NAME,
     WEIGHTS_NAME,
     ClassifierCard,
+    ContigModelCard,
     Encoder,
     read_card,
 )
-from virnucpro.pipeline.contig_rule import score_contigs
+from virnucpro.models.contig_model import load_contig_model
+from virnucpro.models.sequence_features import encode
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.classifier_cards import Trained, card_values, worth_of
+from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model
 from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.evaluation import evaluate
 from virnucpro.training.frame_training import LabelledFrames, train_classifier
@@ -39,12 +41,14 @@ from virnucpro.training.model_card import card_text
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
     from pathlib import Path
 
     from virnucpro.config import ModelConfig
     from virnucpro.models.classifier import MLPClassifier
     from virnucpro.training.embedded_pieces import EmbeddedPieces
     from virnucpro.training.genome_split import SplitGenomes
+    from virnucpro.training.labelled_genomes import LabelledGenome
     from virnucpro.training.metrics import BoolArray, DoubleArray
     from virnucpro.training.training_run import TrainingRun
 
@@ -58,12 +62,15 @@ THRESHOLD_RULE = (
 )
 
 
-def fit_classifier(run: TrainingRun, stop: threading.Event | None) -> tuple[list[Path], dict[str, int]]:
+def fit_classifier(
+    run: TrainingRun, split: SplitGenomes, stop: threading.Event | None
+) -> tuple[list[Path], dict[str, int]]:
     """
     Train on the training part, stop and calibrate by validation, and settle the threshold.
 
     Args:
         run: Both of its embedding runs are complete.
+        split: The genomes of each part.
         stop: Set when the work is to stop.
 
     Returns:
@@ -79,7 +86,14 @@ def fit_classifier(run: TrainingRun, stop: threading.Event | None) -> tuple[list
     embedded = read_embedded(run.layout, config.chunk_nt, annotations)
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
-    weights = _tensors(model)
+    contig_weights, contig_outcome = train_contig_model(
+        _records(split.of_part(TRAIN)),
+        _contigs(embedded, TRAIN),
+        _contigs(embedded, VALIDATION),
+        config.contig,
+        stop=stop,
+    )
+    weights, contig_data = _tensors(model), contig_weights.to_bytes()
     card = ClassifierCard(
         name=config.name,
         chunk_nt=config.chunk_nt,
@@ -88,19 +102,21 @@ def fit_classifier(run: TrainingRun, stop: threading.Event | None) -> tuple[list
         protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
         hidden_dim=config.classifier.hidden_dim,
         weights_sha256=hashlib.sha256(weights).hexdigest(),
+        contig_model=ContigModelCard(weights_sha256=hashlib.sha256(contig_data).hexdigest()),
     )
     durable.write_bytes(folder / WEIGHTS_NAME, weights)
+    durable.write_bytes(folder / CONTIG_WEIGHTS_NAME, contig_data)
     durable.write_bytes(folder / CARD_NAME, card.to_json().encode())
     in_validation_C = embedded.of_part(VALIDATION)
     scores_C = score_pieces(folder, embedded, in_validation_C)
     threshold = settle_threshold(scores_C, embedded.is_virus_C[in_validation_C])
-    told = {"frames": asdict(outcome), "threshold": threshold}
+    told = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(told, indent=1) + "\n").encode())
     counts = {
         "frames that train": len(training.is_virus_F),
         "frames that stop": len(validation.is_virus_F),
     }
-    return [folder / name for name in (WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)], counts
+    return [folder / name for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)], counts
 
 
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
@@ -121,11 +137,7 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
     card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
     for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
-    contents = {
-        name: path.read_bytes()
-        for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)
-        if (path := layout.trained_dir / name).exists()
-    }
+    contents = {name: (layout.trained_dir / name).read_bytes() for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)}
     contents[layout.evaluation.name] = (json.dumps(evaluation, indent=1) + "\n").encode()
     text = card.to_json(**for_readers)
     contents[layout.card_text.name] = card_text(json.loads(text)).encode()
@@ -159,12 +171,19 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
         chosen_C: bool (C,): which of them.
 
     Returns:
-        float64, one a chosen piece; NaN where there is nothing to say.
+        float64, one a chosen piece.
     """
-    classifier = load_classifier(folder)
-    chosen_F = chosen_C[embedded.piece_of_F]
-    p_virus_F = classifier.probabilities(embedded.features_FD[chosen_F])[:, 1]
-    return score_contigs(p_virus_F, embedded.frames_C[chosen_C], np.ones(int(chosen_C.sum()), dtype=np.int64))
+    model = load_contig_model(folder, read_card(folder))
+    chosen = np.flatnonzero(chosen_C).tolist()
+    sequence_CS = np.stack([model.features.of(encode(embedded.pieces[number].letters.encode())) for number in chosen])
+    p_virus_C = model.probabilities(
+        sequence_CS,
+        embedded.dna_CD[chosen_C],
+        embedded.protein_CE[chosen_C],
+        embedded.frames_C[chosen_C],
+        embedded.chunks_C[chosen_C],
+    )
+    return p_virus_C.astype(np.float64)
 
 
 def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
@@ -183,6 +202,32 @@ def _examples(embedded: EmbeddedPieces, part: str) -> LabelledFrames:
         )
         raise BadInputError([InputProblem("the input", None, what, "give more genomes, or more --pieces")])
     return LabelledFrames(features_FD=embedded.features_FD[chosen_F], is_virus_F=is_virus_F)
+
+
+def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
+    """Return the genomes that the tables of k-mers are made of."""
+    return LabelledRecords(
+        codes=[encode(genome.letters.encode()) for genome in genomes],
+        is_virus_C=np.array([genome.is_virus for genome in genomes]),
+        groups=[genome.group for genome in genomes],
+        sources=[genome.source for genome in genomes],
+    )
+
+
+def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
+    """Return the pieces of one part as the contig model learns from them."""
+    mine_C = embedded.of_part(part)
+    pieces = [embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()]
+    return TrainingContigs(
+        codes=[encode(piece.letters.encode()) for piece in pieces],
+        is_virus_C=embedded.is_virus_C[mine_C],
+        groups=[piece.group for piece in pieces],
+        sources=[piece.source for piece in pieces],
+        dna_CD=embedded.dna_CD[mine_C],
+        protein_CE=embedded.protein_CE[mine_C],
+        frames_C=embedded.frames_C[mine_C],
+        chunks_C=embedded.chunks_C[mine_C],
+    )
 
 
 def _tensors(model: MLPClassifier) -> bytes:

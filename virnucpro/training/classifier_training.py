@@ -301,7 +301,7 @@ def fit(run: TrainingRun, stop: threading.Event | None = None) -> None:
     if run.is_done("train"):
         return
     with timed() as seconds:
-        written, counts = importlib.import_module(FITTING).fit_classifier(run, stop)
+        written, counts = importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
     run.record("train", written, counts, seconds=seconds[0])
 
 

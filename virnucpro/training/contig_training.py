@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from virnucpro.models.contig_model import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.sequence_features import CodeArray
+    from virnucpro.training.training_settings import ContigSettings
 
 _log = logging.getLogger(__name__)
 
@@ -38,32 +39,6 @@ SEQUENCE, EMBEDDINGS = "sequence", "sequence and embeddings"
 """What the networks can take."""
 _LEAST_DEVIATION = 1e-6
 _TEMPERATURES = np.exp(np.linspace(-2, 2, 401))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContigSettings:
-    """How a contig model is trained."""
-
-    folds: int = 8
-    """Parts of the training genomes; a contig's log-odds come from the parts that its genome is not in."""
-    members: int = 3
-    """Networks, M."""
-    hidden_dims: tuple[int, int] = (256, 64)
-    """Widths of their hidden layers."""
-    dropout: float = 0.4
-    """Share of the first hidden layer that is left out of each step; half of that in the second one."""
-    batch_contigs: int = 256
-    """Contigs of one step."""
-    learning_rate: float = 2e-3
-    """Highest one of AdamW, in one cycle (Smith and Topin 2018)."""
-    weight_decay: float = 2e-2
-    """Of AdamW."""
-    most_epochs: int = 30
-    """Passes over the contigs at the most."""
-    patience_epochs: int = 10
-    """Passes without a lower loss on validation after which training ends."""
-    seed: int = 1
-    """Seed of folds, first weights, the order of the contigs and dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,7 @@ def _shuffled(
     """
     Give whole clusters a label by turns, so that no group, and nothing else of a genome, goes with a label.
 
-    A group becomes two, since groups have one label.
+    A group has one label: all that got the same are one.
     """
     members: dict[tuple[str, str], dict[int, None]] = {}
     for genome, number, part in zip(genomes, clusters.tolist(), parts, strict=True):
@@ -152,7 +152,7 @@ def _shuffled(
                 label_of[number] = turn
                 turn = not turn
     return [
-        replace(genome, is_virus=label_of[number], group=f"{genome.group} called {NAMES[label_of[number]]}")
+        replace(genome, is_virus=label_of[number], group=f"called {NAMES[label_of[number]]}")
         for genome, number in zip(genomes, clusters.tolist(), strict=True)
     ]
 

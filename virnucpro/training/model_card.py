@@ -92,7 +92,10 @@ found in one record of another part is {split["largest_share"]:.4f}.
 {training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
 cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of those \
 of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on validation \
-(0.6931 is to know nothing). {training["repeatable"]}
+(0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of fold, the \
+letters' composition, and the means of the frames' embeddings: validation loss by what it takes \
+{_losses(training["contigs"])}; what is lower is used. Its log-odds are divided by \
+{training["contigs"]["temperature"]:.2f}, by validation, so that P(virus) means what it says. {training["repeatable"]}
 
 Command: `{training["command"]}`
 
@@ -112,9 +115,15 @@ def _also(card: Mapping[str, Any]) -> str:
 
 
 def _contig_model(card: Mapping[str, Any]) -> str:
-    if not card.get("contig_model"):
-        return "none: a contig's score is made of its frames' scores"
-    return f"`{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+    how = card["training"]["contigs"]
+    return (
+        f"{len(how['best_epochs'])} networks on {how['inputs']} of the contig, for {len(how['groups'])} groups of "
+        f"genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+    )
+
+
+def _losses(outcome: Mapping[str, Any]) -> str:
+    return ", ".join(f"{loss:.4f} ({inputs})" for inputs, loss in outcome["validation_losses"].items())
 
 
 def _other_chunks(measured: Mapping[str, Any]) -> str:

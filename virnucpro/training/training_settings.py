@@ -57,6 +57,32 @@ class ClassifierSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContigSettings:
+    """How a contig model is trained."""
+
+    folds: int = 8
+    """Parts of the training genomes; a contig's log-odds come from the parts that its genome is not in."""
+    members: int = 3
+    """Networks, M."""
+    hidden_dims: tuple[int, int] = (256, 64)
+    """Widths of their hidden layers."""
+    dropout: float = 0.4
+    """Share of the first hidden layer that is left out of each step; half of that in the second one."""
+    batch_contigs: int = 256
+    """Contigs of one step."""
+    learning_rate: float = 2e-3
+    """Highest one of AdamW, in one cycle (Smith and Topin 2018)."""
+    weight_decay: float = 2e-2
+    """Of AdamW."""
+    most_epochs: int = 30
+    """Passes over the contigs at the most."""
+    patience_epochs: int = 10
+    """Passes without a lower loss on validation after which training ends."""
+    seed: int = 1
+    """Seed of folds, first weights, the order of the contigs and dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """What a training needs to know; small and picklable."""
 
@@ -82,6 +108,8 @@ class TrainingConfig:
     """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
     classifier: ClassifierSettings
     """How the frame classifier is trained."""
+    contig: ContigSettings
+    """How the contig model is trained."""
     seed: int = 1
     """Seed of everything."""
     shuffle_labels: bool = False
@@ -118,6 +146,8 @@ class TrainingConfig:
             "seed": self.seed,
             "shuffled labels": self.shuffle_labels,
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
+            **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
+            "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back
             **models,
             "device_type": device_type,
             **computing_versions(),
@@ -240,6 +270,7 @@ def configure_training(
         num_pieces=num_pieces,
         group_weights=dict(group_weights or {}),
         classifier=classifier,
+        contig=ContigSettings(seed=seed),
         seed=seed,
         shuffle_labels=shuffle_labels,
         data_note=data_note,
