@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
+from virnucpro.store.contig_table import COLUMNS
 from virnucpro.training.evaluation import CURVE_POINTS, evaluate, length_classes
 from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
 from virnucpro.training.known_contigs import KnownContigs, read_truth
@@ -141,6 +142,17 @@ def test_a_table_of_ours_is_known_by_its_header_and_brings_its_threshold(tmp_pat
     copied = read_scores(write(tmp_path / "copy.tsv.gz", gzip.compress(made.layout.contigs.read_bytes())))
     assert (copied.name, copied.threshold) == ("copy", None)
     np.testing.assert_equal(copied.scores, table.scores)
+
+
+def test_a_record_that_was_left_out_does_not_take_the_score_of_the_one_whose_id_it_shares(tmp_path):
+    row = dict.fromkeys(COLUMNS, "1") | {"contig": 'a"b', "length": "300", "score": "0.75"}
+    left_out = row | {"length": "", "score": "", "reason": "duplicate"}
+    lines = ["\t".join(COLUMNS), *("\t".join(one.values()) for one in (row, left_out))]
+    assert read_scores(write(tmp_path / "contigs.tsv", "\n".join(lines))).scores == {'a"b': 0.75}
+    lines.append("\t".join(row.values()))
+    assert "contigs.tsv:4: duplicate id, first at" in refused(
+        read_scores, write(tmp_path / "contigs.tsv", "\n".join(lines))
+    )
 
 
 def test_ids_are_joined_as_they_stand_and_lengths_come_from_where_they_are_known(tmp_path):

@@ -256,7 +256,11 @@ def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _interval(one: Mapping[str, float] | None, *, sign: str = "") -> str:
-    return f"{one['value']:{sign}.3f} ({_range(one, sign=sign)})" if one else ""
+    """Return a value and the ends of its interval, as narrow as a table wants it."""
+    if not one:
+        return ""
+    ends = _range(one, sign=sign) if sign else f"{one['low']:.3f}\u2013{one['high']:.3f}"
+    return f"{one['value']:{sign}.3f} ({ends})"
 
 
 def _range(one: Mapping[str, float], *, sign: str = "") -> str:

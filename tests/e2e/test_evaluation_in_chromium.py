@@ -1,0 +1,39 @@
+"""The page of an evaluation in a real Chromium: from disk, without network, light and dark, on a phone and a desk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chromium import WIDTHS_PX
+from tests.unit.test_evaluation_page import HOSTILE, page_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    page_of(folder, num_tables=2, groups=(HOSTILE, "g" * 300), name="scores <script>alert(1)<")
+    return folder / "evaluation.html"
+
+
+@pytest.mark.parametrize("width", ["phone", "desk"])
+def test_it_opens_from_disk_without_complaint_request_or_sideways_scroll(browser, path, width):
+    browser.open(path, width=width, theme="dark")
+    for theme in ("dark", "light"):
+        browser.turn(theme)
+        assert browser.js("return document.querySelectorAll('.plot .main-svg').length") > 0
+        empty = "return [...document.querySelectorAll('.plot')].filter(p => !p.querySelector('path')).length"
+        assert browser.js(empty) == 0
+        assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
+    assert browser.complaints() == []
+    assert browser.requests() == [path.as_uri()]
+
+
+def test_every_curve_is_drawn_with_its_points(browser, path):
+    browser.open(path)
+    for place in ("roc", "precision-recall", "reliability", "recall-by-length", "recall-by-group"):
+        drawn = f"return document.querySelectorAll('#{place} .scatterlayer .trace').length"
+        assert browser.wait_until(drawn) == 2, place
+    bars = "return document.querySelectorAll('#histogram-2 .bars .point path').length"
+    assert browser.wait_until(bars) > 20
