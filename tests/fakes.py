@@ -288,6 +288,41 @@ def write_classifier(folder, module, **changes):
     return card
 
 
+def add_contig_model(folder, card, *, seed=7):
+    """Write a random contig model, which uses embeddings, into a classifier's folder; return the card with it."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, ContigModelCard
+    from virnucpro.models.contig_model import ContigWeights, Layer
+    from virnucpro.models.sequence_features import TABLES, feature_count
+
+    chooser, groups, hidden = np.random.default_rng(seed), 2, 5
+    inputs = feature_count(groups) + card.input_dim + 2
+    widths = [(hidden, inputs), (groups, hidden)]
+    layers = [
+        Layer(*(chooser.normal(0, 0.2, shape).astype(np.float32) for shape in ((out, into), (out,))))
+        for out, into in widths
+    ]
+    weights = ContigWeights(
+        log_odds={
+            table.name: chooser.integers(-40, 40, (table.slots, groups), dtype=np.int8, endpoint=True)
+            for table in TABLES
+        },
+        is_viral_G=np.array([True, False]),
+        mean_I=np.zeros(inputs, dtype=np.float32),
+        deviation_I=np.full(inputs, 0.1, dtype=np.float32),
+        members=(tuple(layers),),
+        temperature=0.5,
+    )
+    data = weights.to_bytes()
+    (folder / CONTIG_WEIGHTS_NAME).write_bytes(data)
+    card = replace(card, contig_model=ContigModelCard(weights_sha256=hashlib.sha256(data).hexdigest()))
+    (folder / "card.json").write_text(card.to_json())
+    return card
+
+
 # --- worker functions ---
 
 

@@ -33,6 +33,7 @@ FINGERPRINT = "1f0c2a9be4d37586"
 UNDECIDED = "undecided"
 NO_OPEN_FRAME = "no open frame"
 WHY_NO_OPEN_FRAME = "every reading frame of every chunk holds a stop codon"
+BY_SEQUENCE = "no open frame: scored by its sequence alone"
 WHY_UNDECIDED = "the score is between the two thresholds"
 
 
@@ -82,6 +83,7 @@ def make_prediction(
     threshold: float = 0.5,
     missing_frames: int = 0,
     classifier: str = "virnucpro-tiny",
+    contig_model: bool = False,
     seed: int = 7,
 ) -> MadePrediction:
     """Write ``contigs.tsv``, tracks, regions, ``failed_sequences.tsv`` and ``run.json`` into *folder*."""
@@ -96,6 +98,8 @@ def make_prediction(
             made.rows.append(_row(contig.name, call=UNDECIDED, reason=f"left out: {contig.left_out}"))
             continue
         row, starts, ends, p = _scored(contig, random, threshold)
+        if contig_model and row["call"] == NO_OPEN_FRAME:
+            row |= {"score": "0.02", "call": "not virus", "reason": BY_SEQUENCE}
         made.rows.append(row)
         for name in totals:
             totals[name] += int(row[name])
@@ -112,7 +116,11 @@ def make_prediction(
     if failed:
         layout.failed_sequences.write_text("sequence_id\treason\tattempts\n" + "".join(failed), encoding="utf-8")
     skipped = len(failed) - missing_frames
-    _manifest(made, totals, threshold, missing_frames, classifier, skipped).write(layout.manifest)
+    manifest = _manifest(made, totals, threshold, missing_frames, classifier, skipped)
+    if contig_model:
+        manifest.models["classifier"]["contig_model_sha256"] = "c0de" * 16
+        manifest.counts["by_sequence"] = sum(row["reason"] == BY_SEQUENCE for row in made.rows)
+    manifest.write(layout.manifest)
     return made
 
 

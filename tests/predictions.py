@@ -9,7 +9,7 @@ import plotly.graph_objects  # noqa: F401  here, so that no forked process impor
 import torch
 
 import virnucpro.pipeline.classification  # noqa: F401  likewise
-from tests.fakes import HASH_WIDTH, hash_config, random_mlp, write_classifier
+from tests.fakes import HASH_WIDTH, add_contig_model, hash_config, random_mlp, write_classifier
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.config import InputRules, SequenceKind
@@ -49,7 +49,9 @@ def make_contigs(path: Path, *, count: int = 12, seed: int = 5, longest_nt: int 
     return contigs
 
 
-def hash_prediction(folder: Path, *, seed: int = 16, dna=None, protein=None, **changes) -> PredictionConfig:
+def hash_prediction(
+    folder: Path, *, seed: int = 16, dna=None, protein=None, contig_model: bool = False, **changes
+) -> PredictionConfig:
     """Settings with a random classifier in *folder*, trained, as its card says, on two hash models."""
     dna = dna or hash_config(sequence_kind=SequenceKind.DNA, allow_empty=True, max_residues=10**9)
     protein = protein or hash_config(allow_empty=True)
@@ -57,6 +59,8 @@ def hash_prediction(folder: Path, *, seed: int = 16, dna=None, protein=None, **c
     card = write_classifier(
         folder / "classifier", random_mlp(2 * HASH_WIDTH, seed=seed), dna_model=encoders[0], protein_model=encoders[1]
     )
+    if contig_model:
+        card = add_contig_model(folder / "classifier", card, seed=seed)
     settings = {
         "classifier_dir": folder / "classifier",
         "card": card,

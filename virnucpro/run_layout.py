@@ -179,6 +179,16 @@ class PredictionLayout(FolderLayout):
         return self.work_dir / "frame_scores.f32"
 
     @property
+    def contig_scores(self) -> Path:
+        """P(virus) of each contig by the contig model: float32, in the order of the input; NaN where it has none."""
+        return self.work_dir / "contig_scores.f32"
+
+    @property
+    def window_scores(self) -> Path:
+        """P(virus) around each chunk of the long contigs by the contig model: float32, likewise."""
+        return self.work_dir / "window_scores.f32"
+
+    @property
     def dna_dir(self) -> Path:
         """The embedding run of the frames' nucleotides."""
         return self.output_dir / "dna"

@@ -78,7 +78,7 @@ class PredictionTrial(Trial):
         self.folder = folder
         self.fasta = folder / "in.fa"
         make_contigs(self.fasta, count=2)
-        self.config = hash_prediction(folder)
+        self.config = hash_prediction(folder, contig_model=True)
         steps = self._trace()
         of_workers = [step for step in steps if not step.startswith("MainProcess/")]
         # two workers of one name, one after the other: what is armed is armed in each, and the first one gets there

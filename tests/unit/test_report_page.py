@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.made_prediction import FINGERPRINT, Contig, make_prediction, some_contigs
+from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, some_contigs
 from virnucpro.report import plots
 from virnucpro.report.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
 from virnucpro.report.page import write_report
@@ -152,6 +152,26 @@ def test_the_page_says_what_the_files_say(written):
     assert {trace["name"]: len(trace["x"]) for trace in points} == {
         call: made.count(call) for call in ("virus", "not virus")
     }
+
+
+def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(tmp_path, written):
+    page, made = page_of(tmp_path, contig_model=True, threshold=0.7)
+    closed = sum(row["frames"] == "0" for row in made.rows)
+    assert closed > 1
+    assert page.says("P(virus) is the probability that a contig is viral, calibrated on genomes")
+    assert page.says("Every contig has a score.")
+    assert page.says(f"{closed} contigs without an open frame are scored by their sequence alone.")
+    assert page.text.count(BY_SEQUENCE) == closed
+    assert page.says("each chunk together with its two neighbours")
+    assert page.says("a chunk is viral when its P(virus) is at least the threshold")
+    assert page.says("its contig modelvirnucpro-tinyc0dec0dec0dec0de")
+    tracks = [figure["layout"]["shapes"] for name, figure in page.figures.items() if name.startswith("track-")]
+    for shapes in tracks:
+        assert [shape["y0"] for shape in shapes if shape["type"] == "line"] == [0.3, 0.7]
+    assert tracks
+    page, _ = written
+    assert page.says("it is not a measured rate of error")
+    assert not page.says("calibrated")
 
 
 def test_a_track_has_gaps_where_no_frame_is_open_and_its_regions_shaded(written):

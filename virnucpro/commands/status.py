@@ -38,6 +38,7 @@ _COUNTED = {
     "not_virus": "not virus",
     "undecided": "undecided",
     "no_open_frame": "without an open frame",
+    "by_sequence": "scored by sequence alone",
     "scored_frames": "frames scored",
     "missing_frames": "frames missing",
     "skipped": "left out",

@@ -17,7 +17,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.data.fragments import FRAMES, OpenFrames, bounds_of_chunks, chunks_per_contig, open_frames
-from virnucpro.data.letter_stream import stream_letters
+from virnucpro.data.letter_stream import LetterWindow, stream_letters
 from virnucpro.errors import StoppedError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def write_fragments(
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
     """Write the fragments of contigs of one file, in its order; yield what was found, batch by batch."""
-    window = _Window(stream_letters(index, positions))
+    window = LetterWindow(stream_letters(index, positions))
     for chunks, first_letter in _batches(index, positions, chunk_nt):
         letters = window.letters(first_letter, int(chunks.ends[-1]))
         found = open_frames(letters.upper(), chunks.starts, chunks.ends)
@@ -193,28 +193,3 @@ def _chunk_text(chunks: _Chunks, letters: bytes) -> bytes:
         lines += [letters[at : min(at + _LINE_NT, end)] for at in range(start, end, _LINE_NT)]
     lines.append(b"")
     return b"\n".join(lines)
-
-
-class _Window:
-    """Some letters of a stream that goes by."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._held: list[bytes] = []
-        self._start = 0
-        self._end = 0
-
-    def letters(self, start: int, count: int) -> bytes:
-        """Return *count* letters from letter *start* of the stream on; those before it cannot be had any more."""
-        while self._end < start + count:
-            piece = next(self._pieces)
-            self._held.append(piece)
-            self._end += len(piece)
-        held = b"".join(self._held)[start - self._start :]
-        self._held, self._start = [held], start
-        return held[:count]
-
-    def finish(self) -> None:
-        """Let the stream end, so that its last record is compared too."""
-        for _ in self._pieces:
-            pass

@@ -66,6 +66,36 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
             yield letters
 
 
+class LetterWindow:
+    """
+    Some letters of a stream that goes by.
+
+    Args:
+        pieces: The letters, end to end, as ``stream_letters`` yields them.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held: list[bytes] = []
+        self._start = 0
+        self._end = 0
+
+    def letters(self, start: int, count: int) -> bytes:
+        """Return *count* letters from letter *start* of the stream on; those before it cannot be had any more."""
+        while self._end < start + count:
+            piece = next(self._pieces)
+            self._held.append(piece)
+            self._end += len(piece)
+        held = b"".join(self._held)[start - self._start :]
+        self._held, self._start = [held], start
+        return held[:count]
+
+    def finish(self) -> None:
+        """Let the stream end, so that its last record is compared too."""
+        for _ in self._pieces:
+            pass
+
+
 def _long_record(index: SequenceIndex, place: RecordPlace, removed: bytes, block_bytes: int) -> Iterator[bytes]:
     """Yield one record in pieces."""
     digest = hashlib.sha256()

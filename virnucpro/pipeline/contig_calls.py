@@ -1,12 +1,14 @@
 """
 From scores of frames to calls of contigs: the table, the viral contigs, and where in long ones the virus is.
 
-A contig's score is ``contig_rule.score_contigs``. It is called viral from the threshold up, not viral below the
-smaller of the threshold and its complement, undecided in between.
+A contig's score is its classifier's contig model's, made before (``contig_scores``), or, where there is no such model,
+``contig_rule.score_contigs``. It is called viral from the threshold up, not viral below the smaller of the threshold
+and its complement, undecided in between.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from virnucpro import durable
 from virnucpro.errors import ResultError, StoppedError
 from virnucpro.pipeline.chunk_scores import ChunkScores
 from virnucpro.pipeline.contig_rule import score_contigs
+from virnucpro.pipeline.contig_scores import SHORTEST_WORD_NT
+from virnucpro.pipeline.model_scores import ModelScores
 from virnucpro.pipeline.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
@@ -35,10 +39,15 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.frame_order import ContigBatch, FrameOrder
+    from virnucpro.pipeline.model_scores import ScoresOfBatch
     from virnucpro.run_layout import PredictionLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+BY_SEQUENCE = "by sequence"
+"""What contigs are counted under that no frame is open in, and that have a score."""
 
 _LINE_NT = 60
 _SKIPPED_AT_ONCE = 1 << 12
@@ -58,6 +67,8 @@ class CallRules:
     """Name of the classifier, for titles."""
     fingerprint: str
     """Of classifier, models and chunk length."""
+    has_contig_model: bool
+    """Whether the scores of contigs and along them are the contig model's."""
 
     @property
     def lower(self) -> float:
@@ -73,7 +84,7 @@ def call_contigs(
     as_json: bool = False,
     as_parquet: bool = False,
     stop: threading.Event | None = None,
-) -> Counter[Call]:
+) -> Counter[str]:
     """
     Call every contig of the input, and list the records that were left out behind them.
 
@@ -86,7 +97,8 @@ def call_contigs(
         stop: Set when the work is to stop.
 
     Returns:
-        How many contigs got each call, those that were left out not counted.
+        How many contigs got each call, those that were left out not counted; and under ``BY_SEQUENCE`` how many have
+        a score and no open frame.
 
     Raises:
         ResultError: The scores do not fit the frames.
@@ -95,7 +107,8 @@ def call_contigs(
         StoppedError: *stop* was set.
     """
     scores_of_all = _map_scores(layout, order.num_frames)
-    calls: Counter[Call] = Counter()
+    by_model = ModelScores(order, layout) if rules.has_contig_model else None
+    calls: Counter[str] = Counter()
     first_frame = 0
     with ExitStack() as stack:
         table = stack.enter_context(
@@ -117,13 +130,15 @@ def call_contigs(
             num_frames = int(batch.frames_per_chunk.sum())
             scores = np.array(scores_of_all[first_frame : first_frame + num_frames])
             first_frame += num_frames
-            found = list(_calls(batch, scores, rules))
-            calls.update(one.call for one in found)
+            of_batch = None if by_model is None else by_model.of(batch)
+            found = list(_calls(batch, scores, of_batch, rules))
+            calls.update(str(one.call) for one in found)
+            calls[BY_SEQUENCE] += sum(one.score is not None and not one.frames for one in found)
             table.write(found)
             for position, one in zip(batch.positions.tolist(), found, strict=True):
                 if one.call is Call.VIRUS:
                     fasta.write(_fasta(order.index, position, one).encode())
-            for line, region in _browser_lines(batch, scores, order.chunk_nt):
+            for line, region in _browser_lines(batch, scores, of_batch, order.chunk_nt, rules):
                 tracks.write(line.encode())
                 regions.write(region.encode())
         _list_skipped(order.index, table, rules)
@@ -140,19 +155,25 @@ def _map_scores(layout: PredictionLayout, num_frames: int) -> FloatArray:
     return np.memmap(layout.frame_scores, np.float32, "r", shape=(num_frames, 2))
 
 
-def _calls(batch: ContigBatch, scores: FloatArray, rules: CallRules) -> Iterator[ContigCall]:
+def _calls(
+    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, rules: CallRules
+) -> Iterator[ContigCall]:
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends = np.cumsum(batch.chunks_per_contig)
     frame_ends = _ends(frames_per_chunk, chunk_ends)
     chunks = ChunkScores.of(scores, frames_per_chunk)
     is_scored = ~np.isnan(scores[:, 1])
+    if by_model is None:
+        of_contigs = score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist()
+    else:
+        of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that float32 is printed as
     columns = {
         "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
         "viral_chunks": _sums(chunks.is_viral, chunk_ends),
         "frames": np.diff(frame_ends, prepend=0).tolist(),
         "scored": _sums(is_scored, frame_ends),
         "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
-        "score": score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist(),
+        "score": of_contigs,
         "max_score": ChunkScores.of(scores, np.diff(frame_ends, prepend=0)).max_p_virus,
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),
@@ -164,9 +185,9 @@ def _calls(batch: ContigBatch, scores: FloatArray, rules: CallRules) -> Iterator
 
 def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     scored, score, max_score = (values.pop(name) for name in ("scored", "score", "max_score"))
-    score = float(f"{score:.{_SCORE_DIGITS}g}") if scored else None
+    score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
     max_score = float(str(max_score)) if scored else None
-    call, reason = _verdict(values, score, rules)
+    call, reason = _verdict(values, scored, score, rules)
     return ContigCall(
         **values,
         score=score,
@@ -178,18 +199,34 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     )
 
 
-def _verdict(values: dict[str, Any], score: float | None, rules: CallRules) -> tuple[Call, str]:
+def _verdict(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
+    """Return the call, and what there is to know of it: why there is none, and what the score does not rest on."""
     if not values["chunks"]:
         return Call.UNDECIDED, f"shorter than the minimal length of {rules.min_nt} nt"
-    if not values["frames"]:
+    if score is None and rules.has_contig_model:
+        return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
+    if score is None and not values["frames"]:
         return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
     if score is None:
         return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
+    rests_on = _what_is_missing(values["frames"], scored) if rules.has_contig_model else ""
     if score >= rules.threshold:
-        return Call.VIRUS, ""
+        return Call.VIRUS, rests_on
     if score < rules.lower:
-        return Call.NOT_VIRUS, ""
-    return Call.UNDECIDED, f"P(virus) is between {rules.lower:.9g} and {rules.threshold:.9g}"
+        return Call.NOT_VIRUS, rests_on
+    why = f"P(virus) is between {rules.lower:.9g} and {rules.threshold:.9g}"
+    return Call.UNDECIDED, "; ".join(filter(None, [why, rests_on]))
+
+
+def _what_is_missing(frames: int, scored: int) -> str:
+    """Return what a score by the contig model had to do without; nothing as a rule."""
+    if not frames:
+        return "no open frame: scored by its sequence alone"
+    if not scored:
+        return "none of its frames could be embedded, so scored by its sequence alone: see failed_sequences.tsv"
+    if scored < frames:
+        return f"{frames - scored} of its {frames} frames could not be embedded: see failed_sequences.tsv"
+    return ""
 
 
 def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
@@ -198,19 +235,27 @@ def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
     return f">{call.contig} score={call.score} length={call.length} fingerprint={call.fingerprint}\n{lines}\n"
 
 
-def _browser_lines(batch: ContigBatch, scores: FloatArray, chunk_nt: int) -> Iterator[tuple[str, str]]:
+def _browser_lines(
+    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, chunk_nt: int, rules: CallRules
+) -> Iterator[tuple[str, str]]:
     """Yield the bedGraph and BED lines of each long contig."""
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends, frame_ends = np.cumsum(batch.chunks_per_contig), np.cumsum(frames_per_chunk)
+    window = 0
     for contig in np.flatnonzero(batch.lengths_nt >= LONG_CONTIG_NT).tolist():
         last = int(chunk_ends[contig])
         first = last - int(batch.chunks_per_contig[contig])
         if first == last:
             continue
-        of_contig = frames_per_chunk[first:last]
-        some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
-        p_virus = score_contigs(some[:, 1], of_contig, np.ones_like(of_contig))
-        is_viral = ChunkScores.of(some, of_contig).is_viral
+        if by_model is None:
+            of_contig = frames_per_chunk[first:last]
+            some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
+            p_virus: PArray = score_contigs(some[:, 1], of_contig, np.ones_like(of_contig))
+            is_viral = ChunkScores.of(some, of_contig).is_viral
+        else:
+            p_virus = by_model.windows[window : window + last - first]
+            is_viral = p_virus >= rules.threshold
+            window += last - first
         starts, ends = batch.chunk_bounds(contig, chunk_nt)
         name = batch.contig_ids[contig]
         yield (

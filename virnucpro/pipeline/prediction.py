@@ -21,7 +21,8 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.config import fingerprint
 from virnucpro.data.fragment_files import write_fragments
-from virnucpro.pipeline.contig_calls import CallRules, call_contigs
+from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
+from virnucpro.pipeline.contig_scores import score_contigs
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
 CLASSIFIER = "virnucpro.models.classifier"
+CONTIG_MODEL = "virnucpro.models.contig_model"
 """By name: they import torch, which this process does without until its workers have ended."""
 
 
@@ -203,22 +205,22 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
 
 
 def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
-    """Score every frame that has its embeddings, unless that is done."""
+    """Score every frame that has its embeddings, and by a contig model the contigs, unless that is done."""
     if not needs_scores(run):
         return
-    order = run.frame_order()
+    order, layout, config = run.frame_order(), run.layout, run.config
+    rows: dict[str, Any] = {stage: _rows_of(run, stage) for stage in EMBEDDING_STAGES}
+    threads = config.dna.threads_per_worker
+    written = [layout.frame_scores, layout.prediction_results, layout.highest_score]
     with timed() as seconds:
-        classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(run.config.classifier_dir)
+        classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(config.classifier_dir)
         counts = importlib.import_module(CLASSIFICATION).classify_frames(
-            order,
-            classifier,
-            run.layout,
-            dna=_rows_of(run, "dna"),
-            protein=_rows_of(run, "protein"),
-            threads=run.config.dna.threads_per_worker,
-            stop=stop,
+            order, classifier, layout, **rows, threads=threads, stop=stop
         )
-    written = [run.layout.frame_scores, run.layout.prediction_results, run.layout.highest_score]
+        if config.card.contig_model is not None:
+            model: Any = importlib.import_module(CONTIG_MODEL).load_contig_model(config.classifier_dir, config.card)
+            score_contigs(order, model, layout, **rows, stop=stop)
+            written += [layout.contig_scores, layout.window_scores]
     run.record("classify", run.scores_fingerprint, written, counts_of(counts), seconds=seconds[0])
 
 
@@ -239,6 +241,7 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
         min_nt=config.min_nt,
         classifier=config.card.name,
         fingerprint=config.fingerprint,
+        has_contig_model=config.card.contig_model is not None,
     )
     with timed() as seconds:
         calls = call_contigs(
@@ -249,7 +252,8 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
             as_parquet=TableFormat.PARQUET in config.formats,
             stop=stop,
         )
-    counts = {call.replace(" ", "_"): calls[call] for call in Call}
+    counted = (*map(str, Call), BY_SEQUENCE) if rules.has_contig_model else tuple(Call)
+    counts = {name.replace(" ", "_"): calls[name] for name in counted}
     run.record("contigs", identity, written, counts, seconds=seconds[0])
 
 

@@ -137,7 +137,8 @@ def start_prediction_afresh(layout: PredictionLayout, index: SequenceIndex) -> N
     needed = {Path(file.read_path) for file in index.files}
     _remove(layout, manifest.outputs, keep=needed | {Path(file.real_path) for file in index.files})
     unpacked = [path for path in layout.unpacked() if path.absolute() not in needed]
-    for path in [*unpacked, layout.open_frames, layout.frame_scores]:
+    scores = [layout.frame_scores, layout.contig_scores, layout.window_scores]
+    for path in [*unpacked, layout.open_frames, *scores]:
         durable.remove(path)
     durable.remove(layout.manifest)
 

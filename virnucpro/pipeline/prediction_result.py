@@ -90,6 +90,7 @@ def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -
             "(the published classifiers are near chance on 150 nt)"
         ),
         "no_open_frame": "without an open frame in any chunk, and so without a score",
+        "by_sequence": "without an open frame in any chunk, scored by their sequence alone",
     }
     notes = [f"contigs {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
     if counts.get("missing_frames"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import GROUPS, NO_SCORE
+from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
 from virnucpro.report.plots import CALL_COLOURS
 from virnucpro.report.sections import swatch
@@ -22,7 +22,7 @@ ROWS_AT_FIRST = 50
 _EXPLAINED = {
     "P(virus)": "the contig\u2019s score, to rank by",
     "Highest": "the highest P(virus) of any of its reading frames",
-    "Viral chunks": "chunks that are viral, of those with an open reading frame",
+    "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
     "Frame support": "share of its open reading frames with P(virus) above 0.5",
     "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
 }
@@ -107,8 +107,10 @@ def _table(contigs: list[ContigLine]) -> Html:
 
 
 def _reason(contig: ContigLine) -> str:
-    """Return why there is no score, where the call does not say so itself."""
-    return contig.found.reason if contig.group == NO_SCORE and contig.found.call != Call.NO_OPEN_FRAME else ""
+    """Return why there is no score, or what a score does without, where the call does not say so itself."""
+    found = contig.found
+    is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames
+    return "" if is_between or found.call == Call.NO_OPEN_FRAME else found.reason
 
 
 def _number(value: float | None, shown: str) -> Html:

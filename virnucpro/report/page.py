@@ -61,7 +61,8 @@ def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
         figures[sections.SCATTER] = plots.length_against_score(summary, thresholds)
     for track in [*summary.viral_tracks, *summary.other_tracks]:
-        figures[sections.track_name(track)] = plots.track_plot(track)
+        lines = thresholds if summary.has_contig_model else [0.5]  # there, chunks are viral by their frames
+        figures[sections.track_name(track)] = plots.track_plot(track, lines)
     return figures
 
 

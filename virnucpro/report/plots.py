@@ -125,8 +125,8 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
     return figure
 
 
-def track_plot(track: Track) -> go.Figure:
-    """Return P(virus) along one contig, its viral regions shaded; a gap where no frame is open."""
+def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
+    """Return P(virus) along one contig, its viral regions shaded; a gap where it is not known."""
     length_nt = track.contig.length_nt or 1
     unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
     x: list[float | None] = []
@@ -153,7 +153,8 @@ def track_plot(track: Track) -> go.Figure:
     figure.update_layout(
         shapes=[{**shaded, "x0": region.start / unit_nt, "x1": region.end / unit_nt} for region in regions]
     )
-    figure.add_hline(0.5, line=_threshold_line())
+    for threshold in thresholds:
+        figure.add_hline(threshold, line=_threshold_line())
     lay_out(figure, 170)
     figure.update_layout(showlegend=False)
     figure.update_xaxes(title_text=f"position in the contig ({unit})", range=[0, length_nt / unit_nt], showgrid=False)

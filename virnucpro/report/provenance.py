@@ -20,7 +20,7 @@ _STAGES = {
     "fragments": "chunks and reading frames",
     "dna": "embedding of DNA",
     "protein": "embedding of proteins",
-    "classify": "classification of frames",
+    "classify": "classification",
     "contigs": "calls of contigs",
     "report": "report",
 }
@@ -51,6 +51,11 @@ def left_out(summary: Summary) -> Html:
         text = f"{whole(opened)} of {counted(chunks, 'chunk')} ({percent(opened, chunks)}) have an open reading frame"
         ending = f"; there are {counted(frames, 'open frame')}, and {scored}." if frames else "."
         parts.append(element("p", f"{text}{ending}", class_="note"))
+    if alone := counts.get("by_sequence"):
+        subject = f"{counted(alone, 'contig')} without an open frame {'is' if alone == 1 else 'are'}"
+        parts.append(
+            element("p", f"{subject} scored by {'its' if alone == 1 else 'their'} sequence alone.", class_="note")
+        )
     if summary.failed:
         parts.append(_failed(summary))
     return element("section", *parts)
@@ -77,6 +82,10 @@ def how_it_was_made(summary: Summary) -> Html:
         )
         for key, title in _MODELS.items()
     ]
+    if summary.has_contig_model:
+        classifier = manifest.models["classifier"]
+        sha256 = element("code", classifier["contig_model_sha256"][:_SHA_DIGITS])
+        named.insert(1, ("its contig model", _short(classifier["name"]), sha256))
     left = joined(
         rows_of(("Model", "Name", "sha256 begins"), named),
         element("dl", *_facts(manifest)),

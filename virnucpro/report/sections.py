@@ -112,12 +112,7 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
     return element(
         "section",
         element("h2", "Scores"),
-        element(
-            "p",
-            "P(virus) is the classifier\u2019s score of a contig, from 0 to 1. Rank contigs by it; it is not a "
-            "measured rate of error. Scores far from the threshold and contigs of several chunks are the surest.",
-            class_="note",
-        ),
+        element("p", wording.scores(summary), class_="note"),
         element(
             "div",
             plot_place(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
@@ -163,14 +158,7 @@ def tracks(summary: Summary) -> Html:
         return Html()
     parts = [element("h2", "Along the long contigs"), element("p", wording.regions(summary), class_="note")]
     if summary.regions:
-        rule = (
-            "The line is each chunk\u2019s P(virus), by the rule of contigs; there is none where no "
-            "frame is open. Shaded: "
-            "runs of at least three viral chunks, bridging two others at most; a chunk is viral when the highest "
-            "score of its frames is one for virus. Every region is in viral_regions.bed, every track in "
-            "tracks.bedgraph; both open in genome browsers."
-        )
-        parts.append(element("p", rule, class_="note"))
+        parts.append(element("p", wording.tracks(summary), class_="note"))
     groups = [
         (summary.viral_tracks, "called viral, the highest scores"),
         (

@@ -87,6 +87,11 @@ class Summary:
         return sum(group.contigs for group in self.groups.values())
 
     @property
+    def has_contig_model(self) -> bool:
+        """Whether scores are probabilities by the classifier's contig model."""
+        return "contig_model_sha256" in self.manifest.models["classifier"]
+
+    @property
     def scored(self) -> int:
         """Contigs that have a score."""
         return sum(sum(group.bins) for group in self.groups.values())

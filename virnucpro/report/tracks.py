@@ -41,7 +41,7 @@ class Track:
 
     contig: ContigLine
     steps: Sequence[Step]
-    """In the order of the sequence; where no frame is open there is none."""
+    """In the order of the sequence; where there is no score there is none."""
     window_nt: int | None
     """Nucleotides that each step is the mean over; None where every chunk has its own step."""
 
@@ -51,7 +51,7 @@ def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
     Read the tracks of *contigs*, in that order.
 
     Raises:
-        ResultError: The file cannot be read, or one of *contigs* is not in it though it has open chunks.
+        ResultError: The file cannot be read, or one of *contigs* is not in it though it has a score.
     """
     wanted = {contig.found.contig: contig for contig in contigs}
     found: dict[str, Track] = {}
@@ -63,7 +63,7 @@ def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
                     break
     missing = next((name for name in wanted if name not in found), None)
     if missing is not None:
-        raise ResultError(path, f"has no track of {missing!r}, which has open chunks")
+        raise ResultError(path, f"has no track of {missing!r}, which has a score")
     return [found[contig.found.contig] for contig in contigs]
 
 

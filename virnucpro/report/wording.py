@@ -20,7 +20,7 @@ def lead(summary: Summary) -> str:
         return "The input holds no contigs."
     if not summary.scored:
         counts = summary.manifest.counts
-        is_closed = counts.get("chunks") and not counts.get("frames")
+        is_closed = counts.get("chunks") and not counts.get("frames") and not summary.has_contig_model
         subject = "The only contig could not" if total == 1 else f"None of the {whole(total)} contigs could"
         return f"{subject} be scored{': no reading frame was open' if is_closed else ''}."
     if total == 1:
@@ -55,6 +55,41 @@ def details(summary: Summary) -> list[str]:
             text = f"{', '.join(before)} and {last}" if before else last
             sentences.append(f"Of the {'others' if viral.contigs else 'contigs'}, {text}.")
     return sentences
+
+
+def scores(summary: Summary) -> str:
+    """Return what a score is."""
+    if summary.has_contig_model:
+        return (
+            "P(virus) is the probability that a contig is viral, calibrated on genomes that the classifier was not "
+            "trained on: there, of contigs with 0.8 about 8 in 10 are viral. Among your contigs more or fewer are, as "
+            "viruses are more or less common there. Contigs without an open reading frame are scored by their sequence "
+            "alone."
+        )
+    return (
+        "P(virus) is the classifier\u2019s score of a contig, from 0 to 1. Rank contigs by it; it is not a "
+        "measured rate of error. Scores far from the threshold and contigs of several chunks are the surest."
+    )
+
+
+def tracks(summary: Summary) -> str:
+    """Return what the lines and the shades of the tracks are."""
+    line, viral = (
+        (
+            "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
+            "its P(virus) is at least the threshold",
+        )
+        if summary.has_contig_model
+        else (
+            "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open",
+            "the highest score of its frames is one for virus",
+        )
+    )
+    return (
+        f"The line is {line}. Shaded: runs of at least three viral chunks, bridging two others at most; a chunk is "
+        f"viral when {viral}. Every region is in viral_regions.bed, every track in tracks.bedgraph; both open in "
+        "genome browsers."
+    )
 
 
 def regions(summary: Summary) -> str:

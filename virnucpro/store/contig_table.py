@@ -53,13 +53,13 @@ class ContigCall:
     frame_support: float | None
     """Share of the scored frames that are viral, three decimals; None where there is no scored frame."""
     score: float | None
-    """P(virus) of the contig, 15 digits: the number to rank by; None where there is no scored frame."""
+    """P(virus) of the contig: the number to rank by; None where nothing could be scored."""
     max_score: float | None
     """Highest P(virus) of its frames, as in ``prediction_results.txt``."""
     call: Call
     """What is said of it."""
     reason: str
-    """Why there is no call; empty where there is one."""
+    """Why there is no call, or what the score does without; as a rule empty."""
     fingerprint: str
     """Of classifier, models and chunk length: scores of different ones are not to be compared."""
 

@@ -1,0 +1,258 @@
+"""A classifier's contig model scores every contig, from letters and embeddings that anybody can put together again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.fakes import HASH_WIDTH, faulty_config
+from tests.predictions import hash_prediction, make_contigs, predict, predict_forked, tables
+from tests.strategies import write_fasta
+from virnucpro.data.fragments import chunk_bounds
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
+from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME
+from virnucpro.models.contig_model import load_contig_model
+from virnucpro.models.sequence_features import encode
+from virnucpro.pipeline import contig_scores, frame_order
+from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import Call, read_contig_calls
+
+SEQUENCES = {
+    "unknown": "N" * 700,
+    "no_word": "NNACGTANNNACG",
+    "stops": "CTAACTAACTAGTTAGTTAG" * 4,
+    "lower": "",
+    "upper": "",
+    "holed": "",
+}
+"""What was written besides random contigs; the empty ones are of random codons."""
+
+
+def run(inputs, out, config, *, code=0, **arguments):
+    """Run in a forked process; return the manifest."""
+    ended = predict_forked(inputs, out, config, **arguments)
+    assert ended.code == code, ended.errors
+    return json.loads((out / "run.json").read_text())
+
+
+def copy_of(folder, tmp_path):
+    """Copy a finished run's folder; return the copy."""
+    return shutil.copytree(folder / "out", tmp_path / "out")
+
+
+def calls_of(out):
+    return {call.contig: call for call in read_contig_calls(out / "contigs.tsv")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of random and odd contigs: its folder, its settings and its contigs."""
+    folder = tmp_path_factory.mktemp("finished")
+    contigs = make_contigs(folder / "in.fa", count=8)
+    codons = "".join(random.Random(3).choices(["GCT", "GAA", "AAA", "CTG", "TTC"], k=300))
+    of_codons = {"lower": codons.lower(), "upper": codons, "holed": f"{codons[:400]}NNNNNN{codons[406:]}"}
+    contigs |= SEQUENCES | of_codons
+    contigs["holed_long"] = f"{contigs['long'][:3000]}{'N' * 5000}{contigs['long'][8000:]}"
+    write_fasta(folder / "in.fa", list(contigs.items()))
+    config = hash_prediction(folder, contig_model=True)
+    run([folder / "in.fa"], folder / "out", config)
+    return folder, config, contigs
+
+
+@pytest.fixture(scope="module")
+def scored_by_hand(finished):
+    """The function from letters and some chunks of a contig to the model's score of them, one at a time."""
+    folder, config, contigs = finished
+    model = load_contig_model(config.classifier_dir, config.card)
+    rows = []
+    for name in ("dna", "protein"):
+        with h5py.File(folder / "out" / name / "embeddings.h5") as file:
+            ids = [one.decode() for one in file["sequence_ids"][()]]
+            rows.append(dict(zip(ids, file["embeddings"][()].astype(np.float64), strict=True)))
+
+    def score(name, first, last):
+        starts, ends = chunk_bounds(len(contigs[name]), 500)
+        limits = [*starts[first:last:20], ends[last - 1]]  # pieces of 20 chunks
+        pieces = [contigs[name][start:end].upper() for start, end in itertools.pairwise(limits)]
+        weights = [len(piece) - piece.count("N") for piece in pieces]
+        features = np.average([model.features.of(encode(one.encode())) for one in pieces], axis=0, weights=weights)
+        chunks = {f"{name}_chunk_{number + 1}" for number in range(first, last)}
+        frames = [one for one in rows[0] if one[:-2] in chunks]
+        means = [np.mean([of[one] for one in frames], axis=0) if frames else np.zeros(HASH_WIDTH) for of in rows]
+        (p_virus,) = model.probabilities(
+            features[None].astype(np.float32),
+            *(mean[None].astype(np.float32) for mean in means),
+            np.array([len(frames)]),
+            np.array([last - first]),
+        )
+        return float(p_virus)
+
+    return score
+
+
+def test_every_contig_with_a_word_has_a_score_that_can_be_made_by_hand(finished, scored_by_hand):
+    folder, config, contigs = finished
+    calls = calls_of(folder / "out")
+    assert list(calls) == list(contigs)
+    scores = {name: call.score for name, call in calls.items()}
+    for name in set(contigs) - {"unknown", "no_word"}:
+        expected = scored_by_hand(name, 0, -(-len(contigs[name]) // 500))
+        assert scores[name] == pytest.approx(expected, abs=1e-6)
+        assert calls[name].call == (Call.VIRUS if scores[name] >= config.threshold else Call.NOT_VIRUS)
+    assert len({round(score, 3) for score in scores.values() if score is not None}) > 5
+    assert scores["lower"] == scores["upper"] != scores["holed"]
+    assert verify_folder(folder / "out").problems == []
+
+
+def test_contigs_without_an_open_frame_or_without_a_word_say_so(finished):
+    folder, _, _ = finished
+    calls = calls_of(folder / "out")
+    for name in ("unknown", "no_word"):
+        assert (calls[name].call, calls[name].score) == (Call.UNDECIDED, None)
+        assert calls[name].reason == "nowhere 7 letters A, C, G or T in a row"
+    stops = calls["stops"]
+    assert (stops.frames, stops.max_score, stops.frame_support) == (0, None, None)
+    assert stops.call in {Call.VIRUS, Call.NOT_VIRUS}
+    assert stops.reason == "no open frame: scored by its sequence alone"
+    assert calls["upper"].reason == ""
+    counts = json.loads((folder / "out/run.json").read_text())["counts"]
+    closed = [call for call in calls.values() if call.score is not None and not call.frames]
+    assert counts["by_sequence"] == len(closed) > 1
+    assert counts["no_open_frame"] == 0
+    assert counts["undecided"] == 2
+
+
+@pytest.mark.parametrize("name", ["long", "holed_long"])
+def test_along_a_long_contig_a_chunk_scores_with_its_neighbours(finished, scored_by_hand, name):
+    folder, _, contigs = finished
+    chunks = len(contigs[name]) // 500
+    lines = [line.split("\t") for line in (folder / "out/tracks.bedgraph").read_text().splitlines()[1:]]
+    found = {(int(start) + int(end)) // 2 // 500: float(p) for of, start, end, p in lines if of == name}
+    unknown = set(range(7, 15)) if name == "holed_long" else set()  # windows of unknown letters only
+    assert set(range(chunks)) - set(found) == unknown
+    expected = {chunk: scored_by_hand(name, max(chunk - 1, 0), min(chunk + 2, chunks)) for chunk in found}
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert np.std(list(found.values())) > 0.01
+
+
+def test_regions_are_runs_of_windows_from_the_threshold_up(finished, tmp_path):
+    folder, _, _ = finished
+    windows = np.fromfile(folder / "out/work/window_scores.f32", np.float32)
+    assert len(windows) == 48
+    out = copy_of(folder, tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in (out / "work").iterdir()}
+    (out / "dna/embeddings.h5").unlink()
+    regions = []
+    for threshold in (float(np.nanmin(windows)) / 2, 1 - (1 - float(np.nanmax(windows))) / 2):
+        run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, threshold=threshold))
+        regions.append((out / "viral_regions.bed").read_text().splitlines()[1:])
+    assert [line.split("\t")[:3] for line in regions[0]] == [
+        ["long", "0", "12000"],
+        ["holed_long", "0", "3500"],
+        ["holed_long", "7500", "12000"],
+    ]
+    assert regions[1] == []
+    after = {path.name: path.stat().st_mtime_ns for path in (out / "work").iterdir()}
+    assert {name: after[name] for name in before if name.endswith("32")} == {
+        name: at for name, at in before.items() if name.endswith("32")
+    }
+
+
+def test_scores_depend_neither_on_batches_nor_on_segments(finished, tmp_path, monkeypatch):
+    folder, config, _ = finished
+    written = PredictionLayout(folder / "out")
+    expected = [path.read_bytes() for path in (written.contig_scores, written.window_scores)]
+    model = load_contig_model(config.classifier_dir, config.card)
+    again = PredictionLayout(tmp_path)
+    again.work_dir.mkdir()
+
+    def scores():
+        index = SequenceIndex.open(written.contig_index)
+        order = frame_order.FrameOrder(index, written.open_frames, chunk_nt=config.chunk_nt, min_nt=0)
+        rows = {name: folder / "out" / name / "embeddings.h5" for name in ("dna", "protein")}
+        contig_scores.score_contigs(order, model, again, **rows)
+        return [path.read_bytes() for path in (again.contig_scores, again.window_scores)]
+
+    assert scores() == expected
+    monkeypatch.setattr(frame_order, "CHUNKS_AT_ONCE", 3)
+    monkeypatch.setattr(frame_order, "CONTIGS_AT_ONCE", 2)
+    assert scores() == expected
+    for chunks in (2, 5, 600):
+        monkeypatch.setattr(contig_scores, "SEGMENT_CHUNKS", chunks)
+        contigs, windows = scores()
+        assert windows == expected[1]
+        of_segments, of_whole = (np.frombuffer(data, np.float32) for data in (contigs, expected[0]))
+        short = [call.chunks <= min(chunks, 20) for call in calls_of(folder / "out").values()]
+        np.testing.assert_array_equal(of_segments[short], of_whole[short])
+
+
+def test_frames_are_scored_as_without_a_contig_model(finished, tmp_path):
+    folder, config, _ = finished
+    without = hash_prediction(tmp_path)
+    run([folder / "in.fa"], tmp_path / "out", without)
+    expected, found = tables(tmp_path / "out"), tables(folder / "out")
+    same = {name for name in expected if name.startswith(("prediction_results", "in_identified"))}
+    assert len(same) == 4
+    assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+    assert not PredictionLayout(tmp_path / "out").contig_scores.exists()
+    assert without.fingerprint != config.fingerprint
+    assert calls_of(tmp_path / "out")["stops"].call is Call.NO_OPEN_FRAME
+    with pytest.raises(SettingsChangedError, match="contig model sha256"):
+        predict([folder / "in.fa"], tmp_path / "out", config)
+
+
+def test_damaged_scores_are_made_again(finished, tmp_path):
+    folder, config, _ = finished
+    out = copy_of(folder, tmp_path)
+    for name in ("contig_scores.f32", "window_scores.f32"):
+        (out / "work" / name).write_bytes(b"")
+        (out / "contigs.tsv").unlink()
+        run([folder / "in.fa"], out, config)
+        assert tables(out) == tables(folder / "out")
+
+
+def test_what_could_not_be_embedded_is_missing_from_a_score_and_the_reason_says_so(tmp_path):
+    make_contigs(tmp_path / "in.fa", count=3)
+    healthy = faulty_config(tmp_path / "control.json", {"times": 0, "before_batch": -1}, allow_empty=True)
+    run([tmp_path / "in.fa"], tmp_path / "good", hash_prediction(tmp_path, protein=healthy, contig_model=True))
+    records = [one.split() for one in (tmp_path / "good/in_identified_protein.faa").read_text().split(">")[1:]]
+    good = calls_of(tmp_path / "good")
+    few = next(call for call in good.values() if 0 < call.frames < 20)
+    lost = {protein: "error" for name, protein in records if name.startswith(f"{few.contig}_")}
+    some = dict([next((protein, "error") for name, protein in records if name.startswith("long_"))])
+    plan = {"poison": lost | some, "times": 0}
+    poisoned = faulty_config(tmp_path / "control.json", plan, allow_empty=True)
+    config = hash_prediction(tmp_path, protein=poisoned, contig_model=True)
+    out = tmp_path / "out"
+    run([tmp_path / "in.fa"], out, config, code=ExitCode.PARTIAL)
+    calls = calls_of(out)
+    alone = "none of its frames could be embedded, so scored by its sequence alone: see failed_sequences.tsv"
+    assert calls[few.contig].reason == alone
+    assert calls[few.contig].score not in {None, few.score}
+    whole = good["long"].frames
+    assert calls["long"].reason == f"1 of its {whole} frames could not be embedded: see failed_sequences.tsv"
+    assert calls["long"].score is not None
+    (tmp_path / "control.json").write_text(json.dumps({"times": 0, "before_batch": -1}))  # mended
+    run([tmp_path / "in.fa"], out, config)
+    assert tables(out) == tables(tmp_path / "good")
+
+
+def test_weights_of_another_contig_model_are_refused_before_anything_is_written(finished):
+    _, config, _ = finished
+    path = config.classifier_dir / CONTIG_WEIGHTS_NAME
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"?")
+    try:
+        with pytest.raises(WeightsError, match="its card says"):
+            configure_prediction(classifier=config.classifier_dir, device_type="cpu")
+    finally:
+        path.write_bytes(data)

@@ -1,0 +1,317 @@
+"""
+Scores of whole contigs by a classifier's contig model, and along long ones: letters and embeddings in, P(virus) out.
+
+The model sees the sequence features of a contig's letters, the mean DNA and the mean protein embedding of its frames,
+and how many frames and chunks there are; where no frame is embedded both means are zeros. Along a contig of
+``LONG_CONTIG_NT`` or more, a chunk's score is that of the window of the chunk and its two neighbours: the letters from
+the start of the first to the end of the last, and the frames of these chunks.
+
+A contig is looked at in segments of ``SEGMENT_CHUNKS`` chunks, counted from its first one: as long as the contigs that
+such models are trained on. The sequence features of a contig of several segments are the mean of theirs, each weighing
+as much as it has letters A, C, G and T. So memory does not follow the length of contigs, and a score follows from the
+input alone: not from batches, nor from what was done before. Legend: C chunks, S sequence features, W columns of
+embeddings (DNA, then protein).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.data.fragments import chunk_bounds
+from virnucpro.data.letter_stream import LetterWindow, stream_letters
+from virnucpro.errors import StoppedError
+from virnucpro.models.sequence_features import OTHER, TABLES, encode
+from virnucpro.pipeline.feature_join import RowStream, join
+from virnucpro.pipeline.frame_order import CONTIGS_AT_ONCE
+from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.models.contig_model import ContigModel
+    from virnucpro.models.sequence_features import SequenceFeatures
+    from virnucpro.pipeline.frame_order import FrameOrder
+    from virnucpro.run_layout import PredictionLayout
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
+
+SEGMENT_CHUNKS = 20
+"""Chunks of a segment: 10,000 letters where a chunk has 500."""
+CHUNKS_AT_ONCE = 512
+"""Chunks whose embeddings are in memory at once, those of one more segment apart."""
+ROWS_AT_ONCE = 512
+"""Contigs, or windows, that the model computes together, counted from the first one of the input."""
+SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
+"""Letters A, C, G and T that a contig needs somewhere in a row: without a word nothing can be said of it."""
+
+_REACHED_INTO = 2
+"""Last chunks of a segment that windows of the next one reach into."""
+
+
+class _Embedded(NamedTuple):
+    """The embeddings of some neighbouring chunks."""
+
+    sums_CW: DoubleArray
+    """float64 (C, W): sums over each chunk's frames that have both embeddings."""
+    frames_C: IntArray
+    """int64 (C,): how many frames these are."""
+
+    def part(self, first: int, last: int) -> _Embedded:
+        """Return the chunks from *first* to before *last*."""
+        return _Embedded(self.sums_CW[first:last], self.frames_C[first:last])
+
+
+class _Segment(NamedTuple):
+    """Some neighbouring chunks of a contig, all of them unless it is long."""
+
+    length_nt: int
+    """Nucleotides of the contig."""
+    chunks: int
+    """Chunks of the contig; 0 for one that is not looked at."""
+    first: int
+    """Number of the segment's first chunk in the contig."""
+    last: int
+    """Number of the chunk behind its last one."""
+    embedded: _Embedded
+    """Of its chunks."""
+
+
+class _Row(NamedTuple):
+    """What the model sees of a contig or a window."""
+
+    sequence_S: FloatArray
+    sums_W: DoubleArray
+    frames: int
+    chunks: int
+
+
+def score_contigs(
+    order: FrameOrder,
+    model: ContigModel,
+    layout: PredictionLayout,
+    *,
+    dna: Path,
+    protein: Path,
+    stop: threading.Event | None = None,
+) -> None:
+    """
+    Score every contig, and along the long ones every chunk; NaN where there is no word of known letters.
+
+    Args:
+        order: The contigs and their frames.
+        model: Scores contigs.
+        layout: Where the scores go.
+        dna: Embeddings of the frames' nucleotides.
+        protein: Embeddings of their proteins.
+        stop: Set when the work is to stop.
+
+    Raises:
+        ResultError: A file of embeddings is not one, or holds rows of other frames.
+        InputChangedError: An input file no longer holds what was indexed.
+        OutputError: The scores cannot be written.
+        StoppedError: *stop* was set.
+    """
+    with ExitStack() as stack:
+        dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
+        of_contigs, of_windows = (
+            _Scores(stack.enter_context(durable.replacing(path)), model, dna_rows.hidden_dim)
+            for path in (layout.contig_scores, layout.window_scores)
+        )
+        letters = LetterWindow(_letters(order))
+        first_letter = 0
+        for segment in _segments(order, dna_rows, protein_rows):
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            if segment.first == 0:
+                contig = _Contig(segment, order.chunk_nt, model.features, dna_rows.hidden_dim + protein_rows.hidden_dim)
+            if segment.chunks:
+                for window in contig.look_at(segment, letters, first_letter):
+                    of_windows.add(window)
+            if segment.last == segment.chunks:
+                of_contigs.add(contig.row())
+                first_letter += segment.length_nt if segment.chunks else 0
+        letters.finish()
+        for rows in (dna_rows, protein_rows):
+            rows.finish()
+        for scores in (of_contigs, of_windows):
+            scores.write()
+
+
+def _letters(order: FrameOrder) -> Iterator[bytes]:
+    """Yield the letters of all contigs that have chunks, end to end, in the order of the input."""
+    index = order.index
+    positions = index.in_input_order()
+    first = 0
+    for file in index.files:
+        of_file = positions[first : first + file.num_records]
+        first += file.num_records
+        for at in range(0, len(of_file), CONTIGS_AT_ONCE):
+            some = of_file[at : at + CONTIGS_AT_ONCE]
+            yield from stream_letters(index, some[index.lengths[some] >= order.min_nt])
+
+
+def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -> Iterator[_Segment]:
+    """Yield all contigs, a segment at a time."""
+    for batch in order.batches():
+        frame_ids, per_chunk = batch.frame_ids(), batch.frames_per_chunk
+        frame_ends = np.append(0, np.cumsum(per_chunk))
+        end = 0
+        for group in _groups(batch.chunks_per_contig.tolist()):
+            at, end = end, end + sum(last - first for _, first, last in group)
+            has_row, rows = join(dna_rows, protein_rows, frame_ids[frame_ends[at] : frame_ends[end]])
+            embedded = _sums(rows, has_row, per_chunk[at:end])
+            begin = 0
+            for contig, first, last in group:
+                part = embedded.part(begin, begin + last - first)
+                begin += last - first
+                yield _Segment(int(batch.lengths_nt[contig]), int(batch.chunks_per_contig[contig]), first, last, part)
+
+
+def _groups(chunks_per_contig: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield some segments at a time: the contig's number, the first chunk in it, and the chunk behind the last."""
+    group: list[tuple[int, int, int]] = []
+    room = CHUNKS_AT_ONCE
+    for contig, chunks in enumerate(chunks_per_contig):
+        for first in range(0, max(chunks, 1), SEGMENT_CHUNKS):
+            last = min(first + SEGMENT_CHUNKS, chunks)
+            if group and last - first > room:
+                yield group
+                group, room = [], CHUNKS_AT_ONCE
+            group.append((contig, first, last))
+            room -= last - first
+    yield group
+
+
+def _sums(rows_FW: FloatArray, has_row: BoolArray, frames_per_chunk: IntArray) -> _Embedded:
+    """Add up the embeddings of each chunk's frames."""
+    chunk_of_frame = np.repeat(np.arange(len(frames_per_chunk)), frames_per_chunk)
+    frames_C = np.bincount(chunk_of_frame[has_row], minlength=len(frames_per_chunk))
+    sums_CW = np.zeros((len(frames_C), rows_FW.shape[1]))
+    there = np.flatnonzero(frames_C)
+    if len(there):
+        starts = (np.cumsum(frames_C) - frames_C)[there]
+        sums_CW[there] = np.add.reduceat(rows_FW, starts, axis=0, dtype=np.float64)
+    return _Embedded(sums_CW, frames_C)
+
+
+class _Contig:
+    """
+    A contig that is looked at segment by segment.
+
+    Args:
+        segment: Its first one.
+        chunk_nt: Nucleotides of a chunk.
+        features: Of letters.
+        width: W.
+    """
+
+    def __init__(self, segment: _Segment, chunk_nt: int, features: SequenceFeatures, width: int) -> None:
+        self._chunks = segment.chunks
+        self._has_windows = segment.length_nt >= LONG_CONTIG_NT
+        self._starts, self._ends = chunk_bounds(segment.length_nt, chunk_nt)
+        self._features = features
+        self._before = _Embedded(np.empty((0, width)), np.empty(0, dtype=np.int64))
+        self._weight = 0
+        self._sequence_S: DoubleArray = np.zeros(features.dim)
+        self._sums_W: DoubleArray = np.zeros(width)
+        self._frames = 0
+
+    def look_at(self, segment: _Segment, letters: LetterWindow, first_letter: int) -> Iterator[_Row | None]:
+        """
+        Look at the next segment, and yield the windows that end in it.
+
+        Args:
+            segment: The next one.
+            letters: Of all contigs.
+            first_letter: Where those of this contig begin.
+        """
+        first, last = segment.first, segment.last
+        seen = first - len(self._before.frames_C)
+        origin = int(self._starts[seen])
+        codes = encode(letters.letters(first_letter + origin, int(self._ends[last - 1]) - origin).upper())
+        end = int(self._starts[last]) if last < self._chunks else segment.length_nt
+        own = codes[int(self._starts[first]) - origin : end - origin]
+        if _has_word(own):
+            weight = int(np.count_nonzero(own != OTHER))
+            self._weight += weight
+            self._sequence_S += weight * self._features.of(own).astype(np.float64)
+        self._sums_W += segment.embedded.sums_CW.sum(axis=0)
+        self._frames += int(segment.embedded.frames_C.sum())
+        if not self._has_windows:
+            return
+        pairs = zip(self._before, segment.embedded, strict=True)
+        known = _Embedded(*(np.concatenate(pair) for pair in pairs))
+        for chunk in range(max(first - 1, 0), last if last == self._chunks else last - 1):
+            low, high = max(chunk - 1, 0), min(chunk + 2, self._chunks)
+            inside = codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin]
+            part = known.part(low - seen, high - seen)
+            yield (
+                _Row(self._features.of(inside), part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
+                if _has_word(inside)
+                else None
+            )
+        self._before = known.part(len(known.frames_C) - _REACHED_INTO, len(known.frames_C))
+
+    def row(self) -> _Row | None:
+        """Return the contig, once all of it was looked at; None where it has no word."""
+        if not self._weight:
+            return None
+        mean_S = (self._sequence_S / self._weight).astype(np.float32)
+        return _Row(mean_S, self._sums_W, self._frames, self._chunks)
+
+
+class _Scores:
+    """
+    Rows in, P(virus) in a file out.
+
+    Args:
+        file: Gets float32, NaN for None.
+        model: Scores rows.
+        dna_dim: Columns of W that are DNA embeddings.
+    """
+
+    def __init__(self, file: durable.NewFile, model: ContigModel, dna_dim: int) -> None:
+        self._file = file
+        self._model = model
+        self._dna_dim = dna_dim
+        self._rows: list[_Row | None] = []
+
+    def add(self, row: _Row | None) -> None:
+        """Take a row."""
+        self._rows.append(row)
+        if len(self._rows) == ROWS_AT_ONCE:
+            self.write()
+
+    def write(self) -> None:
+        """Score the rows that were taken."""
+        rows = [row for row in self._rows if row is not None]
+        scores = np.full(len(self._rows), np.nan, dtype=np.float32)
+        if rows:
+            frames = np.array([row.frames for row in rows])
+            means = (np.stack([row.sums_W for row in rows]) / np.maximum(frames, 1)[:, None]).astype(np.float32)
+            scores[[row is not None for row in self._rows]] = self._model.probabilities(
+                np.stack([row.sequence_S for row in rows]),
+                means[:, : self._dna_dim],
+                means[:, self._dna_dim :],
+                frames,
+                np.array([row.chunks for row in rows]),
+            )
+        self._file.write(scores.tobytes())
+        self._rows = []
+
+
+def _has_word(codes: ByteArray) -> bool:
+    """Whether there are ``SHORTEST_WORD_NT`` known letters in a row."""
+    unknown = np.flatnonzero(codes == OTHER)
+    limits = np.concatenate([[-1], unknown, [len(codes)]])
+    return int(np.diff(limits).max()) > SHORTEST_WORD_NT
