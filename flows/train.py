@@ -86,7 +86,7 @@ def train(
         labels: Table of labels, tab-separated: accession or file, label, group, genome. Empty: names say it.
         annotations: Proteins of the genomes, GenBank flat files or FASTA, that reading frames must be part of.
         leave_out: Genomes or contigs that the classifier will be judged by; relatives of them are not used.
-        training: What is trained, and on how much.
+        training: Encoders, chunks, pieces and passes, and what chance begins with.
         result: What becomes of the classifier, and of an earlier one in the folder.
         hardware: Which devices compute, with how many processes, in which precision.
         cache: Where weights and rows of earlier runs are found and kept.

@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from flows.embed import embed
 from flows.predict import predict
+from flows.train import train
 
 NEEDED = {
     embed: {"fasta_files": ["a.fasta"], "output_dir": "out"},
     predict: {"input_files": ["a.fasta"], "output_dir": "out"},
+    train: {"labelled": ["virus.fa", "nonviral.fa"], "output_dir": "out"},
 }
-BOTH = pytest.mark.parametrize("flow", [embed, predict], ids=lambda flow: flow.name)
+EACH = pytest.mark.parametrize("flow", list(NEEDED), ids=lambda flow: flow.name)
 
 
 def schema(flow):
@@ -38,7 +40,7 @@ def flow_refuses(flow, parameters):
     return False
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize(
     "box",
     [
@@ -59,7 +61,7 @@ def test_what_makes_sense_is_taken(flow, box):
     assert not flow_refuses(flow, parameters)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize(
     "box",
     [
@@ -95,6 +97,12 @@ def test_what_makes_none_is_refused_by_the_server_and_by_the_flow(flow, box):
         (predict, {"threshold": 1.0}),
         (predict, {"models": {"chunk": -1}}),
         (predict, {"result": {"formats": ["csv"]}}),
+        (train, {"labelled": []}),
+        (train, {"leave_out": [""]}),
+        (train, {"training": {"num_pieces": 10}}),
+        (train, {"training": {"chunk_nt": 400}}),
+        (train, {"training": {"group_weights": {"phage": -1}}}),
+        (train, {"result": {"allow_partial": True}}),
     ],
 )
 def test_so_is_what_only_one_of_them_knows(flow, box):
@@ -103,7 +111,7 @@ def test_so_is_what_only_one_of_them_knows(flow, box):
     assert flow_refuses(flow, parameters)
 
 
-@BOTH
+@EACH
 def test_every_field_has_a_title_and_help_and_an_order(flow):
     form = schema(flow)
     lines = dict(form["properties"])

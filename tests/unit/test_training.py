@@ -13,6 +13,7 @@ from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import read_card
+from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.training.genome_split import SPLITS
 from virnucpro.training.training_settings import configure_training
@@ -43,6 +44,7 @@ def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other
     assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
     assert not (out / "card.json").exists()
     assert len(weights) == 2
+    assert "the training is stopped" in verify_folder(out).problems[0]
     assert trained(files, out, hash_training(seed=3), workers=2) == weights
 
 
@@ -88,6 +90,8 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
         assert cut <= set(names)
     status = status_of(out)
     assert (status.state, status.kind) == ("complete", "training")
+    verified = verify_folder(out)
+    assert (verified.problems, verified.num_rows, verified.num_records) == ([], 5, 5)
 
 
 def test_a_finished_folder_is_left_alone_and_other_settings_are_refused(finished):

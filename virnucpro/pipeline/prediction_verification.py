@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.pipeline.training_verification import verify_training
 from virnucpro.pipeline.verification import Verification, verify_run
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.prediction_manifest import PredictionManifest, is_prediction
+from virnucpro.store.training_manifest import is_training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 def verify_folder(output_dir: Path) -> Verification:
     """
-    Check a finished run of either kind.
+    Check a finished run of whatever kind.
 
     Args:
         output_dir: The run's folder.
@@ -29,6 +31,8 @@ def verify_folder(output_dir: Path) -> Verification:
         ResultError: The folder holds no run.
     """
     layout = PredictionLayout(output_dir)
+    if layout.manifest.exists() and is_training(layout.manifest):
+        return verify_training(output_dir)
     if not layout.manifest.exists() or not is_prediction(layout.manifest):
         return verify_run(output_dir)
     manifest = PredictionManifest.read(layout.manifest)

@@ -82,3 +82,13 @@ class TrainingManifest:
             check_counts(path, stage.counts.values())
         check_counts(path, manifest.counts.values())
         return manifest
+
+
+def is_training(path: Path) -> bool:
+    """
+    Whether the manifest at *path* is that of a training.
+
+    Raises:
+        ResultError: There is no readable one.
+    """
+    return read_object(path).get("kind") == KIND

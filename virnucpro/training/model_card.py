@@ -117,8 +117,8 @@ def _also(card: Mapping[str, Any]) -> str:
 def _contig_model(card: Mapping[str, Any]) -> str:
     how = card["training"]["contigs"]
     return (
-        f"{len(how['best_epochs'])} networks on {how['inputs']} of the contig, for {len(how['groups'])} groups of "
-        f"genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+        f"{len(how['best_epochs'])} networks that take the contig's {how['inputs']}, for {len(how['groups'])} groups "
+        f"of genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
     )
 
 
