@@ -23,7 +23,7 @@ from virnucpro.models.classifier_card import NUM_CLASSES
 if TYPE_CHECKING:
     import threading
 
-    from virnucpro.training.frame_data import FloatArray
+    from virnucpro.models.classifier import FloatArray
     from virnucpro.training.metrics import BoolArray
     from virnucpro.training.training_settings import ClassifierSettings
 
