@@ -15,7 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from virnucpro.config import DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.recovery import MAX_STARTS
-from virnucpro.training.training_settings import DEFAULT_PIECES, LEAST_PIECES
+from virnucpro.training.training_settings import (
+    DEFAULT_HELD_OUT_SHARE,
+    DEFAULT_PIECES,
+    LEAST_PIECES,
+    MOST_HELD_OUT_SHARE,
+)
 
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
@@ -194,6 +199,13 @@ class Training(_Box):
         title="Pieces",
         description="Contigs that are cut out of the genomes to train on, half of them viral; a sixth as many stop the "
         "training, and a sixth measure it.",
+    )
+    held_out_share: float = Field(
+        default=DEFAULT_HELD_OUT_SHARE,
+        gt=0,
+        le=MOST_HELD_OUT_SHARE,
+        title="Held out",
+        description="Share of each group's nucleotides that only measures, and as much that stops and calibrates.",
     )
     most_epochs: int = Field(
         default=0,

@@ -42,7 +42,13 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.telemetry.progress import DownloadProgress, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.training.training_settings import DEFAULT_PIECES, LEAST_PIECES, configure_training
+from virnucpro.training.training_settings import (
+    DEFAULT_HELD_OUT_SHARE,
+    DEFAULT_PIECES,
+    LEAST_PIECES,
+    MOST_HELD_OUT_SHARE,
+    configure_training,
+)
 
 if TYPE_CHECKING:
     from virnucpro.training.classifier_training import TrainingResult
@@ -137,6 +143,15 @@ def train(
             help="Contigs of 300 to 10,000 nt that are cut out of the genomes to train on; half of them are viral. A sixth as many stop the training, and a sixth measure it.",
         ),
     ] = DEFAULT_PIECES,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            "--held-out",
+            min=0.01,
+            max=MOST_HELD_OUT_SHARE,
+            help="Share of each group's nucleotides that only measures, and as much that stops and calibrates.",
+        ),
+    ] = DEFAULT_HELD_OUT_SHARE,
     epochs: Annotated[
         int | None,
         typer.Option(min=1, max=10**4, help="Passes over the training frames at the most.", show_default="100"),
@@ -191,8 +206,8 @@ def train(
     """
     Train a classifier on your own genomes, and measure it on others that are not related to them.
 
-    The genomes are split into three parts by relatedness: most train, a tenth stops the training and calibrates it, a
-    tenth only measures. Starting the same command again continues a training that was stopped.
+    The genomes are split into three parts by relatedness: most train, some stop the training and calibrate it, the
+    others only measure. Starting the same command again continues a training that was stopped.
     """
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
@@ -205,6 +220,7 @@ def train(
         "dna_model": dna_model,
         "protein_model": protein_model,
         "num_pieces": pieces,
+        "held_out_share": held_out,
         "most_epochs": epochs,
         "group_weights": weights,
         "seed": seed,
@@ -222,6 +238,7 @@ def train(
         *(_told("--dna-model", dna_model) if dna_model != DNA_MODEL else []),
         *(_told("--protein-model", protein_model) if protein_model != DEFAULT_PROTEIN_MODEL else []),
         *(_told("--pieces", pieces) if pieces != DEFAULT_PIECES else []),
+        *(_told("--held-out", held_out) if held_out != DEFAULT_HELD_OUT_SHARE else []),
         *_told("--epochs", epochs),
         *(word for group, number in weights.items() for word in _told("--group-weight", f"{group}={number:g}")),
         *(["--shuffle-labels"] if shuffle_labels else []),

@@ -16,7 +16,7 @@ from virnucpro.training.genome_split import SPLITS, TRAIN
 from virnucpro.training.genomes import KMER_LIMIT
 from virnucpro.training.label_table import NAMES
 from virnucpro.training.pieces import LENGTHS_NT, MOST_AMBIGUOUS
-from virnucpro.training.training_settings import HELD_OUT_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
+from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,10 @@ LINK_RULE = (
     "strand (one in twenty looked at, by hash). Links of links count."
 )
 SPLIT_RULE = (
-    f"{LINK_RULE} Whole clusters of linked records go to one part: in a random order, each if it still fits, up to "
-    f"{HELD_OUT_SHARE:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or "
-    "more has at least one in each part; a cluster that belongs to several groups trains. Training learns from the "
-    "training part alone; validation stops it, calibrates it and settles the threshold; test only measures."
+    "{links} Whole clusters of linked records go to one part: in a random order, each if it still fits, up to "
+    "{share:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or more has at least one "
+    "in each part; a cluster that belongs to several groups trains. Training learns from the training part alone; "
+    "validation stops it, calibrates it and settles the threshold; test only measures."
 )
 PIECES_RULE = (
     "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
@@ -109,7 +109,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "left_out": split.left_out,
         },
         "split": {
-            "rule": SPLIT_RULE,
+            "rule": SPLIT_RULE.format(links=LINK_RULE, share=config.held_out_share),
             "seed": config.seed,
             "clusters": len(set(split.clusters)),
             "largest_share": split.largest_share,

@@ -31,7 +31,7 @@ from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, s
 from virnucpro.training.genomes import read_genomes
 from virnucpro.training.pieces import LENGTHS_NT, PieceRules, cut_pieces, write_pieces
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
-from virnucpro.training.training_settings import HELD_OUT_SHARE, MEASURED_COVERAGE, TRAINING_COVERAGE
+from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +163,7 @@ def split(run: TrainingRun) -> None:
             run.labelled.genomes,
             read_genomes(config.leave_out),
             seed=config.seed,
-            share=HELD_OUT_SHARE,
+            share=config.held_out_share,
             shuffle_labels=config.shuffle_labels,
         )
         durable.write_bytes(run.layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())

@@ -24,8 +24,9 @@ DEFAULT_PIECES = 12_000
 """Pieces that train: some 27 million nucleotides, 25 minutes of one CPU core with the bundled encoders."""
 MEASURED_SHARE = 1 / 6
 """Pieces of validation, and of test, for each one that trains."""
-HELD_OUT_SHARE = 0.1
+DEFAULT_HELD_OUT_SHARE = 0.1
 """Share of each group's nucleotides that is for test, and as much for validation."""
+MOST_HELD_OUT_SHARE = 0.4
 CHUNKS_NT = (300, 500)
 """Nucleotides of a chunk, as the published classifiers have them."""
 TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
@@ -104,6 +105,8 @@ class TrainingConfig:
     """Genomes or contigs whose relatives are left out."""
     num_pieces: int = DEFAULT_PIECES
     """Pieces that train."""
+    held_out_share: float = DEFAULT_HELD_OUT_SHARE
+    """Share of each group's nucleotides that is for test, and as much for validation."""
     group_weights: Mapping[str, float]
     """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
     classifier: ClassifierSettings
@@ -142,6 +145,7 @@ class TrainingConfig:
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
             "pieces": self.num_pieces,
+            "held-out share": self.held_out_share,
             "group weights": dict(sorted(self.group_weights.items())),
             "seed": self.seed,
             "shuffled labels": self.shuffle_labels,
@@ -169,6 +173,7 @@ def configure_training(
     annotations: Sequence[Path] = (),
     leave_out: Sequence[Path] = (),
     num_pieces: int = DEFAULT_PIECES,
+    held_out_share: float = DEFAULT_HELD_OUT_SHARE,
     most_epochs: int | None = None,
     group_weights: Mapping[str, float] | None = None,
     seed: int = 1,
@@ -201,6 +206,7 @@ def configure_training(
         annotations: Annotated proteins.
         leave_out: Genomes or contigs whose relatives are left out.
         num_pieces: Pieces that train.
+        held_out_share: Share of each group's nucleotides that is for test, and as much for validation.
         most_epochs: Passes of the frame classifier at the most.
         group_weights: Group -> its share, against the others of its label.
         seed: Seed of everything.
@@ -230,8 +236,7 @@ def configure_training(
     for length in (chunk_nt, *also_chunk_nt):
         if length not in CHUNKS_NT:
             raise ConfigurationError(f"chunks of {length} nt: choose one of {' and '.join(map(str, CHUNKS_NT))}")
-    if num_pieces < LEAST_PIECES:
-        raise ConfigurationError(f"{num_pieces} pieces: at least {LEAST_PIECES} are needed")
+    _check_amounts(num_pieces, held_out_share)
     if not name or not name.isprintable():
         raise ConfigurationError(f"the name {printable(name)!r} is none: give the classifier one with --name")
     for group, weight in (group_weights or {}).items():
@@ -268,6 +273,7 @@ def configure_training(
         annotations=tuple(annotations),
         leave_out=tuple(leave_out),
         num_pieces=num_pieces,
+        held_out_share=held_out_share,
         group_weights=dict(group_weights or {}),
         classifier=classifier,
         contig=ContigSettings(seed=seed),
@@ -277,3 +283,11 @@ def configure_training(
         keep_work=keep_work,
         command=command,
     )
+
+
+def _check_amounts(num_pieces: int, held_out_share: float) -> None:
+    if num_pieces < LEAST_PIECES:
+        raise ConfigurationError(f"{num_pieces} pieces: at least {LEAST_PIECES} are needed")
+    if not 0 < held_out_share <= MOST_HELD_OUT_SHARE:
+        what = f"a held-out share of {held_out_share:g}: above 0, and {MOST_HELD_OUT_SHARE} at the most"
+        raise ConfigurationError(what)
