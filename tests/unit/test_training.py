@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from itertools import combinations
 
+import numpy as np
 import pytest
 
+from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
+from virnucpro.data.fragments import chunk_bounds, open_frames
 from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
+from virnucpro.run_layout import TrainingLayout
+from virnucpro.training.annotations import read_annotations
+from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.genome_split import SPLITS
+from virnucpro.training.records import read_records
 from virnucpro.training.training_settings import configure_training
 
 
@@ -124,6 +132,38 @@ def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
     assert refused.code == ExitCode.BAD_INPUT
     assert f"{table}:3: no record of the input is this one's" in refused.errors
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_frames_that_teach_are_of_clear_chunks_and_of_annotated_proteins_where_a_record_has_any(tmp_path):
+    files = make_genomes(tmp_path)
+    letters = {record.accession: record.letters for record in read_records(files[0])}
+    spoilt = letters["virus_phage_1"]
+    letters["virus_phage_1"] = "".join("N" if place % 900 == 0 else base for place, base in enumerate(spoilt))
+    write_fasta(files[0], list(letters.items()))
+    whole = letters["virus_phage_0"]
+    protein = open_frames(whole.encode(), np.array([0]), np.array([len(whole)])).proteins[0].decode()[:800]
+    annotated = write_fasta(tmp_path / "proteins.faa", [("virus_phage_0_1", protein)])
+    out = tmp_path / "out"
+    trained(files, out, hash_training(annotations=(annotated,), keep_work=True))
+
+    embedded = read_embedded(TrainingLayout(out), 500, read_annotations([annotated]))
+    frames = read_records(TrainingLayout(out).protein_frames)
+    assert len(frames) == len(embedded.piece_of_F)
+    seen = set()
+    for record, piece, teaches in zip(frames, embedded.piece_of_F.tolist(), embedded.is_example_F, strict=True):
+        cut = embedded.pieces[piece]
+        number = int(re.fullmatch(r".*_chunk_(\d+)[FR][123]", record.accession)[1])
+        starts, ends = chunk_bounds(len(cut.letters), 500)
+        is_clear = "N" not in cut.letters[starts[number - 1] : ends[number - 1]]
+        is_coding = cut.accession != "virus_phage_0" or record.letters in protein
+        assert teaches == (is_clear and is_coding)
+        seen.add((is_clear, is_coding))
+    assert seen >= {(True, True), (True, False), (False, True)}
+    first = embedded.piece_of_F == 0
+    np.testing.assert_allclose(
+        np.hstack([embedded.dna_CD[0], embedded.protein_CE[0]]), embedded.features_FD[first].mean(axis=0), rtol=1e-5
+    )
 
 
 @pytest.mark.slow

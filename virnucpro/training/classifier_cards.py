@@ -33,9 +33,9 @@ LINK_RULE = (
 )
 SPLIT_RULE = (
     "{links} Whole clusters of linked records go to one part: in a random order, each if it still fits, up to "
-    "{share:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or more has at least one "
-    "in each part; a cluster that belongs to several groups trains. Training learns from the training part alone; "
-    "validation stops it, calibrates it and settles the threshold; test only measures."
+    "{share:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or more has "
+    "at least one in each part; a cluster that belongs to several groups trains. Training learns from the training "
+    "part alone; validation stops it, calibrates it and settles the threshold; test only measures."
 )
 PIECES_RULE = (
     "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
