@@ -84,7 +84,7 @@ def predict(
     Args:
         input_files: Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.
         output_dir: Folder of the run. A second run in it continues the first.
-        classifier: Name of a bundled classifier, or the folder of a converted one.
+        classifier: Name of a bundled classifier, or the folder of a trained or converted one.
         threshold: P(virus) from which a contig is called viral. None stands for the classifier's.
         result: What is written, and what becomes of it, also where it is not whole.
         hardware: Which devices compute, with how many processes, in which precision.

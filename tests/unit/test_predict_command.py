@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.strategies import write_fasta
+from virnucpro.models.classifier_card import classifiers_table
 from virnucpro.store.contig_table import Call, read_contig_calls
 
 
@@ -30,11 +31,18 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert done.stdout.startswith("2 contigs: ")
     assert f"calls:  {out / 'contigs.tsv'}" in done.stdout
     assert f"report: {out / 'report.html'}" in done.stdout
-    assert "virnucpro-tiny is a demonstration: on 600 contigs" in done.stdout
+    (card,) = classifiers_table()
+    assert card.worth in done.stdout
+    assert "virnucpro-tiny" in card.worth
     assert "No --classifier given" in done.stderr
     assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCCATGG")
-    calls = {call.contig: call.call for call in read_contig_calls(out / "contigs.tsv")}
-    assert calls["none"] is Call.NO_OPEN_FRAME
+    calls = {call.contig: call for call in read_contig_calls(out / "contigs.tsv")}
+    assert calls["none"].frames == 0
+    if card.contig_model is None:
+        assert calls["none"].call is Call.NO_OPEN_FRAME
+    else:
+        assert calls["none"].reason.endswith("no open frame: scored by its sequence alone")
+        assert 0 < calls["none"].score < 1
     again = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["counts"]["contigs"] == 2

@@ -74,7 +74,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="A bundled classifier, or the folder of one that `virnucpro models convert-classifier` made. Without it, the bundled demonstration classifier.",
+            help="A bundled classifier, or the folder of one that `virnucpro train` or `virnucpro models convert-classifier` made. Without it, virnucpro-tiny.",
             show_default=False,
         ),
     ] = None,
@@ -141,7 +141,7 @@ def predict(
         raise typer.BadParameter(f"{threshold:g} is not above 0 and below 1.", param_hint="--threshold")
     if classifier is None:
         say(
-            f"No --classifier given: using the bundled demonstration classifier {DEFAULT_CLASSIFIER} "
+            f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
     formats = table_format or [TableFormat.TSV]

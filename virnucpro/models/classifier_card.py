@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
 
 DEFAULT_CLASSIFIER = "virnucpro-tiny"
-"""The classifier of a run that names none: a demonstration, on the bundled encoders."""
+"""The classifier of a run that names none: on the bundled encoders."""
 BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 
 WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"
