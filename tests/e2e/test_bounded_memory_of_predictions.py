@@ -33,7 +33,7 @@ def predict_and_print_peak(num_contigs: int, folder: Path) -> None:
             file.write(b">contig_%07d\n%s\n" % (number, letters[start : start + 300]))
     blocks = {"token_budget": 4096, "sequences_per_part": 4096, "allow_empty": True}
     dna = hash_config(sequence_kind=SequenceKind.DNA, max_residues=1000, **blocks)
-    config = hash_prediction(folder, dna=dna, protein=hash_config(**blocks))
+    config = hash_prediction(folder, dna=dna, protein=hash_config(**blocks), contig_model=True)
     result = predict([folder / "in.fa"], folder / "out", config)
     assert result.counts["scored_frames"] >= num_contigs
     status = Path("/proc/self/status").read_text().splitlines()
