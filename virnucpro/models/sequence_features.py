@@ -242,7 +242,7 @@ def kmers(codes_L: CodeArray, runs: OpenRuns) -> Iterator[tuple[SlotArray, slice
 def feature_count(num_groups: int) -> int:
     """Return how many numbers a contig has, S."""
     of_tables = sum((3 if table.is_protein else 2) * num_groups + 1 for table in TABLES)
-    return sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + _CODONS + 3 * _FRAMES + 2 + of_tables
+    return COMPOSITION_COUNT + of_tables
 
 
 def _codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
@@ -297,6 +297,8 @@ def _canonical(k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 _CODONS = 64
 _NO_CODON = _CODONS
 _CANONICAL = {k: _canonical(k) for k in (3, 4)}
+COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + _CODONS + 3 * _FRAMES + 2
+"""Numbers that come before those of the tables: composition and open runs."""
 
 
 def _residue_of_codon() -> CodeArray:
