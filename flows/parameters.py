@@ -214,6 +214,11 @@ class Training(_Box):
         title="Passes",
         description="Over the training frames at the most; 0: 100. It ends earlier when validation says so.",
     )
+    length_weights: dict[int, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        title="Weights of lengths",
+        description="Nucleotides of a piece, and how often, against the others; what is not named keeps its weight.",
+    )
     group_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
         title="Weights of groups",

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tests.trainings import make_genomes
-from virnucpro.commands.train import group_weight
+from virnucpro.commands.train import group_weight, length_weight
 from virnucpro.store.contig_table import read_contig_calls
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
@@ -64,8 +64,12 @@ def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_group_and_its_weight_are_given_together():
+def test_a_weight_is_given_with_what_it_is_of():
     assert group_weight("eukaryotic_virus=2.5") == ("eukaryotic_virus", 2.5)
     for text in ("phage", "phage=", "=2", "phage=-1", "phage=nan", "phage=inf"):
         with pytest.raises(typer.BadParameter, match="GROUP=NUMBER"):
             group_weight(text)
+    assert length_weight("300=0.5") == (300, 0.5)
+    for text in ("300", "x=1", "-300=1", "300=-1"):
+        with pytest.raises(typer.BadParameter, match="NT=NUMBER"):
+            length_weight(text)

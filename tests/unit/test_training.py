@@ -24,7 +24,7 @@ from virnucpro.training.annotations import read_annotations
 from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.genome_split import SPLITS
 from virnucpro.training.records import read_records
-from virnucpro.training.training_settings import configure_training
+from virnucpro.training.training_settings import LENGTHS_NT, configure_training
 
 
 def trained(inputs, out, config=None, **arguments):
@@ -183,6 +183,8 @@ def test_shuffled_labels_are_said_loudly(finished, tmp_path):
         ({"protein_model": "nonsense"}, "unknown model"),
         ({"name": ""}, "--name"),
         ({"group_weights": {"phage": -1.0}}, "must be 0 or above"),
+        ({"length_weights": {200: 1.0}}, "lengths of 300 nt and more"),
+        ({"length_weights": dict.fromkeys(LENGTHS_NT, 0.0)}, "pieces of no length"),
     ],
 )
 def test_settings_that_cannot_work_are_told_in_a_sentence(changes, says):

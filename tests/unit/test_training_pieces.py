@@ -14,14 +14,13 @@ from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, spl
 from virnucpro.training.genomes import Genome, reverse_complement
 from virnucpro.training.labelled_genomes import LabelledGenome
 from virnucpro.training.pieces import (
-    LENGTHS_NT,
-    SHORTEST_NT,
     PieceRules,
     cut_pieces,
     group_weights,
     read_pieces,
     write_pieces,
 )
+from virnucpro.training.training_settings import LENGTHS_NT, SHORTEST_NT
 
 
 def letters(num_nt, seed):

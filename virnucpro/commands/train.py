@@ -46,6 +46,7 @@ from virnucpro.training.training_settings import (
     DEFAULT_HELD_OUT_SHARE,
     DEFAULT_PIECES,
     LEAST_PIECES,
+    LENGTHS_NT,
     MOST_HELD_OUT_SHARE,
     configure_training,
 )
@@ -69,6 +70,20 @@ def group_weight(text: str | tuple[str, float]) -> tuple[str, float]:
     if not name or not 0 <= weight < float("inf"):
         raise typer.BadParameter(f"{text!r} is no GROUP=NUMBER, such as microvirus=2")
     return name, weight
+
+
+def length_weight(text: str | tuple[int, float]) -> tuple[int, float]:
+    """Return the nucleotides and the weight that were asked for."""
+    if isinstance(text, tuple):
+        return text
+    length, _, number = text.partition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = -1.0
+    if not length.isdecimal() or not 0 <= weight < float("inf"):
+        raise typer.BadParameter(f"{text!r} is no NT=NUMBER, such as 300=2")
+    return int(length), weight
 
 
 def train(
@@ -156,6 +171,16 @@ def train(
         int | None,
         typer.Option(min=1, max=10**4, help="Passes over the training frames at the most.", show_default="100"),
     ] = None,
+    length: Annotated[
+        list[Any] | None,
+        typer.Option(
+            "--length-weight",
+            parser=length_weight,
+            metavar="NT=NUMBER",
+            help="How often a piece has this length, against the others; may be given again.",
+            show_default=", ".join(f"{length}={weight:g}" for length, weight in LENGTHS_NT.items()),
+        ),
+    ] = None,
     weight: Annotated[
         list[Any] | None,
         typer.Option(
@@ -212,7 +237,7 @@ def train(
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
-    weights = dict(weight or [])
+    lengths, weights = dict(length or []), dict(weight or [])
     making: dict[str, Any] = {
         "name": name or output.absolute().name,
         "chunk_nt": chunk,
@@ -222,6 +247,7 @@ def train(
         "num_pieces": pieces,
         "held_out_share": held_out,
         "most_epochs": epochs,
+        "length_weights": lengths,
         "group_weights": weights,
         "seed": seed,
         "shuffle_labels": shuffle_labels,
@@ -234,12 +260,13 @@ def train(
         *(word for path in leave_out or [] for word in _told("--leave-out", path)),
         *_told("--name", making["name"]),
         *(_told("--chunk", chunk) if chunk != 500 else []),
-        *(word for length in also_chunk or [] for word in _told("--also-chunk", length)),
+        *(word for nt in also_chunk or [] for word in _told("--also-chunk", nt)),
         *(_told("--dna-model", dna_model) if dna_model != DNA_MODEL else []),
         *(_told("--protein-model", protein_model) if protein_model != DEFAULT_PROTEIN_MODEL else []),
         *(_told("--pieces", pieces) if pieces != DEFAULT_PIECES else []),
         *(_told("--held-out", held_out) if held_out != DEFAULT_HELD_OUT_SHARE else []),
         *_told("--epochs", epochs),
+        *(word for nt, number in lengths.items() for word in _told("--length-weight", f"{nt}={number:g}")),
         *(word for group, number in weights.items() for word in _told("--group-weight", f"{group}={number:g}")),
         *(["--shuffle-labels"] if shuffle_labels else []),
         *_told("--seed", seed),

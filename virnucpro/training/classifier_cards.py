@@ -15,7 +15,7 @@ from virnucpro.training.encoder_card import hardware
 from virnucpro.training.genome_split import SPLITS, TRAIN
 from virnucpro.training.genomes import KMER_LIMIT
 from virnucpro.training.label_table import NAMES
-from virnucpro.training.pieces import LENGTHS_NT, MOST_AMBIGUOUS
+from virnucpro.training.pieces import MOST_AMBIGUOUS
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ SPLIT_RULE = (
 PIECES_RULE = (
     "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
     "(the root of a group's nucleotides, unless it was given), a group's from its genomes by the root of their size. "
-    f"Lengths are drawn from {', '.join(f'{length:,}' for length in LENGTHS_NT)} nt "
-    f"({', '.join(f'{weight:g}' for weight in LENGTHS_NT.values())} to one another); a shorter record gives itself as "
-    f"a whole. A genome's letters are used {TRAINING_COVERAGE:g} times at the most for training and "
-    f"{MEASURED_COVERAGE:g} times in the other parts. Augmentation: half of the pieces are reverse complements. Pieces "
-    f"with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
+    "Lengths are drawn from {lengths} nt ({weights} to one another); a shorter record gives itself as a whole. "
+    f"A genome's letters are used {TRAINING_COVERAGE:g} times at the most for training and {MEASURED_COVERAGE:g} times "
+    "in the other parts. Augmentation: half of the pieces are reverse complements. "
+    f"Pieces with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
 )
 FRAMES_RULE = (
     "A piece is cut into chunks, and its open frames are embedded, as an identification does it. The frame classifier "
@@ -116,7 +115,10 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "groups": _groups(trained),
             "accessions": {part: [genome.accession for genome in split.of_part(part)] for part in SPLITS},
         },
-        "pieces_rule": PIECES_RULE,
+        "pieces_rule": PIECES_RULE.format(
+            lengths=", ".join(f"{length:,}" for length in sorted(config.lengths_nt)),
+            weights=", ".join(f"{weight:g}" for _, weight in sorted(config.lengths_nt.items())),
+        ),
         "frames_rule": FRAMES_RULE,
         "training": {
             "settings": run.manifest.settings,

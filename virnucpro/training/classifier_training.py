@@ -29,7 +29,7 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.embedded_pieces import cut_frames
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
 from virnucpro.training.genomes import read_genomes
-from virnucpro.training.pieces import LENGTHS_NT, PieceRules, cut_pieces, write_pieces
+from virnucpro.training.pieces import PieceRules, cut_pieces, write_pieces
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -237,7 +237,7 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
 def piece_rules(config: TrainingConfig, part: str) -> PieceRules:
     """Return how the pieces of a part are drawn."""
     return PieceRules(
-        lengths_nt=LENGTHS_NT,
+        lengths_nt=config.lengths_nt,
         group_weights=config.group_weights,
         most_coverage=TRAINING_COVERAGE if part == TRAIN else MEASURED_COVERAGE,
     )

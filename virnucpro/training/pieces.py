@@ -19,6 +19,7 @@ from virnucpro import durable
 from virnucpro.training.genomes import reverse_complement
 from virnucpro.training.label_table import NAMES, VIRUS
 from virnucpro.training.records import read_records
+from virnucpro.training.training_settings import SHORTEST_NT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
     from virnucpro.training.labelled_genomes import LabelledGenome
 
-LENGTHS_NT = {300: 1.0, 500: 1.0, 800: 1.0, 1000: 1.0, 2000: 1.0, 3000: 1.0, 5000: 1.0, 10_000: 0.5}
-"""Nucleotides of a piece -> how often, against the others."""
-SHORTEST_NT = 300
-"""Nucleotides of the shortest record that is cut."""
 MOST_AMBIGUOUS = 0.02
 """Share of a piece's letters that are none of A, C, G and T."""
 _DRAWS_PER_PIECE = 50

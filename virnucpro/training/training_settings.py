@@ -7,7 +7,7 @@ one that began. Imports neither torch nor scipy.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ CHUNKS_NT = (300, 500)
 """Nucleotides of a chunk, as the published classifiers have them."""
 TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
 """Times that a genome's letters are used at the most, for training and for what is measured on."""
+LENGTHS_NT = {300: 1.0, 500: 1.0, 800: 1.0, 1000: 1.0, 2000: 1.0, 3000: 1.0, 5000: 1.0, 10_000: 0.5}
+"""Nucleotides of a piece -> how often, against the others."""
+SHORTEST_NT = 300
+"""Nucleotides of the shortest piece, and of the shortest record that is cut."""
 LEAST_PIECES = 60
 """Pieces below which nothing can be learnt or measured."""
 
@@ -107,6 +111,8 @@ class TrainingConfig:
     """Pieces that train."""
     held_out_share: float = DEFAULT_HELD_OUT_SHARE
     """Share of each group's nucleotides that is for test, and as much for validation."""
+    lengths_nt: Mapping[int, float] = field(default_factory=lambda: dict(LENGTHS_NT))
+    """Nucleotides of a piece -> how often, against the others."""
     group_weights: Mapping[str, float]
     """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
     classifier: ClassifierSettings
@@ -146,6 +152,7 @@ class TrainingConfig:
             "files whose relatives are left out": len(self.leave_out),
             "pieces": self.num_pieces,
             "held-out share": self.held_out_share,
+            "lengths of pieces": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
             "group weights": dict(sorted(self.group_weights.items())),
             "seed": self.seed,
             "shuffled labels": self.shuffle_labels,
@@ -175,6 +182,7 @@ def configure_training(
     num_pieces: int = DEFAULT_PIECES,
     held_out_share: float = DEFAULT_HELD_OUT_SHARE,
     most_epochs: int | None = None,
+    length_weights: Mapping[int, float] | None = None,
     group_weights: Mapping[str, float] | None = None,
     seed: int = 1,
     shuffle_labels: bool = False,
@@ -208,6 +216,7 @@ def configure_training(
         num_pieces: Pieces that train.
         held_out_share: Share of each group's nucleotides that is for test, and as much for validation.
         most_epochs: Passes of the frame classifier at the most.
+        length_weights: Nucleotides of a piece -> how often; what is not named keeps its weight in ``LENGTHS_NT``.
         group_weights: Group -> its share, against the others of its label.
         seed: Seed of everything.
         shuffle_labels: Permute the labels.
@@ -274,6 +283,7 @@ def configure_training(
         leave_out=tuple(leave_out),
         num_pieces=num_pieces,
         held_out_share=held_out_share,
+        lengths_nt=_lengths(length_weights or {}),
         group_weights=dict(group_weights or {}),
         classifier=classifier,
         contig=ContigSettings(seed=seed),
@@ -283,6 +293,16 @@ def configure_training(
         keep_work=keep_work,
         command=command,
     )
+
+
+def _lengths(weights: Mapping[int, float]) -> dict[int, float]:
+    """Return the weight of each length of pieces that has any."""
+    lengths = {length: weight for length, weight in {**LENGTHS_NT, **weights}.items() if weight != 0}
+    wrong = [length for length in lengths if length < SHORTEST_NT or not 0 < lengths[length] < float("inf")]
+    if wrong or not lengths:
+        what = f"pieces of {wrong[0]} nt with the weight {lengths[wrong[0]]:g}" if wrong else "pieces of no length"
+        raise ConfigurationError(f"{what}: give lengths of {SHORTEST_NT} nt and more, and weights of 0 and above")
+    return lengths
 
 
 def _check_amounts(num_pieces: int, held_out_share: float) -> None:
