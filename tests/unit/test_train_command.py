@@ -8,12 +8,17 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import typer
 
 from tests.trainings import make_genomes
 from virnucpro.commands.train import group_weight, length_weight
+from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.contig_table import read_contig_calls
+from virnucpro.training.classifier_fitting import score_pieces
+from virnucpro.training.embedded_pieces import read_embedded
+from virnucpro.training.metrics import auroc
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
 
@@ -25,9 +30,9 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_to_a_classifier_that_predict_takes(tmp_path):
+def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_scores_as_it_did(tmp_path):
     files, out = make_genomes(tmp_path, codons=600), tmp_path / "mine"
-    told = [*files, "-o", out, "--pieces", 60, "--epochs", 2, "--devices", "cpu", "--workers", 1]
+    told = [*files, "-o", out, "--pieces", 60, "--epochs", 2, "--devices", "cpu", "--workers", 1, "--keep-work"]
     begun = subprocess.Popen([*TRAIN, *map(str, told)], stderr=subprocess.PIPE, text=True)
     parts = out / "dna" / "work" / "parts"
     while begun.poll() is None and not list(parts.glob("part_*")) and not (out / "protein").exists():
@@ -48,11 +53,15 @@ def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_to_a_classifie
     )
     again = command("train", *told, "--json")
     assert (again.returncode, json.loads(again.stdout)["was_complete"]) == (0, True)
-    called = command("predict", files[0], "-o", tmp_path / "calls", "--classifier", out, "--devices", "cpu")
+
+    pieces = TrainingLayout(out).pieces
+    called = command("predict", pieces, "-o", tmp_path / "calls", "--classifier", out, "--devices", "cpu")
     assert called.returncode == 0, called.stderr
     scores = [call.score for call in read_contig_calls(tmp_path / "calls" / "contigs.tsv")]
-    assert len(scores) == 8
-    assert min(scores) > 0.5
+    embedded = read_embedded(TrainingLayout(out), 500, None)
+    as_trained = score_pieces(out, embedded, np.ones(len(embedded.pieces), dtype=bool))
+    np.testing.assert_allclose(scores, as_trained, rtol=0, atol=1e-5)
+    assert auroc(as_trained, embedded.is_virus_C) > 0.9
 
 
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):

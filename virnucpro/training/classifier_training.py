@@ -229,7 +229,14 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
     written = [
         path
         for one in layouts
-        for path in (one.pieces, one.pieces_table, one.nucleotide_frames, one.protein_frames, one.open_frames)
+        for path in (
+            one.pieces,
+            one.pieces_table,
+            one.contig_index,
+            one.nucleotide_frames,
+            one.protein_frames,
+            one.open_frames,
+        )
     ]
     run.record("pieces", written, counts, seconds=seconds[0])
 
