@@ -78,7 +78,7 @@ def test_records_of_one_id_are_kept_once_or_numbered_and_stay_one_genome(tmp_pat
         ("x#2", "TTTT", "x"),
         ("y", "CCCC", "y"),
     ]
-    assert found.notes[0].startswith("2 records were given again")
+    assert found.notes[0] == "records given again with the same letters, and used once: 2"
     assert "x#2" in found.notes[1]
     other = write_fasta(tmp_path / "nonviral.fa", [("x", "ACGT")])
     with pytest.raises(BadInputError, match="have both labels"):

@@ -192,12 +192,10 @@ def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
         else:
             kept[name] = replace(genome, accession=name, source=first.source)
             renamed += [name] * (number > 1)
-    notes = [f"{copies:,} records were given again with the same letters, and are used once"] * bool(copies)
+    notes = [f"records given again with the same letters, and used once: {copies:,}"] * bool(copies)
     if renamed:
-        what = ", ".join(renamed[:5]) + (" and more" if len(renamed) > 5 else "")
-        notes.append(
-            f"{len(renamed):,} records have the accession of another, and other letters: they are used as {what}"
-        )
+        names = ", ".join(renamed[:5]) + (", ..." if len(renamed) > 5 else "")
+        notes.append(f"records with the accession of another and other letters, used under a number: {names}")
     return LabelledInput(list(kept.values()), notes)
 
 
