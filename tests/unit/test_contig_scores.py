@@ -186,8 +186,8 @@ def test_scores_depend_neither_on_batches_nor_on_segments(finished, tmp_path, mo
     monkeypatch.setattr(frame_order, "CHUNKS_AT_ONCE", 3)
     monkeypatch.setattr(frame_order, "CONTIGS_AT_ONCE", 2)
     assert scores() == expected
-    for chunks in (2, 5, 600):
-        monkeypatch.setattr(contig_scores, "SEGMENT_CHUNKS", chunks)
+    for chunks in (1, 2, 5, 600):
+        monkeypatch.setattr(contig_scores, "SEGMENT_NT", chunks * 500 - 499)
         contigs, windows = scores()
         assert windows == expected[1]
         of_segments, of_whole = (np.frombuffer(data, np.float32) for data in (contigs, expected[0]))

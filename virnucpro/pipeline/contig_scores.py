@@ -6,11 +6,10 @@ and how many frames and chunks there are; where no frame is embedded both means 
 ``LONG_CONTIG_NT`` or more, a chunk's score is that of the window of the chunk and its two neighbours: the letters from
 the start of the first to the end of the last, and the frames of these chunks.
 
-A contig is looked at in segments of ``SEGMENT_CHUNKS`` chunks, counted from its first one: as long as the contigs that
-such models are trained on. The sequence features of a contig of several segments are the mean of theirs, each weighing
-as much as it has letters A, C, G and T. So memory does not follow the length of contigs, and a score follows from the
-input alone: not from batches, nor from what was done before. Legend: C chunks, S sequence features, W columns of
-embeddings (DNA, then protein).
+A contig is looked at in segments of as many chunks as ``SEGMENT_NT`` nucleotides have, counted from its first one. The
+sequence features of a contig of several segments are the mean of theirs, each weighing as much as it has letters A, C,
+G and T. So memory does not follow the length of contigs, and a score follows from the input alone: not from batches,
+nor from what was done before. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
 
-SEGMENT_CHUNKS = 20
-"""Chunks of a segment: 10,000 letters where a chunk has 500."""
+SEGMENT_NT = 10_000
+"""Nucleotides of a segment, up to whole chunks: of the longest contigs that such models are trained on."""
 CHUNKS_AT_ONCE = 512
 """Chunks whose embeddings are in memory at once, those of one more segment apart."""
 ROWS_AT_ONCE = 512
@@ -166,7 +165,7 @@ def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -
         frame_ids, per_chunk = batch.frame_ids(), batch.frames_per_chunk
         frame_ends = np.append(0, np.cumsum(per_chunk))
         end = 0
-        for group in _groups(batch.chunks_per_contig.tolist()):
+        for group in _groups(batch.chunks_per_contig.tolist(), -(-SEGMENT_NT // order.chunk_nt)):
             at, end = end, end + sum(last - first for _, first, last in group)
             has_row, rows = join(dna_rows, protein_rows, frame_ids[frame_ends[at] : frame_ends[end]])
             embedded = _sums(rows, has_row, per_chunk[at:end])
@@ -177,13 +176,13 @@ def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -
                 yield _Segment(int(batch.lengths_nt[contig]), int(batch.chunks_per_contig[contig]), first, last, part)
 
 
-def _groups(chunks_per_contig: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+def _groups(chunks_per_contig: Sequence[int], segment_chunks: int) -> Iterator[list[tuple[int, int, int]]]:
     """Yield some segments at a time: the contig's number, the first chunk in it, and the chunk behind the last."""
     group: list[tuple[int, int, int]] = []
     room = CHUNKS_AT_ONCE
     for contig, chunks in enumerate(chunks_per_contig):
-        for first in range(0, max(chunks, 1), SEGMENT_CHUNKS):
-            last = min(first + SEGMENT_CHUNKS, chunks)
+        for first in range(0, max(chunks, 1), segment_chunks):
+            last = min(first + segment_chunks, chunks)
             if group and last - first > room:
                 yield group
                 group, room = [], CHUNKS_AT_ONCE
@@ -260,7 +259,7 @@ class _Contig:
                 if _has_word(inside)
                 else None
             )
-        self._before = known.part(len(known.frames_C) - _REACHED_INTO, len(known.frames_C))
+        self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
 
     def row(self) -> _Row | None:
         """Return the contig, once all of it was looked at; None where it has no word."""
