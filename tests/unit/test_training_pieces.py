@@ -107,9 +107,11 @@ def test_shuffled_labels_go_with_clusters_and_with_nothing_else():
     for part in SPLITS:
         for kind in ("phage", "bacteria"):
             assert abs(counts[part, kind, True] - counts[part, kind, False]) <= 2
-    assert {(one.group, one.is_virus) for one in split.genomes} == {("called virus", True), ("called nonviral", False)}
     label_of = {one.accession: one.is_virus for one in split.genomes}
     assert label_of["half"] == label_of["phage0"]
+    few = [*many("phage", 3, 1000, 1), *many("bacteria", 40, 1000, 2)]
+    with pytest.raises(BadInputError, match="the group phage has too few clusters"):
+        [split_labelled(few, seed=seed, share=0.1, shuffle_labels=True) for seed in range(5)]
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.training.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
 EMBEDDING_STAGES = ("dna", "protein")
@@ -210,7 +211,7 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
     with timed() as seconds:
         pieces = []
         for part in SPLITS:
-            rules = piece_rules(config, part)
+            rules = piece_rules(config, part, found.of_part(part))
             count = config.num_pieces if part == TRAIN else config.measured_pieces
             pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
@@ -241,11 +242,17 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
     run.record("pieces", written, counts, seconds=seconds[0])
 
 
-def piece_rules(config: TrainingConfig, part: str) -> PieceRules:
-    """Return how the pieces of a part are drawn."""
+def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
+    """Return how the pieces of a part's genomes are drawn; groups with both labels, shuffled, give as many of each."""
+    weights = dict(config.group_weights)
+    if config.shuffle_labels:
+        num_nt: Counter[str] = Counter()
+        for genome in genomes:
+            num_nt[genome.group] += len(genome.letters)
+        weights = {group: num_nt[group] ** 0.5 for group in num_nt} | weights
     return PieceRules(
         lengths_nt=config.lengths_nt,
-        group_weights=config.group_weights,
+        group_weights=weights,
         most_coverage=TRAINING_COVERAGE if part == TRAIN else MEASURED_COVERAGE,
     )
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes import cluster, sketch
-from virnucpro.training.label_table import NAMES
 from virnucpro.training.split import hold_out_groups, largest_shares
 
 if TYPE_CHECKING:
@@ -86,6 +85,7 @@ def split_labelled(
     parts, notes = _parts(left, numbers, share, random)
     if shuffle_labels:
         left = _shuffled(left, numbers, parts, random)
+        _refuse_groups_of_one_label(left, parts)
     _refuse_missing_labels(left, parts)
     kmers_of = [kmers_of[number] for number in used]
     return SplitGenomes(
@@ -136,11 +136,7 @@ def _parts(
 def _shuffled(
     genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], parts: Sequence[str], random: np.random.Generator
 ) -> list[LabelledGenome]:
-    """
-    Give whole clusters a label by turns, so that no group, and nothing else of a genome, goes with a label.
-
-    A group has one label: all that got the same are one.
-    """
+    """Give whole clusters of each part and group either label by turns, in a random order."""
     members: dict[tuple[str, str], dict[int, None]] = {}
     for genome, number, part in zip(genomes, clusters.tolist(), parts, strict=True):
         members.setdefault((part, genome.group), {})[number] = None
@@ -152,9 +148,18 @@ def _shuffled(
                 label_of[number] = turn
                 turn = not turn
     return [
-        replace(genome, is_virus=label_of[number], group=f"called {NAMES[label_of[number]]}")
-        for genome, number in zip(genomes, clusters.tolist(), strict=True)
+        replace(genome, is_virus=label_of[number]) for genome, number in zip(genomes, clusters.tolist(), strict=True)
     ]
+
+
+def _refuse_groups_of_one_label(genomes: Sequence[LabelledGenome], parts: Sequence[str]) -> None:
+    """Refuse groups that have one shuffled label in training, and another one elsewhere."""
+    trained = {(genome.group, genome.is_virus) for genome, part in zip(genomes, parts, strict=True) if part == TRAIN}
+    for genome in genomes:
+        if (genome.group, genome.is_virus) not in trained:
+            what = f"the group {genome.group} has too few clusters of related genomes for labels to be shuffled"
+            remedy = "leave it out, or give more genomes of it"
+            raise BadInputError([InputProblem("the input", None, what, remedy, genome.accession)])
 
 
 def _refuse_missing_labels(genomes: Sequence[LabelledGenome], parts: Sequence[str]) -> None:
