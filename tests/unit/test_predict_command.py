@@ -53,7 +53,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--chunk", "300"], 78, "300 nt"),
+        (["--chunk", "400"], 78, "400 nt"),
         (["--classifier", "nonsense"], 78, "nonsense"),
         (["--dna-model", "virnucpro-tiny-protein"], 78, "virnucpro-tiny-protein"),
         (["--threshold", "1.5"], 2, "--threshold"),
