@@ -1,14 +1,27 @@
-"""The bundled classifier fits the bundled encoders, and the examples are what their table says."""
+"""The bundled classifier: card, text and weights say the same, and its parts are those that its command makes."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER, classifiers_table
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
-from virnucpro.training.records import read_records
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
+from virnucpro.training.genome_split import SPLITS, split_labelled
+from virnucpro.training.genomes import KMER_LIMIT
+from virnucpro.training.labelled_genomes import read_labelled
+from virnucpro.training.model_card import card_text
+from virnucpro.training.records import file_sha256, read_records
+
+FOLDER = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
+
+
+@pytest.fixture(scope="module")
+def card():
+    return json.loads((FOLDER / "card.json").read_text("utf-8"))
 
 
 def test_it_loads_by_name_and_fits_the_bundled_models():
@@ -22,6 +35,36 @@ def test_it_loads_by_name_and_fits_the_bundled_models():
         dna.weights_sha256,
         protein.weights_sha256,
     )
+
+
+def test_the_card_for_readers_is_made_from_the_card_for_programs(card):
+    assert (FOLDER / "MODEL_CARD.md").read_text("utf-8") == card_text(card)
+    assert card["worth"].startswith(DEFAULT_CLASSIFIER)
+
+
+def test_no_accession_is_in_two_parts_and_every_record_is_in_one_or_was_left_out(card):
+    names = [name for part in SPLITS for name in card["split"]["accessions"][part]]
+    assert len(names) == len(set(names)) == sum(item["records"] for item in card["data"]["files"]) > 1000
+    assert not set(names) & set(card["data"]["left_out"])
+
+
+def test_all_that_is_bundled_is_small():
+    sizes = [path.stat().st_size for path in BUNDLED_WEIGHTS_DIR.rglob("*.safetensors")]
+    assert sum(sizes) <= 25_000_000
+
+
+@pytest.mark.slow
+def test_its_parts_are_those_that_the_command_makes_of_the_files_and_no_echo_of_each_other(card, data_dir):
+    paths = [data_dir / "viral" / item["file"] for item in card["data"]["files"]]
+    assert [file_sha256(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]
+    assert not card["data"]["left_out"]
+    settings = card["training"]["settings"]
+    split = split_labelled(
+        read_labelled(paths).genomes, seed=settings["seed"], share=settings["held-out share"], shuffle_labels=False
+    )
+    parts = {part: [genome.accession for genome in split.of_part(part)] for part in SPLITS}
+    assert parts == card["split"]["accessions"]
+    assert split.largest_share == card["split"]["largest_share"] < KMER_LIMIT
 
 
 def test_the_examples_are_the_contigs_that_their_table_says(examples_dir, data_dir):
