@@ -57,6 +57,7 @@ def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_seed_gives_other_weights_and_a_restart_takes_them_away_and_nothing_else(finished, tmp_path):
     files, _, weights = finished
     out = tmp_path / "other"
@@ -135,6 +136,7 @@ def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_frames_that_teach_are_of_clear_chunks_and_of_annotated_proteins_where_a_record_has_any(tmp_path):
     files = make_genomes(tmp_path)
     letters = {record.accession: record.letters for record in read_records(files[0])}
