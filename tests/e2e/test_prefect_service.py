@@ -136,10 +136,10 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
         assert deployment["enforce_parameter_schema"] is True
         assert len(deployment["description"]) > 100
         assert "virnucpro" in deployment["tags"]
-    smoke = deployment_settings()[2]
-    assert smoke["name"] == "predict-smoke"
+    by_name = {deployment["name"]: deployment for deployment in deployment_settings()}
+    smoke = by_name["predict-smoke"]
     assert all((REPOSITORY / name).is_file() for name in smoke["parameters"]["input_files"])
-    (schedule,) = deployment_settings()[3]["schedules"]
+    (schedule,) = by_name["predict-nightly"]["schedules"]
     assert schedule["active"] is False
     assert schedule["slug"]
     assert schedule["timezone"]
