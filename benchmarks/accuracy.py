@@ -47,10 +47,11 @@ from virnucpro.training.genome_split import TEST, TRAIN, VALIDATION, split_label
 from virnucpro.training.known_contigs import read_truth
 from virnucpro.training.labelled_genomes import files_of, read_labelled
 from virnucpro.training.metrics import auroc, bootstrap, calibration_error, recall_at
-from virnucpro.training.pieces import LENGTHS_NT, PieceRules, cut_pieces
+from virnucpro.training.pieces import PieceRules, cut_pieces
 from virnucpro.training.records import read_records
 from virnucpro.training.training_settings import (
     DEFAULT_HELD_OUT_SHARE,
+    LENGTHS_NT,
     MEASURED_COVERAGE,
     TRAINING_COVERAGE,
     ContigSettings,
