@@ -28,8 +28,9 @@ import numpy as np
 from bench_common import machine, write_result
 
 from virnucpro.models.classifier_card import read_card
-from virnucpro.models.contig_model import load_contig_model, normalised, viral_log_odds
+from virnucpro.models.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.sequence_features import COMPOSITION_COUNT, SequenceFeatures, encode
+from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.contig_training import (
@@ -110,20 +111,10 @@ def measured(scores, is_virus, *, is_probability):
     return {name: [round(float(x), 4) for x in (i.value, i.low, i.high)] for name, i in intervals.items()}
 
 
-def sigmoid(log_odds):
-    return 1 / (1 + np.exp(-log_odds))
-
-
 def scores_of(networks, x, is_viral, temperature=1.0):
     """Return P(virus) by networks that were not put into a file."""
-    inputs = normalised(x, networks.mean_I, networks.deviation_I).astype(np.float64)
-    log_odds = []
-    for layers in networks.members:
-        hidden = inputs
-        for number, layer in enumerate(layers):
-            hidden = (np.maximum(hidden, 0) if number else hidden) @ layer.weight.T.astype(np.float64) + layer.bias
-        log_odds.append(viral_log_odds(hidden, is_viral))
-    return sigmoid(np.mean(log_odds, axis=0) / temperature)
+    logits = network_logits(x, networks.mean_I, networks.deviation_I, networks.members)
+    return probability(mean_log_odds(logits, is_viral) / temperature)
 
 
 def chosen(embedded, numbers):

@@ -23,7 +23,7 @@ from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, ClassifierCard
 from virnucpro.models.sequence_features import SequenceFeatures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.models.sequence_features import TableArray
@@ -150,10 +150,6 @@ class ContigModel:
 
     def __init__(self, weights: ContigWeights) -> None:
         self._weights = weights
-        self._members = [
-            [(layer.weight.astype(np.float64).T, layer.bias.astype(np.float64)) for layer in layers]
-            for layers in weights.members
-        ]
         self.features = SequenceFeatures(weights.log_odds)
         """Makes the inputs that come from letters."""
 
@@ -186,20 +182,30 @@ class ContigModel:
         x_CI = sequence_CS
         if self.uses_embeddings:
             x_CI = join_inputs(sequence_CS, dna_CD, protein_CE, frames_C, chunks_C)
-        logits_CG = self.logits(x_CI)
-        log_odds_C = np.mean([viral_log_odds(x_CG, self._weights.is_viral_G) for x_CG in logits_CG], axis=0)
-        return np.asarray(1 / (1 + np.exp(-log_odds_C / self._weights.temperature)), dtype=np.float32)
+        weights = self._weights
+        logits = network_logits(x_CI, weights.mean_I, weights.deviation_I, weights.members)
+        log_odds_C = mean_log_odds(logits, weights.is_viral_G)
+        return np.asarray(1 / (1 + np.exp(-log_odds_C / weights.temperature)), dtype=np.float32)
 
-    def logits(self, x_CI: FloatArray) -> list[DoubleArray]:
-        """Return each network's logits of the groups, float64 (C, G)."""
-        inputs = normalised(x_CI, self._weights.mean_I, self._weights.deviation_I).astype(np.float64)
-        logits = []
-        for layers in self._members:
-            hidden = inputs
-            for number, (weight, bias) in enumerate(layers):
-                hidden = (np.maximum(hidden, 0) if number else hidden) @ weight + bias
-            logits.append(hidden)
-        return logits
+
+def network_logits(
+    x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray, members: Sequence[Sequence[Layer]]
+) -> list[DoubleArray]:
+    """Return each network's logits of the groups, float64 (C, G)."""
+    inputs = normalised(x_CI, mean_I, deviation_I).astype(np.float64)
+    logits = []
+    for layers in members:
+        hidden = inputs
+        for number, layer in enumerate(layers):
+            weight = layer.weight.astype(np.float64).T
+            hidden = (np.maximum(hidden, 0) if number else hidden) @ weight + layer.bias.astype(np.float64)
+        logits.append(hidden)
+    return logits
+
+
+def mean_log_odds(logits: Sequence[DoubleArray], is_viral_G: BoolArray) -> DoubleArray:
+    """Return the mean over networks of the log-odds of a virus, float64 (C,)."""
+    return np.asarray(np.mean([viral_log_odds(x_CG, is_viral_G) for x_CG in logits], axis=0))
 
 
 def join_inputs(

@@ -1,0 +1,168 @@
+"""What a contig's letters say, whose k-mers it has, and the networks that make one score of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from virnucpro.models.contig_model import ContigModel, ContigWeights, Layer
+from virnucpro.models.sequence_features import COMPOSITION_COUNT, TABLES, OpenRuns, SequenceFeatures, encode, kmers
+from virnucpro.training.contig_training import (
+    Examples,
+    LabelledRecords,
+    count_kmers,
+    features_out_of_fold,
+    fit_networks,
+    settle_temperature,
+)
+from virnucpro.training.genomes import reverse_complement
+from virnucpro.training.training_settings import ContigSettings
+
+GROUPS = 2
+SETTINGS = ContigSettings(folds=2, members=1, hidden_dims=(8, 4), most_epochs=3, batch_contigs=16)
+
+
+def letters_of(length, seed):
+    return "".join(np.random.default_rng(seed).choice(list("ACGT"), length))
+
+
+@pytest.fixture(scope="module")
+def tables():
+    chooser = np.random.default_rng(0)
+    return {table.name: chooser.integers(-99, 99, (table.slots, GROUPS)).astype(np.int8) for table in TABLES}
+
+
+@pytest.fixture(scope="module")
+def weights(tables):
+    chooser, inputs = np.random.default_rng(1), SequenceFeatures(tables).dim
+    shapes = ((4, inputs), (GROUPS, 4))
+    layers = tuple(
+        Layer(chooser.normal(size=shape).astype(np.float32), chooser.normal(size=shape[0]).astype(np.float32))
+        for shape in shapes
+    )
+    return ContigWeights(
+        log_odds=tables,
+        is_viral_G=np.array([False, True]),
+        mean_I=np.zeros(inputs, dtype=np.float32),
+        deviation_I=np.ones(inputs, dtype=np.float32),
+        members=(layers,),
+        temperature=1.5,
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_strands_have_the_same_numbers(tables, seed):
+    letters = letters_of(701, seed) + "NNRY" + letters_of(333, seed + 99)
+    codes, reverse = (encode(strand.encode()) for strand in (letters, reverse_complement(letters)))
+    runs = OpenRuns.of(codes)
+    if np.sort(runs.longest_of_frames)[-1] == np.sort(runs.longest_of_frames)[-2]:
+        pytest.fail("choose another seed: two runs share the greatest length")
+    features = SequenceFeatures(tables)
+    np.testing.assert_allclose(features.of(codes), features.of(reverse), atol=1e-6)
+
+
+def test_composition_is_counted_and_other_letters_are_not(tables):
+    numbers = SequenceFeatures(tables).of(encode(b"AAAAANAAAA"))
+    assert numbers[0] == 1.0  # AAA and TTT: all five 3-mers without the N
+    assert numbers[:32].sum() == pytest.approx(1)
+    assert SequenceFeatures(tables).of(encode(b"NNNN"))[:COMPOSITION_COUNT][:168].sum() == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 11, 74, 80])
+def test_short_contigs_have_finite_numbers(tables, length):
+    numbers = SequenceFeatures(tables).of(encode(letters_of(length, 3).encode()))
+    assert np.isfinite(numbers).all()
+
+
+def test_residues_are_read_from_long_runs_only_and_windows_stay_within_them():
+    coding = "ATGGCC" * 13  # 26 residues of M and A in frame 1, and no stop in the others
+    codes = encode(("TAA" + coding + "TAG" + "ATG" * 10 + "TAA").encode())
+    runs = OpenRuns.of(codes)
+    assert runs.longest_of_frames.max() >= 26
+    for table, (slots, longest) in zip(TABLES, kmers(codes, runs), strict=True):
+        assert (slots < table.slots).all()
+        if table.is_protein:
+            assert 0 <= longest.start <= longest.stop <= len(slots)
+            assert len(slots) == np.maximum(runs_of(runs) - table.span + 1, 0).sum()
+        else:
+            assert len(slots) == len(codes) - table.span + 1
+
+
+def runs_of(runs):
+    """Return the residues of each run that is read."""
+    return runs.remaining[np.append(True, runs.remaining[1:] >= runs.remaining[:-1])]
+
+
+def test_a_model_is_read_as_it_was_written_and_broken_ones_are_refused(weights):
+    model = ContigModel(ContigWeights.of_bytes(weights.to_bytes()))
+    rows = np.stack([model.features.of(encode(letters_of(400, seed).encode())) for seed in range(6)])
+    nothing, ones = np.zeros((6, 0), dtype=np.float32), np.ones(6, dtype=np.int64)
+    scores = model.probabilities(rows, nothing, nothing, ones, ones)
+    assert scores.dtype == np.float32
+    assert ((scores > 0) & (scores < 1)).all()
+    assert (scores == ContigModel(weights).probabilities(rows, nothing, nothing, ones, ones)).all()
+    one_by_one = [model.probabilities(rows[[n]], nothing[:1], nothing[:1], ones[:1], ones[:1])[0] for n in range(6)]
+    np.testing.assert_allclose(one_by_one, scores, rtol=1e-6)
+    assert not model.uses_embeddings
+    for broken in (
+        replace(weights, temperature=0.0),
+        replace(weights, deviation_I=weights.deviation_I * 0),
+        replace(weights, is_viral_G=np.array([True, True])),
+        replace(weights, mean_I=weights.mean_I[:-1]),
+        replace(weights, members=()),
+    ):
+        with pytest.raises(ValueError, match="do not fit together"):
+            ContigWeights.of_bytes(broken.to_bytes())
+    with pytest.raises(ValueError, match="no contig model"):
+        ContigWeights.of_bytes(b"something else")
+
+
+def records(seeds, *, label):
+    return [(encode(letters_of(3000, seed).encode()), label, f"genome {seed}") for seed in seeds]
+
+
+def as_labelled(rows):
+    return LabelledRecords(
+        codes=[codes for codes, _, _ in rows],
+        is_virus_C=np.array([label for _, label, _ in rows]),
+        groups=["phages" if label else "hosts" for _, label, _ in rows],
+        sources=[source for _, _, source in rows],
+    )
+
+
+def test_a_contig_is_not_looked_up_in_tables_that_have_seen_its_genome():
+    genomes = as_labelled([*records(range(4), label=True), *records(range(10, 14), label=False)])
+    names = genomes.group_names()
+    counts, fold_of = count_kmers(genomes, genomes.group_numbers(names), names, SETTINGS)
+    assert {fold for source, fold in fold_of.items()} == {0, 1}
+    seen = np.stack([SequenceFeatures(counts.log_odds()).of(codes) for codes in genomes.codes])
+    unseen = features_out_of_fold(genomes, counts, fold_of)
+    (place,) = [n for n, table in enumerate(TABLES) if table.name == "nucleotides_9"]
+    at = COMPOSITION_COUNT + sum((3 if t.is_protein else 2) * GROUPS + 1 for t in TABLES[:place])
+    own = genomes.group_numbers(names)
+    rows = np.arange(len(own))
+    assert (seen[rows, at + own] > 0.2).all()  # each k-mer is in one genome: two pseudo counts hold it down
+    assert (abs(unseen[rows, at + own]) < 0.05).all()
+
+
+def test_the_same_contigs_give_the_same_networks_and_what_can_be_told_apart_is():
+    chooser = np.random.default_rng(5)
+    group = chooser.integers(0, GROUPS, 400)
+    x = (chooser.normal(size=(400, 5)) + 2 * group[:, None]).astype(np.float32)
+    training, validation = (Examples(x_CI=x[some], group_C=group[some]) for some in (slice(300), slice(300, 400)))
+    settings = replace(SETTINGS, most_epochs=30)
+    first, again = (fit_networks(training, validation, np.array([False, True]), settings) for _ in range(2))
+    for one, other in zip(first.members[0], again.members[0], strict=True):
+        assert (one.weight == other.weight).all()
+        assert (one.bias == other.bias).all()
+    assert first.validation_loss < 0.3
+    assert ((first.validation_log_odds_C > 0) == (group[300:] == 1)).mean() > 0.9
+
+
+def test_the_temperature_takes_back_what_is_too_sure():
+    chooser = np.random.default_rng(6)
+    log_odds = chooser.normal(scale=2, size=20_000)
+    is_virus = chooser.random(20_000) < 1 / (1 + np.exp(-log_odds))
+    assert settle_temperature(3 * log_odds, is_virus) == pytest.approx(3, rel=0.1)
