@@ -29,7 +29,8 @@ from bench_common import machine, write_result
 
 from virnucpro.models.classifier_card import read_card
 from virnucpro.models.contig_model import load_contig_model, mean_log_odds, network_logits
-from virnucpro.models.sequence_features import COMPOSITION_COUNT, SequenceFeatures, encode
+from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.store.reader import read_embeddings
@@ -184,8 +185,8 @@ def read_contigs(fasta, truth, prediction):
     return Contigs(records, lengths)
 
 
-def features_by(counts, contigs):
-    features = SequenceFeatures(counts.log_odds())
+def features_by(counts, is_viral, contigs):
+    features = SequenceFeatures(counts.log_odds(), is_viral)
     return np.stack([features.of(codes) for codes in contigs.records.codes])
 
 
@@ -198,8 +199,10 @@ def parts_of_the_model(split, training, validation, sets):
     is_viral = np.array([is_virus for is_virus, _ in names])
     groups = training.records.group_numbers(names)
     counts, folds = count_kmers(genomes, groups, names, QUICK)
-    of_training = features_out_of_fold(training.records, counts, folds)
-    of_sets = {name: features_by(counts, contigs) for name, contigs in {**sets, VALIDATION: validation}.items()}
+    of_training = features_out_of_fold(training.records, counts, folds, is_viral)
+    of_sets = {
+        name: features_by(counts, is_viral, contigs) for name, contigs in {**sets, VALIDATION: validation}.items()
+    }
     report = {}
 
     def note(name, seconds, scores_by_set):
@@ -218,7 +221,8 @@ def parts_of_the_model(split, training, validation, sets):
     )
     inputs = {
         "composition and open runs": lambda _, x: x[:, :COMPOSITION_COUNT],
-        "log-odds of k-mers": lambda _, x: x[:, COMPOSITION_COUNT:],
+        "genes": lambda _, x: x[:, COMPOSITION_COUNT : COMPOSITION_COUNT + GENES_COUNT],
+        "log-odds of k-mers": lambda _, x: x[:, COMPOSITION_COUNT + GENES_COUNT :],
         "DNA embedding": lambda r, _: np.column_stack([r.dna_CD, r.frames_C]),
         "protein embedding": lambda r, _: np.column_stack([r.protein_CE, r.frames_C]),
         "all of the sequence": lambda r, x: r.inputs(x, SEQUENCE),
@@ -258,13 +262,14 @@ def fit_on(genomes, validation_genomes, num_pieces, seed=1):
     counts, folds = count_kmers(records, training.records.group_numbers(names), names, QUICK)
     networks = fit_networks(
         Examples(
-            x_CI=features_out_of_fold(training.records, counts, folds), group_C=training.records.group_numbers(names)
+            x_CI=features_out_of_fold(training.records, counts, folds, is_viral),
+            group_C=training.records.group_numbers(names),
         ),
-        Examples(x_CI=features_by(counts, validation), group_C=validation.records.group_numbers(names)),
+        Examples(x_CI=features_by(counts, is_viral, validation), group_C=validation.records.group_numbers(names)),
         is_viral,
         QUICK,
     )
-    return lambda contigs: scores_of(networks, features_by(counts, contigs), is_viral)
+    return lambda contigs: scores_of(networks, features_by(counts, is_viral, contigs), is_viral)
 
 
 def left_out_kinds(split, test, num_pieces):

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from virnucpro.models.contig_model import ContigModel, ContigWeights, Layer
-from virnucpro.models.sequence_features import COMPOSITION_COUNT, TABLES, OpenRuns, SequenceFeatures, encode, kmers
+from virnucpro.models.gene_finding import Genes
+from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.sequence_features import (
+    COMPOSITION_COUNT,
+    GENES_COUNT,
+    TABLES,
+    SequenceFeatures,
+    kmers,
+    open_runs,
+)
 from virnucpro.training.contig_training import (
     Examples,
     LabelledRecords,
@@ -21,6 +30,7 @@ from virnucpro.training.genomes import reverse_complement
 from virnucpro.training.training_settings import ContigSettings
 
 GROUPS = 2
+IS_VIRAL = np.array([False, True])
 SETTINGS = ContigSettings(folds=2, members=1, hidden_dims=(8, 4), most_epochs=3, batch_contigs=16)
 
 
@@ -36,7 +46,7 @@ def tables():
 
 @pytest.fixture(scope="module")
 def weights(tables):
-    chooser, inputs = np.random.default_rng(1), SequenceFeatures(tables).dim
+    chooser, inputs = np.random.default_rng(1), SequenceFeatures(tables, IS_VIRAL).dim
     shapes = ((4, inputs), (GROUPS, 4))
     layers = tuple(
         Layer(chooser.normal(size=shape).astype(np.float32), chooser.normal(size=shape[0]).astype(np.float32))
@@ -44,7 +54,7 @@ def weights(tables):
     )
     return ContigWeights(
         log_odds=tables,
-        is_viral_G=np.array([False, True]),
+        is_viral_G=IS_VIRAL,
         mean_I=np.zeros(inputs, dtype=np.float32),
         deviation_I=np.ones(inputs, dtype=np.float32),
         members=(layers,),
@@ -56,43 +66,51 @@ def weights(tables):
 def test_both_strands_have_the_same_numbers(tables, seed):
     letters = letters_of(701, seed) + "NNRY" + letters_of(333, seed + 99)
     codes, reverse = (encode(strand.encode()) for strand in (letters, reverse_complement(letters)))
-    runs = OpenRuns.of(codes)
-    if np.sort(runs.longest_of_frames)[-1] == np.sort(runs.longest_of_frames)[-2]:
+    longest = open_runs(codes)[64:66]
+    if longest[0] == longest[1]:
         pytest.fail("choose another seed: two runs share the greatest length")
-    features = SequenceFeatures(tables)
+    features = SequenceFeatures(tables, IS_VIRAL)
     np.testing.assert_allclose(features.of(codes), features.of(reverse), atol=1e-6)
 
 
 def test_composition_is_counted_and_other_letters_are_not(tables):
-    numbers = SequenceFeatures(tables).of(encode(b"AAAAANAAAA"))
+    numbers = SequenceFeatures(tables, IS_VIRAL).of(encode(b"AAAAANAAAA"))
     assert numbers[0] == 1.0  # AAA and TTT: all five 3-mers without the N
     assert numbers[:32].sum() == pytest.approx(1)
-    assert SequenceFeatures(tables).of(encode(b"NNNN"))[:COMPOSITION_COUNT][:168].sum() == 0
+    assert SequenceFeatures(tables, IS_VIRAL).of(encode(b"NNNN"))[:COMPOSITION_COUNT][:168].sum() == 0
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 11, 74, 80])
 def test_short_contigs_have_finite_numbers(tables, length):
-    numbers = SequenceFeatures(tables).of(encode(letters_of(length, 3).encode()))
+    numbers = SequenceFeatures(tables, IS_VIRAL).of(encode(letters_of(length, 3).encode()))
     assert np.isfinite(numbers).all()
 
 
-def test_residues_are_read_from_long_runs_only_and_windows_stay_within_them():
-    coding = "ATGGCC" * 13  # 26 residues of M and A in frame 1, and no stop in the others
-    codes = encode(("TAA" + coding + "TAG" + "ATG" * 10 + "TAA").encode())
-    runs = OpenRuns.of(codes)
-    assert runs.longest_of_frames.max() >= 26
-    for table, (slots, longest) in zip(TABLES, kmers(codes, runs), strict=True):
+def test_residues_are_read_from_genes_and_windows_stay_within_them():
+    gene = "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
+    codes = encode((gene + "CCATT" + gene + letters_of(200, 4)).encode())
+    genes = Genes.of(codes)
+    assert len(genes.lengths_N) >= 2
+    for table, (slots, gene_of) in zip(TABLES, kmers(codes, genes), strict=True):
         assert (slots < table.slots).all()
         if table.is_protein:
-            assert 0 <= longest.start <= longest.stop <= len(slots)
-            assert len(slots) == np.maximum(runs_of(runs) - table.span + 1, 0).sum()
+            found = np.bincount(gene_of, minlength=len(genes.lengths_N))
+            assert (found == np.maximum(genes.lengths_N - table.span + 1, 0)).all()
+            assert (np.diff(gene_of) >= 0).all()
         else:
             assert len(slots) == len(codes) - table.span + 1
 
 
-def runs_of(runs):
-    """Return the residues of each run that is read."""
-    return runs.remaining[np.append(True, runs.remaining[1:] >= runs.remaining[:-1])]
+def test_genes_are_judged_one_by_one(tables):
+    units = ("TTAGCTAACCTGACCGCCTAC" * 8, "TTACCTAACCTGACCTCCTAC" * 8)  # stops in every other frame
+    first, last = (encode(f"TAACATG{unit}TAAC".encode()) for unit in units)
+    both = np.concatenate([first, last])
+    assert list(Genes.of(both).lengths_N) == [57, 57]
+    at = COMPOSITION_COUNT + GENES_COUNT + 3 * GROUPS + 1  # behind the means of the longest gene
+    highest = slice(at, at + GROUPS)
+    features = SequenceFeatures(tables, IS_VIRAL)
+    alone = np.stack([features.of(codes)[highest] for codes in (first, last)])
+    np.testing.assert_allclose(features.of(both)[highest], alone.max(axis=0), rtol=1e-6)
 
 
 def test_a_model_is_read_as_it_was_written_and_broken_ones_are_refused(weights):
@@ -137,10 +155,14 @@ def test_a_contig_is_not_looked_up_in_tables_that_have_seen_its_genome():
     names = genomes.group_names()
     counts, fold_of = count_kmers(genomes, genomes.group_numbers(names), names, SETTINGS)
     assert {fold for source, fold in fold_of.items()} == {0, 1}
-    seen = np.stack([SequenceFeatures(counts.log_odds()).of(codes) for codes in genomes.codes])
-    unseen = features_out_of_fold(genomes, counts, fold_of)
+    seen = np.stack([SequenceFeatures(counts.log_odds(), IS_VIRAL).of(codes) for codes in genomes.codes])
+    unseen = features_out_of_fold(genomes, counts, fold_of, IS_VIRAL)
     (place,) = [n for n, table in enumerate(TABLES) if table.name == "nucleotides_9"]
-    at = COMPOSITION_COUNT + sum((3 if t.is_protein else 2) * GROUPS + 1 for t in TABLES[:place])
+    at = (
+        COMPOSITION_COUNT
+        + GENES_COUNT
+        + sum(5 * GROUPS + 6 if t.is_protein else 2 * GROUPS + 1 for t in TABLES[:place])
+    )
     own = genomes.group_numbers(names)
     rows = np.arange(len(own))
     assert (seen[rows, at + own] > 0.2).all()  # each k-mer is in one genome: two pseudo counts hold it down
@@ -153,7 +175,7 @@ def test_the_same_contigs_give_the_same_networks_and_what_can_be_told_apart_is()
     x = (chooser.normal(size=(400, 5)) + 2 * group[:, None]).astype(np.float32)
     training, validation = (Examples(x_CI=x[some], group_C=group[some]) for some in (slice(300), slice(300, 400)))
     settings = replace(SETTINGS, most_epochs=30)
-    first, again = (fit_networks(training, validation, np.array([False, True]), settings) for _ in range(2))
+    first, again = (fit_networks(training, validation, IS_VIRAL, settings) for _ in range(2))
     for one, other in zip(first.members[0], again.members[0], strict=True):
         assert (one.weight == other.weight).all()
         assert (one.bias == other.bias).all()

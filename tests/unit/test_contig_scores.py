@@ -19,7 +19,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME
 from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.sequence_features import encode
+from virnucpro.models.nucleotide_codes import encode
 from virnucpro.pipeline import contig_scores, frame_order
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder

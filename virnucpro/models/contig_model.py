@@ -150,7 +150,7 @@ class ContigModel:
 
     def __init__(self, weights: ContigWeights) -> None:
         self._weights = weights
-        self.features = SequenceFeatures(weights.log_odds)
+        self.features = SequenceFeatures(weights.log_odds, weights.is_viral_G)
         """Makes the inputs that come from letters."""
 
     @property

@@ -1,5 +1,5 @@
 """
-What a contig's letters say by themselves: composition, open runs, and whose k-mers it has.
+What a contig's letters say by themselves: composition, open runs, genes, and whose k-mers it has.
 
 The numbers of a contig are, in this order:
 
@@ -7,13 +7,16 @@ The numbers of a contig are, in this order:
 - codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
   share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
   and the logarithm of the contig's nucleotides (2);
+- what its likely genes say (``virnucpro.models.gene_finding``: 24), and their codons and residues (64 and 20);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
-  log-odds are at least ``MARKED``, and k-mers per nucleotide; of tables of residues the mean log-odds within the
-  longest open run, too.
+  log-odds are at least ``MARKED``, and k-mers per nucleotide. Of tables of residues, whose k-mers are those of the
+  genes, moreover the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation
+  over the genes; and of each gene's lead, the highest mean log-odds of a viral group less that of the others, the
+  greatest, the least, the mean, the share above 0, and the standard deviation.
 
-An open run is a stretch of a frame without a stop or a letter that is none of A, C, G and T; residues are read from
-runs of ``SHORTEST_RUN`` residues and more. A contig and its reverse complement have the same numbers, but where two
-runs share the greatest length. Legend: L nucleotides, R residues, K k-mers, G groups, S numbers of a contig.
+An open run is a stretch of a frame without a stop or a letter that is none of A, C, G and T. A contig and its reverse
+complement have the same numbers, but where two runs share the greatest length. Legend: L nucleotides, N genes, R
+residues, K k-mers, G groups, S numbers of a contig.
 """
 
 from __future__ import annotations
@@ -24,29 +27,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.genetic_code import BASES, STANDARD_CODE
+from virnucpro.models import gene_finding
+from virnucpro.models.gene_finding import Genes
+from virnucpro.models.nucleotide_codes import (
+    CODONS,
+    ENDS_RUN,
+    RESIDUE_OF_CODON,
+    RESIDUES,
+    codons_of_frames,
+    is_whole,
+    reverse_complement,
+    words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    CodeArray = np.ndarray[Any, np.dtype[np.uint8]]
+    from virnucpro.models.nucleotide_codes import BoolArray, CodeArray, WordArray
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    SlotArray = np.ndarray[Any, np.dtype[np.uint32]]
+    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
     TableArray = np.ndarray[Any, np.dtype[np.int8]]
 
-LETTERS = b"ACGT"
-OTHER = len(LETTERS)
-"""Code of every other letter; the complement of a code c below it is 3 - c."""
-SHORTEST_RUN = 25
-"""Residues below which an open run is not read: shorter ones are mostly in frames that code nothing."""
 UNITS_PER_NAT = 16
 """Log-odds are kept as int8, in sixteenths of a nat."""
 MARKED = 24
 """Log-odds, in those units, from which a k-mer is counted as one of the group: 4.5 times as frequent."""
+JUDGED_KMERS = 25
+"""K-mers that a gene needs to be looked at by itself, unless none has them."""
 
-_CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
-_RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
-_STOP = len(_RESIDUES)
 _REDUCED_ALPHABET = ("LVIM", "C", "A", "G", "ST", "P", "FYW", "EDNQ", "KR", "H")
 """Ten classes of residues (Murphy, Wallqvist and Levy 2000)."""
 _FRAMES = 6
@@ -93,198 +103,145 @@ TABLES = (
 """k is odd for nucleotides: the base in the middle then tells a k-mer from its reverse complement."""
 
 
-def encode(letters: bytes) -> CodeArray:
-    """Return the codes of upper-case nucleotides, uint8 (L,): places in ``LETTERS``, or ``OTHER``."""
-    return np.frombuffer(letters.translate(_CODES), dtype=np.uint8)
-
-
 class SequenceFeatures:
     """
     Makes the numbers of a contig.
 
     Args:
         tables: For each of ``TABLES``, by name, the log-odds of each group: int8 (slots, G), in ``UNITS_PER_NAT``.
+        is_viral_G: Which groups are viruses, bool (G,), some and not all.
 
     Raises:
         ValueError: A table is missing or of another shape.
     """
 
-    def __init__(self, tables: Mapping[str, TableArray]) -> None:
+    def __init__(self, tables: Mapping[str, TableArray], is_viral_G: BoolArray) -> None:
         self._tables = [tables[table.name] for table in TABLES if table.name in tables]
-        groups = {rows.shape[1:] for rows in self._tables}
-        if [len(rows) for rows in self._tables] != [table.slots for table in TABLES] or len(groups) != 1:
-            shapes = {name: rows.shape for name, rows in tables.items()}
+        shapes = [rows.shape for rows in self._tables]
+        if shapes != [(table.slots, len(is_viral_G)) for table in TABLES]:
             message = f"tables of log-odds have shapes {shapes}"
             raise ValueError(message)
-        self._num_groups = self._tables[0].shape[1]
-        self.dim = feature_count(self._num_groups)
+        self._is_viral_G = is_viral_G
+        self.dim = feature_count(len(is_viral_G))
 
     def of(self, codes_L: CodeArray) -> FloatArray:
         """
         Return the numbers of a contig.
 
         Args:
-            codes_L: uint8 (L,): what ``encode`` returns.
+            codes_L: uint8 (L,): what ``virnucpro.models.nucleotide_codes.encode`` returns.
 
         Returns:
             float32 (S,), finite; zeros where there is nothing to count.
         """
-        runs = OpenRuns.of(codes_L)
-        parts = [composition(codes_L), runs.numbers(len(codes_L))]
-        for table, rows, (slots_K, longest) in zip(TABLES, self._tables, kmers(codes_L, runs), strict=True):
+        genes = Genes.of(codes_L)
+        parts = [composition(codes_L), open_runs(codes_L), genes.numbers(codes_L), genes.usage()]
+        for table, rows, (slots_K, gene_K) in zip(TABLES, self._tables, kmers(codes_L, genes), strict=True):
             found_KG = rows[slots_K]
             most = max(len(found_KG), 1)
             parts.append(found_KG.sum(axis=0, dtype=np.int64) / (UNITS_PER_NAT * most))
             parts.append((found_KG >= MARKED).sum(axis=0) / most)
             parts.append(np.array([len(found_KG) / max(len(codes_L), 1)]))
             if table.is_protein:
-                within_KG = found_KG[longest]
-                parts.append(within_KG.sum(axis=0, dtype=np.int64) / (UNITS_PER_NAT * max(len(within_KG), 1)))
+                parts += self._by_gene(found_KG, gene_K, genes)
         return np.concatenate(parts).astype(np.float32)
 
-
-@dataclass(frozen=True)
-class OpenRuns:
-    """The open runs of the six frames of a contig."""
-
-    longest_of_frames: np.ndarray[Any, np.dtype[np.int64]]
-    """int64 (6,): residues of the longest run of each frame."""
-    stop_shares: np.ndarray[Any, np.dtype[np.float64]]
-    """float64 (6,): stops over codons of each frame."""
-    codons: np.ndarray[Any, np.dtype[np.uint8]]
-    """uint8 (R,): codon, as three digits of base 4, of every residue of the runs that are read."""
-    remaining: np.ndarray[Any, np.dtype[np.int64]]
-    """int64 (R,): residues of its run from each residue on."""
-    longest_codons: np.ndarray[Any, np.dtype[np.uint8]]
-    """uint8 (residues,): codons of the longest run, however short."""
-    longest: slice
-    """Where the longest run is among the residues that are read."""
-
-    @classmethod
-    def of(cls, codes_L: CodeArray) -> OpenRuns:
-        """Find the runs."""
-        frames = _codons_of_frames(codes_L)
-        codons = np.concatenate(frames)
-        ends = np.cumsum([len(frame) for frame in frames])
-        stops = np.flatnonzero(_IS_END[codons])
-        lengths = np.diff(stops, prepend=-1) - 1
-        starts = stops - lengths
-        first_runs = np.searchsorted(stops, ends - 1)
-        bounds = [-1, *first_runs.tolist()]
-        longest_of_frames = np.array([lengths[a + 1 : b + 1].max(initial=0) for a, b in pairwise(bounds)])
-        num_stops = np.array([b - a - 1 for a, b in pairwise(bounds)])
-        num_codons = np.maximum([len(frame) - 1 for frame in frames], 1)
-        run = int(np.argmax(lengths))
-        is_read = lengths >= SHORTEST_RUN
-        read_lengths = lengths[is_read]
-        within = np.arange(read_lengths.sum()) - np.repeat(np.cumsum(read_lengths) - read_lengths, read_lengths)
-        first = int(lengths[:run][is_read[:run]].sum())
-        return cls(
-            longest_of_frames=longest_of_frames,
-            stop_shares=num_stops / num_codons,
-            codons=codons[np.repeat(starts[is_read], read_lengths) + within],
-            remaining=np.repeat(read_lengths, read_lengths) - within,
-            longest_codons=codons[starts[run] : stops[run]],
-            longest=slice(first, first + int(lengths[run]) * int(is_read[run])),
-        )
-
-    def numbers(self, num_nt: int) -> FloatArray:
-        """Return codon usage of the longest run, longest runs, stops, and sizes, float32 (84,)."""
-        usage = np.bincount(self.longest_codons, minlength=_CODONS) / max(len(self.longest_codons), 1)
-        longest = np.sort(self.longest_of_frames)[::-1]
-        sizes = [len(self.longest_codons), np.log(max(num_nt, 1))]
-        parts = [usage, longest, 3 * longest / max(num_nt, 1), np.sort(self.stop_shares), np.array(sizes)]
-        return np.concatenate(parts).astype(np.float32)
+    def _by_gene(self, found_KG: TableArray, gene_K: IntArray, genes: Genes) -> list[DoubleArray]:
+        """Return what the genes say one by one, float64 (G,), (G,), (G,) and (5,)."""
+        num_groups = len(self._is_viral_G)
+        if not len(gene_K):
+            return [np.zeros(3 * num_groups + 5)]
+        counts_N = np.bincount(gene_K, minlength=len(genes.lengths_N))
+        with_any = np.flatnonzero(counts_N)
+        firsts = (np.cumsum(counts_N) - counts_N)[with_any]
+        means_NG = np.zeros((len(counts_N), num_groups))
+        sums = np.add.reduceat(found_KG, firsts, axis=0, dtype=np.int64)
+        means_NG[with_any] = sums / (UNITS_PER_NAT * counts_N[with_any, None])
+        is_judged_N = counts_N >= min(JUDGED_KMERS, counts_N.max())
+        judged_NG = means_NG[is_judged_N]
+        lead_N = judged_NG[:, self._is_viral_G].max(axis=1) - judged_NG[:, ~self._is_viral_G].max(axis=1)
+        of_lead = [lead_N.max(), lead_N.min(), lead_N.mean(), (lead_N > 0).mean(), lead_N.std()]
+        longest = int(np.argmax(genes.lengths_N))
+        return [means_NG[longest], judged_NG.max(axis=0), judged_NG.std(axis=0), np.array(of_lead)]
 
 
-def composition(codes_L: CodeArray) -> FloatArray:
-    """Return the frequencies of 3-mers and 4-mers of either strand, float32 (168,)."""
+def open_runs(codes_L: CodeArray) -> DoubleArray:
+    """Return codon usage of the longest open run, longest runs, stops, and sizes, float64 (84,)."""
+    frames = codons_of_frames(codes_L)
+    codons = np.concatenate(frames)
+    ends = np.cumsum([len(frame) for frame in frames])
+    stops = np.flatnonzero(ENDS_RUN[codons])
+    lengths = np.diff(stops, prepend=-1) - 1
+    bounds = [-1, *np.searchsorted(stops, ends - 1).tolist()]
+    longest = np.sort([lengths[a + 1 : b + 1].max(initial=0) for a, b in pairwise(bounds)])[::-1]
+    num_stops = np.array([b - a - 1 for a, b in pairwise(bounds)])
+    stop_shares = num_stops / np.maximum([len(frame) - 1 for frame in frames], 1)
+    run = int(np.argmax(lengths))
+    usage = np.bincount(codons[stops[run] - lengths[run] : stops[run]], minlength=CODONS) / max(int(lengths[run]), 1)
+    num_nt = max(len(codes_L), 1)
+    sizes = [lengths[run], np.log(num_nt)]
+    return np.concatenate([usage, longest, 3 * longest / num_nt, np.sort(stop_shares), sizes])
+
+
+def composition(codes_L: CodeArray) -> DoubleArray:
+    """Return the frequencies of 3-mers and 4-mers of either strand, float64 (168,)."""
     parts = []
     for k, canonical in _CANONICAL.items():
-        counts = np.bincount(_numbers(codes_L, k)[_is_whole(codes_L, k)], minlength=4**k)
+        counts = np.bincount(words(codes_L, k)[is_whole(codes_L, k)], minlength=4**k)
         either = np.bincount(canonical, weights=counts)
         parts.append(either / max(either.sum(), 1))
-    return np.concatenate(parts).astype(np.float32)
+    return np.concatenate(parts)
 
 
-def kmers(codes_L: CodeArray, runs: OpenRuns) -> Iterator[tuple[SlotArray, slice]]:
+def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArray]]:
     """
-    Find the k-mers of a contig.
+    Find the k-mers of a contig: of nucleotides everywhere, of residues within its genes.
 
     Args:
         codes_L: uint8 (L,).
-        runs: Its open runs.
+        genes: Its genes.
 
     Yields:
-        For each of ``TABLES`` the slots of its k-mers, uint32 (K,), and which of them are of the longest open run.
+        For each of ``TABLES`` the slots of its k-mers, uint32 (K,), and the number of the gene that each is of, int64
+        (K,), ascending; for nucleotides nothing, int64 (0,).
     """
-    residues_R = _RESIDUE_OF_CODON[runs.codons]
+    residues_R = RESIDUE_OF_CODON[genes.codons_R]
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
-    reverse_L = _reverse_complement(codes_L)
+    gene_R = np.repeat(np.arange(len(genes.lengths_N)), genes.lengths_N)
+    reverse_L = reverse_complement(codes_L)
     for table in TABLES:
         if table.is_protein:
-            letters_R = residues_R if table.letters == len(_RESIDUES) else reduced_R
+            letters_R = residues_R if table.letters == len(RESIDUES) else reduced_R
             windows = max(len(letters_R) - table.span + 1, 0)
             slots = np.zeros(windows, dtype=np.uint32)
             for place in table.places:
                 slots *= np.uint32(table.letters)
                 slots += letters_R[place : place + windows]
-            is_whole = runs.remaining[:windows] >= table.span
-            longest = slice(*(int(is_whole[:at].sum()) for at in (runs.longest.start, runs.longest.stop)))
-            slots = slots[is_whole]
+            is_within = gene_R[:windows] == gene_R[len(gene_R) - windows :]
+            slots, gene_K = slots[is_within], gene_R[:windows][is_within]
         else:
-            forward, backward = _numbers(codes_L, table.span), _numbers(reverse_L, table.span)[::-1]
-            slots = _either_strand(forward, backward, table.span)[_is_whole(codes_L, table.span)]
-            longest = slice(0, 0)
-        yield _hashed(slots, table.hash_bits) if table.hash_bits else slots, longest
+            forward, backward = words(codes_L, table.span), words(reverse_L, table.span)[::-1]
+            slots = _either_strand(forward, backward, table.span)[is_whole(codes_L, table.span)]
+            gene_K = np.empty(0, dtype=np.int64)
+        yield _hashed(slots, table.hash_bits) if table.hash_bits else slots, gene_K
 
 
 def feature_count(num_groups: int) -> int:
     """Return how many numbers a contig has, S."""
-    of_tables = sum((3 if table.is_protein else 2) * num_groups + 1 for table in TABLES)
-    return COMPOSITION_COUNT + of_tables
+    of_tables = sum(5 * num_groups + 6 if table.is_protein else 2 * num_groups + 1 for table in TABLES)
+    return COMPOSITION_COUNT + GENES_COUNT + of_tables
 
 
-def _codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
-    """Return the codons of each of the six frames, with one that ends a run behind them."""
-    end = np.array([_NO_CODON], dtype=np.uint8)
-    frames = []
-    for strand in (codes_L, _reverse_complement(codes_L)):
-        codons = np.where(_is_whole(strand, 3), _numbers(strand, 3), _NO_CODON).astype(np.uint8)
-        frames += [np.concatenate([codons[offset::3], end]) for offset in range(3)]
-    return frames
-
-
-def _numbers(codes_L: CodeArray, k: int) -> SlotArray:
-    """Return the number of each k-mer, its letters as digits of base 4, uint32 (L - k + 1,)."""
-    windows = max(len(codes_L) - k + 1, 0)
-    numbers = np.zeros(windows, dtype=np.uint32)
-    for place in range(k):
-        numbers <<= np.uint32(2)
-        numbers |= codes_L[place : place + windows] & np.uint8(3)
-    return numbers
-
-
-def _is_whole(codes_L: CodeArray, k: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Tell which k-mers have no other letter than A, C, G and T, bool (L - k + 1,)."""
-    others = np.append(0, np.cumsum(codes_L == OTHER))
-    return np.asarray(others[k:] == others[: max(len(others) - k, 0)])
-
-
-def _either_strand(forward: SlotArray, backward: SlotArray, k: int) -> SlotArray:
+def _either_strand(forward: WordArray, backward: WordArray, k: int) -> WordArray:
     """Return one number, below 4**k / 2, for a k-mer and its reverse complement: that of the one with A or C amid."""
     chosen = np.where((forward >> np.uint32(k)) & np.uint32(1), backward, forward)
     low = chosen & np.uint32((1 << k) - 1)  # the middle base's high bit, bit k, is 0 and goes
     return np.asarray((chosen >> np.uint32(k + 1) << np.uint32(k)) | low)
 
 
-def _hashed(numbers: SlotArray, bits: int) -> SlotArray:
+def _hashed(numbers: WordArray, bits: int) -> WordArray:
     """Return the highest bits of the numbers times 2 to the 32 over the golden ratio (Knuth's multiplicative hash)."""
     return np.asarray((numbers * np.uint32(2654435761)) >> np.uint32(32 - bits))
-
-
-def _reverse_complement(codes_L: CodeArray) -> CodeArray:
-    return np.where(codes_L < OTHER, np.uint8(3) - codes_L, np.uint8(OTHER))[::-1]
 
 
 def _canonical(k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -294,26 +251,12 @@ def _canonical(k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.unique(np.minimum(np.arange(4**k), backward), return_inverse=True)[1].astype(np.int64)
 
 
-_CODONS = 64
-_NO_CODON = _CODONS
 _CANONICAL = {k: _canonical(k) for k in (3, 4)}
-COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + _CODONS + 3 * _FRAMES + 2
-"""Numbers that come before those of the tables: composition and open runs."""
-
-
-def _residue_of_codon() -> CodeArray:
-    """Return the residue of each codon in digits of ``LETTERS``, or a stop; of what is no codon, a stop."""
-    residues = np.full(_CODONS + 1, _STOP, dtype=np.uint8)
-    for number in range(_CODONS):
-        letters = [LETTERS[number >> shift & 3] for shift in (4, 2, 0)]
-        place = sum(BASES.index(letter) * 4**power for letter, power in zip(letters, (2, 1, 0), strict=True))
-        residues[number] = _RESIDUES.find(STANDARD_CODE[place : place + 1]) % (_STOP + 1)
-    return residues
-
-
-_RESIDUE_OF_CODON = _residue_of_codon()
-_IS_END = _RESIDUE_OF_CODON == _STOP
+COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + CODONS + 3 * _FRAMES + 2
+"""Numbers of the composition and the open runs, which come first."""
+GENES_COUNT = gene_finding.NUMBERS + CODONS + len(RESIDUES)
+"""Numbers of the genes, which come next."""
 _CLASS_OF_RESIDUE = np.array(
-    [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in _RESIDUES],
+    [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in RESIDUES],
     dtype=np.uint8,
 )

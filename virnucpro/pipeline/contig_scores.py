@@ -23,7 +23,8 @@ from virnucpro import durable
 from virnucpro.data.fragments import chunk_bounds
 from virnucpro.data.letter_stream import LetterWindow, stream_letters
 from virnucpro.errors import StoppedError
-from virnucpro.models.sequence_features import OTHER, TABLES, encode
+from virnucpro.models.nucleotide_codes import OTHER, encode
+from virnucpro.models.sequence_features import TABLES
 from virnucpro.pipeline.feature_join import RowStream, join
 from virnucpro.pipeline.frame_order import CONTIGS_AT_ONCE
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT

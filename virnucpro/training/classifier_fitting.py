@@ -27,7 +27,7 @@ from virnucpro.models.classifier_card import (
     read_card,
 )
 from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.sequence_features import encode
+from virnucpro.models.nucleotide_codes import encode
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.classifier_cards import Trained, card_values, worth_of
 from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from virnucpro.models.contig_model import BoolArray, DoubleArray, FloatArray, IntArray
-    from virnucpro.models.sequence_features import CodeArray
+    from virnucpro.models.nucleotide_codes import CodeArray
     from virnucpro.training.training_settings import ContigSettings
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class LabelledRecords:
     """Genomes, or contigs, and what they are."""
 
     codes: Sequence[CodeArray]
-    """Letters of each, as ``virnucpro.models.sequence_features.encode`` returns them."""
+    """Letters of each, as ``virnucpro.models.nucleotide_codes.encode`` returns them."""
     is_virus_C: BoolArray
     """bool (C,)."""
     groups: Sequence[str]
@@ -154,9 +154,9 @@ def train_contig_model(
     is_viral_G = np.array([is_virus for is_virus, _ in names])
     counts, fold_of_source = count_kmers(genomes, training.group_numbers(names), names, settings)
     tables = counts.log_odds()
-    features = SequenceFeatures(tables)
+    features = SequenceFeatures(tables, is_viral_G)
     held_out_CS = np.stack([features.of(codes) for codes in validation.codes])
-    training_CS = features_out_of_fold(training, counts, fold_of_source, stop=stop)
+    training_CS = features_out_of_fold(training, counts, fold_of_source, is_viral_G, stop=stop)
     by_kind = {}
     for kind in (SEQUENCE, EMBEDDINGS):
         by_kind[kind] = fit_networks(
@@ -227,6 +227,7 @@ def features_out_of_fold(
     contigs: LabelledRecords,
     counts: KmerCounts,
     fold_of_source: Mapping[str, int],
+    is_viral_G: BoolArray,
     *,
     stop: threading.Event | None = None,
 ) -> FloatArray:
@@ -239,7 +240,7 @@ def features_out_of_fold(
     folds_C = np.array([fold_of_source[source] for source in contigs.sources])
     rows: list[FloatArray | None] = [None] * len(folds_C)
     for fold in range(counts.num_folds):
-        features = SequenceFeatures(counts.log_odds(without_fold=fold))
+        features = SequenceFeatures(counts.log_odds(without_fold=fold), is_viral_G)
         for number in np.flatnonzero(folds_C == fold).tolist():
             _check(stop)
             rows[number] = features.of(contigs.codes[number])
@@ -354,6 +355,7 @@ def _fit_one(
 def _network(num_inputs: int, num_groups: int, settings: ContigSettings) -> nn.Sequential:
     first, second = settings.hidden_dims
     return nn.Sequential(
+        nn.Dropout(settings.input_dropout),
         nn.Linear(num_inputs, first),
         nn.BatchNorm1d(first),
         nn.ReLU(),
@@ -368,7 +370,7 @@ def _network(num_inputs: int, num_groups: int, settings: ContigSettings) -> nn.S
 def _layers(network: nn.Sequential) -> tuple[Layer, ...]:
     """Return the layers of a network in evaluation mode, the batch norm folded into the first one."""
     linear: list[nn.Linear] = [part for part in network if isinstance(part, nn.Linear)]
-    norm: Any = network[1]
+    norm: Any = next(part for part in network if isinstance(part, nn.BatchNorm1d))
     scale = (norm.weight / torch.sqrt(norm.running_var + norm.eps)).detach()
     layers = [(part.weight.detach(), part.bias.detach()) for part in linear]
     weight, bias = layers[0]

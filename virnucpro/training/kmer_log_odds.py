@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models.sequence_features import TABLES, UNITS_PER_NAT, OpenRuns, kmers
+from virnucpro.models.gene_finding import Genes
+from virnucpro.models.sequence_features import TABLES, UNITS_PER_NAT, kmers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.models.sequence_features import CodeArray, TableArray
+    from virnucpro.models.nucleotide_codes import CodeArray
+    from virnucpro.models.sequence_features import TableArray
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -35,7 +37,7 @@ class KmerCounts:
     How often each group's genomes of each fold have the k-mers of every table.
 
     Args:
-        codes: Letters of each record, as ``virnucpro.models.sequence_features.encode`` returns them.
+        codes: Letters of each record, as ``virnucpro.models.nucleotide_codes.encode`` returns them.
         groups: Group of each record, from 0, int64 (records,).
         weights: What one k-mer of each record counts, float64 (records,).
         folds: Fold of each record, from 0, int64 (records,).
@@ -53,7 +55,7 @@ class KmerCounts:
             self._num_nt[fold, group] += len(codes_L)
             for start in range(0, len(codes_L), _STRETCH_NT):
                 stretch = codes_L[start : start + _STRETCH_NT]
-                for table, (slots, _) in zip(TABLES, kmers(stretch, OpenRuns.of(stretch)), strict=True):
+                for table, (slots, _) in zip(TABLES, kmers(stretch, Genes.of(stretch)), strict=True):
                     np.add.at(self._counts[table.name][fold, group], slots, np.float32(weight))
 
     @property

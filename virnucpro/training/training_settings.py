@@ -71,6 +71,8 @@ class ContigSettings:
     """Networks, M."""
     hidden_dims: tuple[int, int] = (256, 64)
     """Widths of their hidden layers."""
+    input_dropout: float = 0.3
+    """Share of the inputs that is left out of each step: no network can rely on a few of them."""
     dropout: float = 0.4
     """Share of the first hidden layer that is left out of each step; half of that in the second one."""
     batch_contigs: int = 256
