@@ -133,6 +133,15 @@ def test_a_model_is_read_as_it_was_written_and_broken_ones_are_refused(weights):
     ):
         with pytest.raises(ValueError, match="do not fit together"):
             ContigWeights.of_bytes(broken.to_bytes())
+    layer = Layer(weights.members[0][0].weight[:, 9:], weights.members[0][0].bias)
+    of_before = replace(
+        weights,
+        mean_I=weights.mean_I[9:],
+        deviation_I=weights.deviation_I[9:],
+        members=((layer, weights.members[0][1]),),
+    )
+    with pytest.raises(ValueError, match="train it again"):
+        ContigModel(ContigWeights.of_bytes(of_before.to_bytes()))
     with pytest.raises(ValueError, match="no contig model"):
         ContigWeights.of_bytes(b"something else")
 

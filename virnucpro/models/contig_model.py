@@ -145,13 +145,17 @@ class ContigModel:
         weights: All its numbers.
 
     Raises:
-        ValueError: The tables are not those that sequence features are made of.
+        ValueError: The tables, or the numbers of a contig that it takes, are not those of this program.
     """
 
     def __init__(self, weights: ContigWeights) -> None:
         self._weights = weights
         self.features = SequenceFeatures(weights.log_odds, weights.is_viral_G)
         """Makes the inputs that come from letters."""
+        if len(weights.mean_I) < self.features.dim:
+            given = f"it takes {len(weights.mean_I)} numbers, and a contig's letters give {self.features.dim}"
+            message = f"{given}: train it again with this version"
+            raise ValueError(message)
 
     @property
     def uses_embeddings(self) -> bool:
