@@ -105,6 +105,15 @@ class RunLayout(FolderLayout):
         return self.work_dir / "workers"
 
     @property
+    def all_units_dir(self) -> Path:
+        """What hosts tell each other, a folder for each start of the run."""
+        return self.work_dir / "units"
+
+    def units(self, run_id: str) -> UnitsLayout:
+        """What hosts tell each other in one start of the run."""
+        return UnitsLayout(self.all_units_dir / run_id)
+
+    @property
     def log_dir(self) -> Path:
         """One file of JSON lines a worker."""
         return self.output_dir / "logs"
@@ -126,6 +135,47 @@ class RunLayout(FolderLayout):
         matches = ((SHARD_NAME.fullmatch(path.name), path) for path in self.output_dir.glob("shard_*.h5"))
         found = [(int(match[1]), path) for match, path in matches if match]
         return [path for _, path in sorted(found)]
+
+
+@dataclass(frozen=True)
+class UnitsLayout:
+    """The files by which the hosts of one start of a run share its work out."""
+
+    folder: Path
+
+    @property
+    def plan(self) -> Path:
+        """Which blocks each unit holds; also proves that a host sees this very folder."""
+        return self.folder / "units.json"
+
+    @property
+    def claims_dir(self) -> Path:
+        """One file a claimed unit, which names its owner."""
+        return self.folder / "claims"
+
+    @property
+    def done_dir(self) -> Path:
+        """One file a unit whose blocks are durable."""
+        return self.folder / "done"
+
+    @property
+    def owners_dir(self) -> Path:
+        """One file an owner, rewritten as long as it lives."""
+        return self.folder / "owners"
+
+    @property
+    def said_dir(self) -> Path:
+        """One file of JSON lines an owner: what its worker said."""
+        return self.folder / "said"
+
+    def owner(self, name: str) -> Path:
+        """The sign of life of an owner."""
+        return self.owners_dir / name
+
+    @property
+    def driver(self) -> Path:
+        """The sign of life of the process that shares the work out."""
+        return self.folder / "driver"
 
 
 @dataclass(frozen=True)
