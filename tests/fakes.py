@@ -130,6 +130,21 @@ def load_model_that_ranks_lose(weights_path, device, *, precision="fp32"):
     return HashModel((lambda number, sequences: fail("segfault")) if is_lost else (lambda *_: None)), ByteTokenizer()
 
 
+def load_slow_bundled_encoder(weights_path, device, *, precision="fp32"):
+    """The bundled encoder of proteins on a device that needs a fifth of a second longer for every batch."""
+    from virnucpro.models.esm2_flash import load_esm2_model
+
+    model, tokenizer = load_esm2_model(weights_path, device, precision=precision)
+    compute = model.forward
+
+    def slowly(*args):
+        time.sleep(0.2)
+        return compute(*args)
+
+    model.forward = slowly
+    return model, tokenizer
+
+
 def load_poisoned_model(weights_path, device, *, precision="fp32"):
     """A hash model that gives one number which is not finite for the sequence *weights_path*."""
     return PoisonedModel(weights_path), ByteTokenizer()

@@ -91,14 +91,23 @@ def test_what_goes_in_comes_out_in_order_for_any_batching(tmp_path_factory, data
     check_loader(run, batches, 0)
 
 
-def test_a_loader_can_be_gone_through_twice_though_its_batches_were_an_iterator(tmp_path):
+def test_batches_are_asked_for_one_by_one_when_they_are_about_to_be_made(tmp_path):
     run = random_run(tmp_path, num_records=10)
-    dataset = IndexBasedDataset(run.index, run.plan.positions)
-    collator = VarlenCollator(ByteTokenizer(), max_residues=99)
-    loader = create_async_dataloader(dataset, collator, (range(n, n + 2) for n in range(0, 10, 2)))
-    first, second = ([batch.sequence_ids for batch in loader] for _ in range(2))
-    assert len(first) == 5
-    assert first == second
+    asked = []
+
+    def batches():
+        for first in range(0, 10, 2):
+            asked.append(first)
+            yield range(first, first + 2)
+
+    loader = create_async_dataloader(
+        IndexBasedDataset(run.index), VarlenCollator(ByteTokenizer(), max_residues=99), batches()
+    )
+    came = []
+    for number, batch in enumerate(loader):
+        assert asked == list(range(0, 2 * number + 1, 2))
+        came += batch.positions
+    assert came == list(range(10))
 
 
 def test_no_batches_give_nothing(tmp_path):

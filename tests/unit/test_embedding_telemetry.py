@@ -355,6 +355,28 @@ def test_what_is_said_of_something_unknown_is_passed_over():
     assert run.snapshot() == before
 
 
+def test_ranks_that_claim_their_blocks_share_what_is_left_and_one_that_does_more_takes_it_from_the_other():
+    run = two_ranks()
+    shares = [rank.tokens_left for rank in run.snapshot().ranks]
+    for rank in range(2):
+        run.assigned(rank, None)
+        say(run, rank, {"kind": "found"}, {"kind": "resumed", "sequences": 0, "tokens_to_do": None})
+        say(run, rank, {"kind": "model_loaded", "seconds": 1.0})
+    assert [rank.tokens_left for rank in run.snapshot().ranks] == shares
+    claimed = int(run.facts.block_tokens[1])  # which would have been the other's
+    say(run, 0, {"kind": "claimed", "runs": [[0, 1, 1]]})
+    assert [rank.tokens_left for rank in run.snapshot().ranks] == [shares[0] + claimed, shares[1] - claimed]
+    assert run.snapshot().tokens_left == sum(shares)
+    computes(run, 0, 0)
+    computes(run, 0, 1)
+    durable(run, 0, 0, 1)
+    say(run, 1, {"kind": "claimed", "runs": [[0, 0, 1]]})  # taken over, though it was durable
+    assert [rank.tokens_left for rank in run.snapshot().ranks] == [
+        shares[0] - int(run.facts.block_tokens[0]),
+        shares[1] - claimed,
+    ]
+
+
 def test_what_makes_no_sense_costs_one_warning_and_nothing_else():
     run = two_ranks()
     begins(run, 0)

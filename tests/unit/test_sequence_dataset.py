@@ -39,6 +39,13 @@ def test_iteration_ends_after_the_last_record(dataset):
     assert [record.sequence_id for record in dataset] == ["a", "d", "c"]
 
 
+def test_without_indices_every_record_is_there_by_its_position(dataset):
+    everything = IndexBasedDataset(dataset.index)
+    assert len(everything) == 4
+    assert [record.sequence_id for record in everything.__getitems__([3, 0])] == ["a", "d"]
+    assert [record.position for record in everything] == [0, 1, 2, 3]
+
+
 def test_a_dataset_of_nothing_is_empty(dataset):
     assert len(IndexBasedDataset(dataset.index, [])) == 0
     assert IndexBasedDataset(dataset.index, []).__getitems__([]) == []

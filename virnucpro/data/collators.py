@@ -206,7 +206,7 @@ def create_async_dataloader(
     Args:
         dataset: Sequences by number.
         collator: Packs one batch.
-        batches: Numbers in *dataset* of each batch's sequences.
+        batches: Numbers in *dataset* of each batch's sequences; asked for one by one, as batches are about to be made.
         loader_workers: Processes that read and tokenise ahead; 0 does it in this process.
         pin_memory: Hand out page-locked tensors (GPUs only).
 
@@ -215,7 +215,7 @@ def create_async_dataloader(
     """
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only
-        batch_sampler=list(batches),  # type: ignore[arg-type]  # ranges stay ranges: memory by blocks, not by sequences
+        batch_sampler=batches,  # type: ignore[arg-type]  # it takes any sequences of numbers, not only lists
         collate_fn=collator,
         num_workers=loader_workers,
         multiprocessing_context="spawn" if loader_workers else None,

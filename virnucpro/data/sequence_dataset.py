@@ -27,19 +27,20 @@ class IndexBasedDataset:
 
     Args:
         index: Where they are.
-        indices: int64 (num_sequences,): their positions in the index, in the order wanted.
+        indices: int64 (num_sequences,): their positions in the index, in the order wanted; None stands for every
+            record by its position.
     """
 
-    def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray) -> None:
+    def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray | None = None) -> None:
         self.index = index
-        self.indices: IntArray = np.asarray(indices, dtype=np.int64)
+        self.indices: IntArray | None = None if indices is None else np.asarray(indices, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.index if self.indices is None else self.indices)
 
     def __getitem__(self, number: int) -> SequenceRecord:
         """Read sequence *number* of this dataset."""
-        return self.index.read(int(self.indices[number]))
+        return self.index.read(int(number if self.indices is None else self.indices[number]))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[SequenceRecord]:
         """Read several sequences of this dataset, in the order asked for."""

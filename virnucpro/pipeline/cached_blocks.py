@@ -8,6 +8,7 @@ log and to the parent, and from then on everything is computed.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -35,7 +36,7 @@ class BlockCache:
     """
     The embedding cache as one worker uses it; without ``config.cache_dir`` it holds nothing and keeps nothing.
 
-    Use it as a context manager.
+    Use it as a context manager; safe from any thread.
 
     Args:
         config: Where the cache is, how large it may be, and what rows are keyed by.
@@ -48,6 +49,7 @@ class BlockCache:
         self._index = index
         self._plan = plan
         self._reports = reports
+        self._lock = threading.RLock()
         self._cache: EmbeddingCache | None = None
         if config.cache_dir is not None:
             try:
@@ -60,27 +62,29 @@ class BlockCache:
     def take(self, blocks: Iterable[int]) -> Iterator[BlockRows]:
         """Yield the rows of those of *blocks* that are in the cache whole, in their order."""
         for block in blocks:
-            if self._cache is None:
-                return
             positions = self._plan.block_positions(block)
-            try:
-                rows = self._cache.get(self._index.sequence_hashes[positions])
-            except CacheError as error:
-                self._give_up(error)
-                return
+            with self._lock:
+                if self._cache is None:
+                    return
+                try:
+                    rows = self._cache.get(self._index.sequence_hashes[positions])
+                except CacheError as error:
+                    self._give_up(error)
+                    return
             if rows is not None:
                 yield BlockRows(block, positions, self._index.sequence_ids(positions), rows, BlockOrigin.CACHED)
 
     def keep(self, blocks: Sequence[BlockRows]) -> None:
         """Put the rows of *blocks* into the cache."""
-        if self._cache is None:
-            return
         hashes = self._index.sequence_hashes[np.concatenate([item.positions for item in blocks])]
-        try:
-            with span(WRITING, name="cache", blocks=len(blocks)):
-                self._cache.put(hashes, np.concatenate([item.embeddings for item in blocks]))
-        except CacheError as error:
-            self._give_up(error)
+        with self._lock:
+            if self._cache is None:
+                return
+            try:
+                with span(WRITING, name="cache", blocks=len(blocks)):
+                    self._cache.put(hashes, np.concatenate([item.embeddings for item in blocks]))
+            except CacheError as error:
+                self._give_up(error)
 
     def _give_up(self, error: CacheError) -> None:
         log.warning("cache.unusable", cache=error.path, reason=error.what)

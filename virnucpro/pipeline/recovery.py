@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.rank_runner import RankOutcome
+    from virnucpro.pipeline.unit_claims import UnitSource
 
 MAX_STARTS = 64
 """Processes started for one rank in one wave of work at the most, however much each of them gets done."""
@@ -47,8 +48,10 @@ _LONE_DEATHS = 2
 class Assignment:
     """What one process is asked to do."""
 
-    blocks: Sequence[int]
-    """Its blocks."""
+    blocks: Sequence[int] = ()
+    """Its blocks, where they are known."""
+    units: UnitSource | None = None
+    """Where it claims its blocks, where other hosts share the work."""
     suspects: dict[int, int] = field(default_factory=dict)
     """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
     lone_suspects: frozenset[int] = frozenset()
@@ -128,8 +131,8 @@ class _Rank:
 class RankObserver(Protocol):
     """Something that is told how ranks go on; called from the threads of the ranks."""
 
-    def assigned(self, rank: int, blocks: Sequence[int]) -> None:
-        """Take in what the next process of *rank* is asked to do."""
+    def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
+        """Take in what the next process of *rank* is asked to do; None where it claims its blocks as it goes."""
         ...
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
@@ -152,6 +155,7 @@ class Recovery:
         oom_kills: The kernel's count; by default that of our own control group.
         run_id: Handed on to the workers.
         observer: Is told what processes are asked to do, what they say and how they end.
+        units: Where processes claim their blocks; then ranks have none of their own, and nobody takes over here.
     """
 
     def __init__(
@@ -163,13 +167,16 @@ class Recovery:
         oom_kills: OomKills | None = None,
         run_id: str = "",
         observer: RankObserver | None = None,
+        units: UnitSource | None = None,
     ) -> None:
         self.limits = limits
         self._observer = observer
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
         self._run_id = run_id
         self._world_size = world_size
-        self._ranks = {rank: _Rank(range(rank, num_blocks, world_size)) for rank in range(world_size)}
+        self._units = units
+        num_shared_out = 0 if units is not None else num_blocks
+        self._ranks = {rank: _Rank(range(rank, num_shared_out, world_size)) for rank in range(world_size)}
         self._taken_over: dict[int, int] = {}
         self._blame = _Blame()
         self._block_of: dict[int, int] = {}
@@ -187,12 +194,13 @@ class Recovery:
         with self._changed:
             state = self._ranks[rank]
             if self._observer is not None:
-                self._observer.assigned(rank, state.blocks)
+                self._observer.assigned(rank, state.blocks if self._units is None else None)
             of_lone_suspects = {self._block_of[position]: 1 for position in self._blame.lone}
             return (
                 *args,
                 Assignment(
                     blocks=state.blocks,
+                    units=self._units,
                     suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
                     excused=frozenset(self._blame.excused),
@@ -342,6 +350,11 @@ class Recovery:
                 self._ranks[rank].blocks = sorted(blocks)[number :: len(takers)]
                 self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
             return [rank for rank in takers if self._ranks[rank].blocks]
+
+    def excused(self) -> dict[int, tuple[str, int]]:
+        """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
+        with self._changed:
+            return {position: (item.failure.value, item.attempts) for position, item in self._blame.excused.items()}
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""

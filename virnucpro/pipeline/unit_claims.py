@@ -174,7 +174,7 @@ class ClaimedUnit:
 
     number: int
     """Of the unit."""
-    blocks: list[int]
+    blocks: Sequence[int]
     """Its blocks, ascending."""
     is_fresh: bool
     """Whether nobody has claimed it before: else some of its blocks may be durable already."""
@@ -357,6 +357,44 @@ class UnitClaims:
 
     def _owner_of(self, unit: int) -> str | None:
         return _owner_in(self._layout.claims_dir / _name(unit))
+
+
+class FixedBlocks:
+    """
+    The blocks of a rank that shares its work with nobody: one unit, which is nobody else's to claim.
+
+    Args:
+        blocks: Their numbers.
+    """
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self._blocks = blocks
+        self._is_given = False
+
+    def wait(self, _stop: Event, _on_wait: Callable[[], None] = lambda: None) -> ClaimedUnit | None:
+        """Return the unit, the first time."""
+        if self._is_given:
+            return None
+        self._is_given = True
+        return ClaimedUnit(0, self._blocks, is_fresh=False)
+
+    def iter_now(self) -> Iterator[ClaimedUnit]:
+        """Yield nothing: there is no other unit."""
+        return iter(())
+
+    def all_done(self) -> bool:
+        """Whether nobody else has work of ours."""
+        return True
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """Do nothing: nobody waits for it."""
+
+    def own_blocks(self) -> Sequence[int]:
+        """Return the blocks."""
+        return self._blocks
+
+    def release(self) -> None:
+        """Do nothing: nobody waits for it."""
 
 
 def owners_of_done(folder: Path, units: Iterable[int]) -> dict[int, str]:

@@ -67,7 +67,7 @@ class EmbeddingCache:
     """
     The rows of one space (one model with the settings that decide its numbers) in the cache of one folder.
 
-    For one thread; open one in each process. Use it as a context manager, or ``close`` it.
+    For one thread at a time; open one in each process. Use it as a context manager, or ``close`` it.
 
     Args:
         folder: Where the cache lives; made when it is not there.
@@ -325,7 +325,7 @@ def _create(path: Path) -> None:
 
 def _connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    database = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+    database = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, never the file
     database.execute("PRAGMA journal_size_limit = 67108864")
     database.execute("PRAGMA trusted_schema = OFF")

@@ -32,13 +32,14 @@ _held: list[durable.NewFile] = []
 """Open until this process ends."""
 
 
-def hold_worker_lock(output_dir: Path, rank: int) -> None:
+def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) -> None:
     """
     Hold the lock of this worker process until it ends; called once, before it writes anything.
 
     Args:
         output_dir: The run's folder.
         rank: Of this worker.
+        run_id: Of our run, where not our parent but another host holds the folder for it.
 
     Raises:
         RunLockedError: The folder belongs to another run than our parent's: ours is dead.
@@ -57,7 +58,8 @@ def hold_worker_lock(output_dir: Path, rank: int) -> None:
     _held.append(file)
     holder = _read(layout.lock)
     if holder:
-        if holder.get("pid") not in (os.getpid(), os.getppid()):
+        of_our_parent = holder.get("pid") in (os.getpid(), os.getppid())
+        if not (of_our_parent if run_id is None else holder.get("run_id") == run_id):
             raise RunLockedError(output_dir, json.dumps(holder))
         durable.name_temporaries_after(str(holder.get("run_id")))
 

@@ -1,5 +1,5 @@
 """
-Messages that say which blocks have become durable.
+Messages that say which blocks a worker has claimed, and which have become durable.
 
 A worker's blocks are nearly always every n-th of the plan, so that they are sent as runs (first, last, step): a few
 numbers for thousands of blocks. What does not fit one message goes into several.
@@ -37,6 +37,13 @@ def durable_messages(
         yield {"kind": "durable", "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
     for start in range(0, len(exceptions), ITEMS_IN_A_MESSAGE):
         yield {"kind": "durable", "short": exceptions[start : start + ITEMS_IN_A_MESSAGE]}
+
+
+def claimed_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield what a worker says when it has claimed blocks."""
+    runs = list(_runs(sorted(blocks)))
+    for start in range(0, len(runs), ITEMS_IN_A_MESSAGE):
+        yield {"kind": "claimed", "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
 
 
 def whole_blocks(message: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:

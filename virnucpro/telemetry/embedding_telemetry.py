@@ -112,10 +112,14 @@ class EmbeddingTelemetry:
         for number, rank in enumerate(self._ranks):
             rank.tokens_to_do = rank.tokens_left = self._tokens_of(number)
 
-    def assigned(self, rank: int, blocks: Sequence[int]) -> None:
-        """Take in that a process of *rank* is about to start, and what it is asked to do."""
+    def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
+        """
+        Take in that a process of *rank* is about to start, and what it is asked to do.
+
+        One that claims its blocks as it goes (None) is taken to do its share of what nobody has claimed yet.
+        """
         with self._lock:
-            mine = np.fromiter(blocks, np.int64, len(blocks))
+            mine = np.flatnonzero(self._owner == rank) if blocks is None else np.fromiter(blocks, np.int64, len(blocks))
             before = set(np.unique(self._owner[mine]).tolist()) - {rank}
             self._owner[mine] = rank
             for other in before:
@@ -257,8 +261,24 @@ class EmbeddingTelemetry:
     def _hear_found(self, _: int, rank: _Rank, __: Mapping[str, Any]) -> None:
         rank.has_said_rows = True
 
+    def _hear_claimed(self, number: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        blocks = whole_blocks(message)
+        owners, tokens = self._owner[blocks], self.facts.block_tokens[blocks] * (self._counted[blocks] == 0)
+        for other in set(np.unique(owners).tolist()) - {number}:
+            moved, before = int(tokens[owners == other].sum()), self._ranks[other]
+            before.tokens_left = max(0, before.tokens_left - moved)
+            before.tokens_to_do = max(0, before.tokens_to_do - moved)
+            rank.tokens_left += moved
+            rank.tokens_to_do += moved
+        self._owner[blocks] = number
+        if rank.state is RankState.FINISHING and rank.tokens_left:
+            rank.state = RankState.COMPUTING
+
     def _hear_resumed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
-        rank.tokens_to_do = rank.tokens_left = int(message["tokens_to_do"])
+        if (tokens_to_do := message["tokens_to_do"]) is not None:
+            rank.tokens_to_do = rank.tokens_left = int(tokens_to_do)
+        elif rank.state is not RankState.STARTING:  # more was found, taken over from others
+            return
         rank.state = RankState.LOADING if rank.tokens_left else RankState.FINISHING
 
     def _hear_durable(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:

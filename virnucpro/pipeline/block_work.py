@@ -1,0 +1,309 @@
+"""
+The work of one worker process: the blocks that it is given or claims, each computed and made durable, and its shard.
+
+Blocks come in units. A rank of fixed blocks has one; a rank that shares its work with other hosts claims one after the
+other, when the loader asks for more: the model stays loaded and the device busy from one to the next. What is finished
+or in the cache is sorted out before; what is under suspicion of having ended an earlier process comes last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from virnucpro import spans
+from virnucpro.data.collators import VarlenCollator, create_async_dataloader
+from virnucpro.data.sequence_dataset import IndexBasedDataset
+from virnucpro.errors import StoppedError
+from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from virnucpro.pipeline.block_writer import BlockWriter
+from virnucpro.pipeline.cached_blocks import BlockCache
+from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.unit_claims import FixedBlocks, UnitClaims
+from virnucpro.pipeline.worker_device import load_model, peak_memory
+from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.data.collators import PackedBatch, Tokenizer
+    from virnucpro.data.packing import BlockPlan
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.pipeline.async_inference import InferenceResult
+    from virnucpro.pipeline.recovery import Assignment
+    from virnucpro.pipeline.unit_claims import ClaimedUnit
+    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.run_layout import RunLayout
+    from virnucpro.store.parts import BlockRows
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+log = structlog.get_logger(__name__)
+
+STEP_INTERVAL_S = 1.0
+"""Seconds between two signs that work without batches (checking, sealing, waiting for others) goes on."""
+
+
+@dataclass
+class BlockWork:
+    """The work of one process."""
+
+    index: SequenceIndex
+    plan: BlockPlan
+    layout: RunLayout
+    config: ModelConfig
+    assignment: Assignment
+    reports: ReportPipe
+    stop: threading.Event
+    _units: FixedBlocks | UnitClaims = field(init=False)
+    _left: set[int] = field(default_factory=set)
+    """Blocks of our units that are to be computed, and have not been."""
+    _suspects: list[int] = field(default_factory=list)
+    """Those among them that are under suspicion."""
+    _rowless: list[int] = field(default_factory=list)
+    """Blocks of which no sequence could be computed, while it is open whether they or this process are to blame."""
+    _resumed: int = 0
+    """Sequences found finished."""
+    _is_heard: bool = False
+    """Whether the parent was told what was found."""
+    _model: tuple[AsyncInferenceRunner, Tokenizer] | None = None
+    _last_step_s: float = 0.0
+    _started_s: float = field(default_factory=time.monotonic)
+    _sequences: int = 0
+    """Computed by this process, as the tokens are."""
+    _tokens: int = 0
+    _compute_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        source = self.assignment.units
+        self._units = FixedBlocks(self.assignment.blocks) if source is None else UnitClaims(source)
+
+    def do(self, rank: int, device: torch.device) -> int:
+        """
+        Compute what is not finished, seal the rank's shard, and return its rows.
+
+        Raises:
+            StoppedError: We were told to stop.
+        """
+        config, units = self.config, self._units
+        with BlockCache(config, self.index, self.plan, self.reports) as cache:
+            writer = self._writer(reports=self.reports, cache=cache)
+            while (unit := units.wait(self.stop, self._step)) is not None:
+                blocks = self._blocks_to_compute(chain([unit], units.iter_now()), cache)
+                first = next(blocks, None)
+                if (first is not None or self._suspects) and not self.stop.is_set():
+                    self._compute(chain([] if first is None else [first], blocks), device, writer)
+                units.settle(self._rowless)  # nothing is left that could prove this process
+                self._rowless.clear()
+        if self._left or not units.all_done():
+            units.release()
+            raise StoppedError(signal.SIGTERM)
+        self._sequences, self._tokens = writer.sequences, writer.tokens
+        hidden_dim = config.hidden_dim if self._model is None else self._model[0].model.hidden_dim
+        with spans.span(spans.SEALING):
+            rows = seal_shard(
+                rank, _among(units.own_blocks()), self.plan, self.layout, hidden_dim=hidden_dim, on_step=self._step
+            )
+        log.info(
+            "shard.finished",
+            rows=rows,
+            sequences=self._sequences,
+            tokens=self._tokens,
+            seconds=round(time.monotonic() - self._started_s, 3),
+            tokens_per_second=round(self._tokens / self._compute_s) if self._tokens else 0,
+            **peak_memory(device),
+        )
+        return rows
+
+    # --- what is to be computed; on a GPU this runs in the loader's thread ---
+
+    def _blocks_to_compute(self, units: Iterable[ClaimedUnit], cache: BlockCache) -> Iterator[int]:
+        """Yield the blocks of *units* to compute; those under suspicion are kept for later."""
+        for unit in units:
+            todo = self._sorted_out(unit, cache)
+            self._left.update(todo)
+            self._suspects += [block for block in todo if block in self.assignment.suspects]
+            yield from [block for block in todo if block not in self.assignment.suspects]
+            if self.stop.is_set():
+                return
+
+    def _sorted_out(self, unit: ClaimedUnit, cache: BlockCache) -> list[int]:
+        """Return the blocks of *unit* that are neither finished, nor in the cache, nor excused as a whole."""
+        blocks = unit.blocks
+        if is_shared := self.assignment.units is not None:
+            for message in claimed_messages(blocks):
+                self.reports.put(message)
+        finished = set() if unit.is_fresh else self._finished(blocks)
+        todo = [block for block in blocks if block not in finished and len(self._positions(block))]
+        resumed = sum(len(self._positions(block)) for block in blocks if block in finished)
+        self._resumed += resumed
+        if not self._is_heard:
+            self.reports.put({"kind": "found"})
+            log.info(
+                "worker.started", blocks=len(blocks), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid()
+            )
+        cached = self._write_cached(todo, cache)
+        todo = [block for block in todo if block not in cached]
+        if resumed or not self._is_heard:
+            tokens_to_do = None if is_shared else int(self.plan.tokens[todo].sum())
+            self.reports.put({"kind": "resumed", "sequences": self._resumed, "tokens_to_do": tokens_to_do})
+        self._is_heard = True
+        waiting = {*todo, *cached}
+        self._units.settle(block for block in blocks if block not in waiting)
+        return todo
+
+    def _finished(self, blocks: Sequence[int]) -> set[int]:
+        """Return those of *blocks* that are durable, and say so."""
+        with spans.span(spans.PREPARING, name="check what is done"):
+            found = find_finished_blocks(
+                self.layout, self.plan, among=_among(blocks), excused=self.assignment.excused, on_step=self._step
+            )
+        finished = found.blocks.intersection(blocks)
+        self._say_durable(found.positions_of(finished))
+        return finished
+
+    def _write_cached(self, todo: list[int], cache: BlockCache) -> set[int]:
+        """Make those blocks durable that the cache holds whole; return their numbers."""
+        blocks: set[int] = set()
+        sequences = 0
+        with self._writer(is_cached=True) as writer:
+            for rows in cache.take(todo):
+                writer.add(rows)
+                blocks.add(rows.block)
+                sequences += len(rows.positions)
+                if self.stop.is_set():
+                    break
+        if blocks:
+            log.info("worker.cached", blocks=len(blocks), sequences=sequences)
+            self.reports.put({"kind": "cached", "sequences": sequences})
+        return blocks
+
+    # --- computing ---
+
+    def _compute(self, plain: Iterable[int], device: torch.device, writer: BlockWriter) -> None:
+        """Compute blocks and make them durable as they come, those under suspicion last."""
+        if self._model is None:
+            model, tokenizer = load_model(self.config, device, self.reports)
+            self._model = AsyncInferenceRunner(model, device), tokenizer
+        runner, tokenizer = self._model
+        started_s = time.monotonic()
+        with writer:
+            for result in runner.run(self._loader(plain, tokenizer, device), stop=self.stop, on_start=self._say):
+                self._keep(self._block_of(result), result, writer)
+            suspicion = self.assignment.suspects
+            suspects = sorted(self._suspects, key=lambda block: suspicion[block])
+            self._suspects.clear()
+            if suspects and not self.stop.is_set():
+                for block, batch in zip(suspects, self._loader(suspects, tokenizer, device), strict=True):
+                    self._keep(block, self._compute_suspect(block, batch, runner), writer)
+                    if self.stop.is_set():
+                        break
+        self._compute_s += time.monotonic() - started_s
+
+    def _keep(self, block: int, result: InferenceResult, writer: BlockWriter) -> None:
+        writer.take(block, result)
+        self._left.discard(block)
+        if not result.positions:
+            self._rowless.append(block)
+        elif self._rowless:  # this process can compute, so what it could not compute is to blame
+            self._units.settle(self._rowless)
+            self._rowless.clear()
+
+    def _block_of(self, result: InferenceResult) -> int:
+        return self.plan.block_of(result.positions[0] if result.positions else result.failed[0].position)
+
+    def _compute_suspect(self, block: int, batch: PackedBatch, runner: AsyncInferenceRunner) -> InferenceResult:
+        if not self.assignment.is_apart(block):
+            (result,) = runner.run([batch], on_start=self._say)
+        else:
+            log.warning("block.apart", block=block, sequences=len(batch.positions))
+            result = runner.run_apart(
+                batch,
+                on_start=self._say,
+                last=self.assignment.lone_suspects,
+                then_whole=self.assignment.may_be_whole(block) and self._is_whole(block),
+            )
+        return result if self._is_whole(block) else replace(result, is_resplit=True)
+
+    def _loader(self, blocks: Iterable[int], tokenizer: Tokenizer, device: torch.device) -> DataLoader[PackedBatch]:
+        """Return the batches of *blocks*, in their order; each block is asked for when its batch is about to be."""
+        return create_async_dataloader(
+            IndexBasedDataset(self.index),
+            VarlenCollator(tokenizer, max_residues=self.config.max_residues, in_windows=self.config.in_windows),
+            (self._positions(block).tolist() for block in blocks),
+            loader_workers=self.config.loader_workers,
+            pin_memory=device.type == "cuda",
+        )
+
+    def _writer(
+        self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None, is_cached: bool = False
+    ) -> BlockWriter:
+        at_once = 1 if self.assignment.after_failure else self.config.sequences_per_part
+
+        def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
+            blocks = ((item.block, item.positions) for item in rows)
+            cached = sum(len(item.positions) for item in rows) if is_cached else 0
+            self._say_durable(blocks, written_bytes=written_bytes, cached=cached)
+            self._units.settle(item.block for item in rows)
+
+        return BlockWriter(
+            self.layout.parts_dir,
+            self.plan.fingerprint,
+            at_once,
+            reports=reports,
+            cache=cache,
+            on_durable=on_durable,
+        )
+
+    def _positions(self, block: int) -> IntArray:
+        """Return the index positions of *block* that are to be computed."""
+        positions = self.plan.block_positions(block)
+        excused = self.assignment.excused
+        return positions if not excused else positions[[item not in excused for item in positions.tolist()]]
+
+    def _is_whole(self, block: int) -> bool:
+        """Whether no sequence of *block* is excused: then its rows are those of the plan's batch."""
+        return len(self._positions(block)) == len(self.plan.block_positions(block))
+
+    # --- what the parent is told ---
+
+    def _say_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0, cached: int = 0) -> None:
+        """Tell the parent which blocks are durable, given with the index positions of their rows."""
+        whole: list[int] = []
+        short: dict[int, int] = {}
+        for block, positions in blocks:
+            if len(positions) == len(self.plan.block_positions(block)):
+                whole.append(block)
+            else:
+                short[block] = int(self.index.rows_of(positions).sum())
+        for message in durable_messages(whole, short=short, written_bytes=written_bytes, cached=cached):
+            self.reports.put(message)
+
+    def _say(self, batch: PackedBatch) -> None:
+        """Tell the parent what is computed next, so that it knows if we do not live to tell the result."""
+        if batch.positions:
+            message = {"kind": "start", "block": self.plan.block_of(batch.positions[0])}
+            self.reports.put(message if len(batch.positions) > 1 else {**message, "position": batch.positions[0]})
+
+    def _step(self) -> None:
+        """Tell the parent that work goes on that has no batches."""
+        if time.monotonic() - self._last_step_s > STEP_INTERVAL_S:
+            self._last_step_s = time.monotonic()
+            self.reports.put({"kind": "step"})
+
+
+def _among(blocks: Sequence[int]) -> range | frozenset[int]:
+    """Return *blocks* for quick look-ups."""
+    return blocks if isinstance(blocks, range) else frozenset(blocks)
