@@ -360,6 +360,26 @@ class SequenceError(VirNucProError):
         super().__init__(f"{printable(sequence_id)}: {what}")
 
 
+class HostCheckError(VirNucProError):
+    """
+    A host cannot take part in a run: it does not see what the others see, or cannot write where they do.
+
+    Attributes:
+        host: Its name.
+        path: What differs there.
+        what: How.
+    """
+
+    exit_code = ExitCode.CONFIGURATION
+
+    def __init__(self, host: str, path: str | Path, what: str, *, exit_code: ExitCode = ExitCode.CONFIGURATION) -> None:
+        self.host = host
+        self.path = str(path)
+        self.what = what
+        self.exit_code = exit_code
+        super().__init__(f"host {printable(host)} cannot take part in this run: {printable(self.path)}: {what}")
+
+
 class WorkersFailedError(VirNucProError, RuntimeError):
     """
     Workers failed, so that rows are missing.

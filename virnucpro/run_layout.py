@@ -104,6 +104,10 @@ class RunLayout(FolderLayout):
         """One file a worker process, locked as long as it lives."""
         return self.work_dir / "workers"
 
+    def host_check(self, owner: str) -> Path:
+        """A file that proves that a host can write and rename here; gone at once."""
+        return self.output_dir / f".host_check.{owner}"
+
     @property
     def all_units_dir(self) -> Path:
         """What hosts tell each other, a folder for each start of the run."""
@@ -171,6 +175,15 @@ class UnitsLayout:
     def owner(self, name: str) -> Path:
         """The sign of life of an owner."""
         return self.owners_dir / name
+
+    def said(self, owner: str) -> Path:
+        """What the worker of an owner said."""
+        return self.said_dir / f"{owner}.jsonl"
+
+    @property
+    def stop(self) -> Path:
+        """Tells every host to stop."""
+        return self.folder / "stop"
 
     @property
     def driver(self) -> Path:

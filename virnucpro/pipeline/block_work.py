@@ -20,7 +20,7 @@ import structlog
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
-from virnucpro.errors import StoppedError
+from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.block_writer import BlockWriter
 from virnucpro.pipeline.cached_blocks import BlockCache
@@ -89,6 +89,10 @@ class BlockWork:
     def __post_init__(self) -> None:
         source = self.assignment.units
         self._units = FixedBlocks(self.assignment.blocks) if source is None else UnitClaims(source)
+        if isinstance(self._units, UnitClaims) and self._units.plan.plan_fingerprint != self.plan.fingerprint:
+            raise ConfigurationError(
+                "this host plans other blocks than the run's driver: it needs the same input, model and versions"
+            )
 
     def do(self, rank: int, device: torch.device) -> int:
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.rank_runner import RankOutcome
-    from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
 
 
-def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], recovery: Recovery) -> Aggregation:
+class Reasons(Protocol):
+    """Something that knows why a sequence has no row."""
+
+    def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome], /) -> tuple[str, int]:
+        """Return the failure class, and how many processes tried."""
+        ...
+
+
+def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons) -> Aggregation:
     """
     Write the result and the list of what is missing.
 
     Args:
         run: The run.
         outcomes: Of every rank.
-        recovery: Knows why what is missing is missing.
+        reasons: Knows why what is missing is missing.
 
     Raises:
         OutputError: Either cannot be written.
@@ -54,7 +61,7 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], recovery: R
         run.layout,
         index,
         result.missing_positions,
-        lambda position: recovery.why_missing(position, plan.block_of(position), outcomes),
+        lambda position: reasons.why_missing(position, plan.block_of(position), outcomes),
     )
     return result
 
@@ -215,6 +222,7 @@ def _mend_list_of_skipped(run: PreparedRun, manifest: RunManifest) -> None:
 def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
     """Remove what a complete run no longer needs; what cannot be removed is left for the next start."""
     shutil.rmtree(layout.parts_dir, ignore_errors=True)
+    shutil.rmtree(layout.all_units_dir, ignore_errors=True)
     shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
     for path in [layout.partial_embeddings, *([] if keep_shards else layout.shards())]:
         with suppress(OutputError):

@@ -47,9 +47,10 @@ from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from virnucpro.config import RunLimits
+    from virnucpro.pipeline.budget_probe import DeviceProbe
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -138,6 +139,7 @@ def prepare_run(
     *,
     run_id: str,
     probe_fn: WorkerFunction = PROBE_WORKER,
+    probe_elsewhere: Callable[[str, str, ModelConfig], list[DeviceProbe]] | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> PreparedRun:
@@ -151,6 +153,7 @@ def prepare_run(
         devices: One a rank, or a claim of them, which is waited for unless the folder is finished.
         run_id: Unique to this start.
         probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
+        probe_elsewhere: Does that where the GPUs are on other hosts, from index, folder and what to compute.
         stop: Set it to give up while GPUs are tried out.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -192,9 +195,11 @@ def prepare_run(
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and claim.type == "cuda" and len(index):
-        found = probe_devices(
-            claim.devices(), (str(layout.index), str(layout.output_dir), model_config), probe_fn=probe_fn, stop=stop
-        )
+        args = (str(layout.index), str(layout.output_dir), model_config)
+        if probe_elsewhere is not None:
+            found = probe_elsewhere(*args)
+        else:
+            found = probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
         model_config = replace(
             model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
         )

@@ -1,0 +1,298 @@
+"""
+One device of one host, for as long as a run over several hosts lasts: what an orchestrator starts there.
+
+``run_device_task`` checks the host, takes a device, finds the weights, and then keeps one worker process at work, which
+claims its units in the shared folder. It needs no message from anybody: it ends when every unit is done, or when the
+driver says so or is gone. What it gives back is small and plain. It knows no orchestrator and no framework.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from virnucpro.config import RunLimits
+from virnucpro.errors import ConfigurationError, DeviceError, HostCheckError, OutputError, VirNucProError
+from virnucpro.models.registry import resolve_model
+from virnucpro.pipeline.budget_probe import PROBE_WORKER, probe_devices
+from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
+from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.host_check import check_host
+from virnucpro.pipeline.host_memory import sha256_once
+from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.recovery import Recovery
+from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, read_units
+from virnucpro.pipeline.worker_words import WordsWriter
+from virnucpro.store.lease import LapseWatch, Lease
+from virnucpro.this_host import host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.pipeline.budget_probe import DeviceProbe
+    from virnucpro.pipeline.rank_runner import MessageHandler
+    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.run_layout import UnitsLayout
+
+log = structlog.get_logger(__name__)
+
+GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
+WATCH_INTERVAL_S = 1.0
+"""Seconds between two looks whether the driver wants us to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOutcome:
+    """How a device task went; small and picklable."""
+
+    host: str
+    """Where."""
+    owner: str
+    """In whose name its units were claimed; empty where it came to none."""
+    rank: RankOutcome
+    """How its worker processes went."""
+    excused: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Index position of each sequence that was given up here -> (failure class, processes that tried)."""
+
+
+def run_device_task(
+    run: PreparedRun,
+    rank: int,
+    *,
+    limits: RunLimits | None = None,
+    stop: threading.Event | None = None,
+    task: str = "",
+    on_message: MessageHandler | None = None,
+    worker_fn: WorkerFunction = GPU_WORKER,
+) -> DeviceOutcome:
+    """
+    Take part in a run with one device of this host, until all its units are done; no process is left then.
+
+    The calling thread must be the one that waits: the worker ends when it ends.
+
+    Args:
+        run: As its driver has prepared it, under a path that leads to the same folder here; ``world_size`` is the
+            number of device tasks.
+        rank: Of this task, unique among those that run at the same time.
+        limits: How often the worker is started again, and how long it is waited for.
+        stop: Set it to stop at the next batch boundary.
+        task: The orchestrator's name of the task, for the log.
+        on_message: Called with rank and message for everything that the worker says.
+        worker_fn: What the process runs.
+
+    Returns:
+        How it went; a worker that failed for good is a state in it, not an error, and its units are free for others.
+
+    Raises:
+        HostCheckError: This host does not see the run's input, folder, versions or weights, or has no device for it.
+        OutputError: The folder cannot be written.
+    """
+    stop = threading.Event() if stop is None else stop
+    owner = new_owner()
+    check_host(run, owner)
+    units = run.layout.units(run.run_id)
+    with _watching_driver(units, stop), device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device:
+        outcome = RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
+        if stop.is_set():
+            return DeviceOutcome(host=host_name(), owner="", rank=outcome)
+        config = weights_here(run.model_config, run_id=run.run_id)
+        about = {"host": host_name(), "pid": os.getpid(), "rank": rank, "device": device.label}
+        source = UnitSource(units.folder, owner)
+        with (
+            Lease(units.owner(owner), about, lease_s=read_units(units.folder).lease_s),
+            WordsWriter(units.said(owner)) as words,
+        ):
+            recovery = Recovery(
+                num_blocks=run.num_blocks,
+                world_size=run.world_size,
+                limits=limits or RunLimits(),
+                run_id=run.run_id,
+                observer=words,
+                units=source,
+            )
+            args = (str(run.layout.index), str(run.output_dir), config)
+            try:
+                _run_processes(recovery, args, outcome, device, stop, task, on_message, worker_fn, run.world_size)
+            finally:
+                if outcome.state != "complete":
+                    _release(source)
+        return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, excused=recovery.excused())
+
+
+def _run_processes(
+    recovery: Recovery,
+    args: tuple[Any, ...],
+    outcome: RankOutcome,
+    device: Device,
+    stop: threading.Event,
+    task: str,
+    on_message: MessageHandler | None,
+    worker_fn: WorkerFunction,
+    world_size: int,
+) -> None:
+    """Start worker processes, one after the other, until one is done or no other may help."""
+
+    def hear(rank: int, message: dict[str, Any]) -> None:
+        recovery.hear(rank, message)
+        if on_message is not None:
+            on_message(rank, message)
+
+    is_wanted = True
+    while is_wanted and not stop.is_set():
+        with recovery.turn(outcome.rank, stop):
+            run_rank(
+                worker_fn,
+                recovery.worker_args(outcome.rank, args, task=task),
+                outcome=outcome,
+                world_size=world_size,
+                device=device,
+                limits=recovery.limits,
+                stop=stop,
+                on_message=hear,
+                oom_kills=recovery.oom_kills,
+            )
+        is_wanted = recovery.another_attempt(outcome)
+        if outcome.state == "failed":
+            log.warning(
+                "rank.failed",
+                rank=outcome.rank,
+                failure=outcome.failure,
+                reason=outcome.reason,
+                starts_again=is_wanted,
+            )
+
+
+def _release(source: UnitSource) -> None:
+    try:
+        UnitClaims(source).release()
+    except VirNucProError as error:  # the folder is gone, or will be free once our lease has lapsed
+        log.warning("units.not_released", reason=str(error))
+
+
+@contextmanager
+def _watching_driver(units: UnitsLayout, stop: threading.Event) -> Iterator[None]:
+    """Set *stop* when the driver says so, or gives no sign of life for as long as a lease lasts."""
+    lease_s = read_units(units.folder).lease_s
+    watch, ending = LapseWatch(lease_s), threading.Event()
+
+    def look() -> None:
+        while not ending.wait(min(WATCH_INTERVAL_S, lease_s / 6)):
+            if units.stop.exists():
+                log.info("device_task.stopping", reason="the run is told to stop")
+            elif watch.has_lapsed(units.driver):
+                log.warning("device_task.stopping", reason=f"no sign of life of the run's driver for {lease_s:g} s")
+            else:
+                continue
+            stop.set()
+            return
+
+    thread = threading.Thread(target=look, name="watch-driver", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+@contextmanager
+def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iterator[Device]:
+    """
+    Yield a device of this host for one task: the GPU that the orchestrator chose, else one that is free.
+
+    Where exactly one GPU is visible, somebody has chosen it for us (Ray, a job of SLURM), and it is ours. Of several,
+    one is locked, and waited for. Without GPUs a task of the CPU takes no lock.
+
+    Args:
+        device_type: ``cpu`` or ``cuda``: of the run.
+        run_id: Of the start of the run.
+        stop: Ends the waiting; then the device must not be used.
+
+    Raises:
+        HostCheckError: No GPU is visible here.
+        OutputError: The locks cannot be used.
+    """
+    if device_type == "cpu":
+        yield CPU
+        return
+    try:
+        visible = visible_tokens(os.environ, gpu_count=count_gpus())
+    except DeviceError as error:
+        raise HostCheckError(host_name(), VISIBLE_VARIABLE, str(error)) from error
+    if not visible:
+        raise HostCheckError(host_name(), VISIBLE_VARIABLE, "the run is one of GPUs, but none is visible here")
+    if len(visible) == 1:
+        yield Device(visible[0])
+        return
+    names = lock_names([Device(token) for token in visible])
+    locks = DeviceLocks()
+    try:
+        while not (taken := locks.take(list(names), least=1, most=1, run_id=run_id)) and not stop.wait(0.5):
+            pass
+        yield names[taken[0]] if taken else Device(visible[0])
+    finally:
+        locks.release()
+
+
+def probe_device_here(
+    index_path: str, output_dir: str, model_config: ModelConfig, *, run_id: str, probe_fn: WorkerFunction = PROBE_WORKER
+) -> list[DeviceProbe]:
+    """
+    Try a GPU of this host out before a run is planned: its attention kernel and the token budget that suits it.
+
+    Args:
+        index_path: The sequence index.
+        output_dir: The run's folder.
+        model_config: What will be computed.
+        run_id: Of the start of the run.
+        probe_fn: What the process runs.
+
+    Raises:
+        HostCheckError: No GPU is visible here, or its weights are others.
+        ConfigurationError: It cannot be used; says why.
+    """
+    with device_here("cuda", run_id=run_id, stop=threading.Event()) as device:
+        config = weights_here(model_config, run_id=run_id)
+        return probe_devices([device], (index_path, output_dir, config), probe_fn=probe_fn)
+
+
+def weights_here(config: ModelConfig, *, run_id: str) -> ModelConfig:
+    """
+    Return *config* with the path of the weights on this host, which are fetched once where they are absent.
+
+    Args:
+        config: Of the run; the path in it is that of the driver's host.
+        run_id: Of the start of the run.
+
+    Raises:
+        HostCheckError: They cannot be had, or are other weights.
+        OutputError: Fetched weights cannot be written.
+    """
+    if not config.weights_path:
+        return config
+    path = Path(config.weights_path)
+    try:
+        if path.is_file():
+            sha256 = sha256_once(path, run_id=run_id)
+        else:
+            resolved = resolve_model(config.model_name)
+            path, sha256 = resolved.weights_path, resolved.weights_sha256
+    except ConfigurationError as error:
+        raise HostCheckError(host_name(), path, str(error)) from error
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise HostCheckError(host_name(), path, f"cannot be read ({error.strerror})") from error
+    if sha256 != config.weights_sha256:
+        what = f"has sha256 {sha256}, but the run's weights have {config.weights_sha256}"
+        raise HostCheckError(host_name(), path, what)
+    return replace(config, weights_path=str(path))

@@ -1,0 +1,213 @@
+"""
+A run over several device tasks, as its driver sees it: write the units, follow what is said of them, sum it up.
+
+The driver holds the folder's lock and gives a sign of life of its own, without which the device tasks stop. It starts
+nothing itself: whoever calls submits ``run_device_task`` to an orchestrator, once a device, and hands back what comes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import structlog
+
+from virnucpro import durable
+from virnucpro.errors import OutputError
+from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.devices import CPU, Device
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.finished_blocks import find_finished_blocks
+from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.unit_claims import numbers_in, write_units
+from virnucpro.pipeline.worker_words import WordsReader
+from virnucpro.store.lease import LEASE_S, Lease
+from virnucpro.telemetry.durable_blocks import durable_messages
+from virnucpro.this_host import host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.pipeline.device_task import DeviceOutcome
+    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.unit_claims import UnitPlan
+    from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+
+log = structlog.get_logger(__name__)
+
+FOLLOW_INTERVAL_S = 1.0
+"""Seconds between two looks at what the hosts have said."""
+
+
+def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
+    """
+    Return what a run prepares with whose devices are on other hosts: as many as there will be device tasks.
+
+    Which device each is becomes known on its host only; until then it is called by its number.
+
+    Args:
+        num_tasks: Device tasks.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    return DeviceClaim.of([CPU if device_type == "cpu" else Device(f"task-{task}") for task in range(num_tasks)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excuses:
+    """Why what is missing is missing, from what every device task has told."""
+
+    excused: dict[int, tuple[str, int]]
+    """Index position -> (failure class, processes that tried)."""
+    otherwise: tuple[str, int]
+    """Of every other sequence: how the first task that failed did so."""
+
+    def why_missing(self, position: int, _block: int, _outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+        """Return the reason why a sequence has no row, and how many processes tried."""
+        return self.excused.get(position, self.otherwise)
+
+
+class HostRun:
+    """
+    Context manager around the embedding of one start of a run; the caller holds the folder's lock.
+
+    When it begins, the units of what is not finished are written; while it lasts, telemetry hears what the hosts say.
+    When it ends, whatever device task is left is told to stop.
+
+    Args:
+        run: Prepared; its ``world_size`` is the number of device tasks.
+        telemetry: Is told what the workers on all hosts say; None where nobody looks.
+        lease_s: Seconds without a sign of life after which a host's work is others'.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+
+    def __init__(
+        self, run: PreparedRun, telemetry: EmbeddingTelemetry | None = None, *, lease_s: float = LEASE_S
+    ) -> None:
+        self.run = run
+        self.units: UnitPlan | None = None
+        self._telemetry = telemetry
+        self._lease_s = lease_s
+        self._layout = run.layout.units(run.run_id)
+        self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
+        self._excused: dict[int, tuple[str, int]] = {}
+        self._hosts: dict[int, str] = {}
+        self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
+        self._ending = threading.Event()
+        self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
+        self._lease = Lease(self._layout.driver, {"host": host_name(), "run_id": run.run_id}, lease_s=lease_s)
+
+    def __enter__(self) -> Self:
+        run = self.run
+        shutil.rmtree(run.layout.all_units_dir, ignore_errors=True)  # of earlier starts, whose tasks stop without it
+        index = run.open_index()
+        plan = run.plan(index)
+        found = find_finished_blocks(run.layout, plan)
+        if self._telemetry is not None:
+            self._say_found(found.blocks)
+        self.units = write_units(
+            self._layout.folder,
+            run_id=run.run_id,
+            plan_fingerprint=plan.fingerprint,
+            blocks=[block for block in range(len(plan)) if block not in found.blocks],
+            tokens=plan.tokens,
+            devices=run.world_size,
+            lease_s=self._lease_s,
+        )
+        log.info("units.written", units=len(self.units), blocks_finished=len(found.blocks), tasks=run.world_size)
+        self._lease.__enter__()
+        self._follower.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._ending.set()
+        self._follower.join()
+        self._lease.__exit__()
+        if self._words is not None:
+            self._words.read_on()
+
+    def stop(self) -> None:
+        """Tell every device task to stop at its next batch boundary; those that have ended do not mind."""
+        with suppress(OutputError):  # else they stop because they miss our sign of life
+            durable.write_bytes(self._layout.stop, b"")
+
+    def num_done(self) -> int:
+        """
+        Return how many units are done.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        return len(numbers_in(self._layout.done_dir))
+
+    def is_done(self) -> bool:
+        """
+        Whether every unit is done; device tasks that have not begun are of no use any more.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        assert self.units is not None, "asked outside of the context"
+        return self.num_done() >= len(self.units)
+
+    def take(self, outcome: DeviceOutcome) -> None:
+        """Take in how a device task went. A rank may have several, one after the other: what they did adds up."""
+        rank = outcome.rank.rank
+        self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
+        self._hosts[rank] = outcome.host
+        self._excused |= outcome.excused
+
+    def take_lost(self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED) -> None:
+        """
+        Take in that a device task ended without an outcome: its host is gone, or it could not take part.
+
+        Args:
+            rank: Of the task.
+            reason: One sentence for a person.
+            failure: Of which class.
+        """
+        before = self._outcomes[rank]
+        lost = RankOutcome(rank=rank, device=before.device, failure=failure.value, reason=reason)
+        lost.failures.append(failure.value)
+        self._outcomes[rank] = _joined(before, lost)
+
+    @property
+    def outcomes(self) -> list[RankOutcome]:
+        """How each rank went, as far as is known."""
+        return list(self._outcomes)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Rank -> the host that it ran on last."""
+        return dict(self._hosts)
+
+    def excuses(self) -> Excuses:
+        """Return why what is missing is missing."""
+        failed = [outcome for outcome in self._outcomes if outcome.failure is not None]
+        otherwise = (failed[0].failure or "unknown", failed[0].attempts) if failed else ("unknown", 0)
+        return Excuses(excused=dict(self._excused), otherwise=otherwise)
+
+    def _say_found(self, blocks: set[int]) -> None:
+        """Tell the telemetry of rows of earlier starts, which no worker will be asked about."""
+        assert self._telemetry is not None
+        for message in durable_messages(blocks, short={}):
+            self._telemetry.hear(0, message)
+
+    def _follow(self) -> None:
+        while not self._ending.wait(FOLLOW_INTERVAL_S):
+            if self._words is not None:
+                self._words.read_on()
+
+
+def _joined(before: RankOutcome, after: RankOutcome) -> RankOutcome:
+    """Return one outcome of two tasks of a rank: how the later one ended, and what both did."""
+    summed: dict[str, Any] = {
+        name: getattr(before, name) + getattr(after, name)
+        for name in ("failures", "pids", "attempts", "sequences", "sequences_cached", "tokens", "seconds", "compute_s")
+    }
+    return RankOutcome(**{**vars(after), **summed})
