@@ -16,6 +16,7 @@ from virnucpro.errors import (
     DeviceError,
     DiskSpaceError,
     ExitCode,
+    HostCheckError,
     IndexFormatError,
     InputChangedError,
     InputProblem,
@@ -58,6 +59,8 @@ EXAMPLES = [
     (RunLockedError("out", "pid 7"), 75),
     (CacheError("cache/embeddings.sqlite", "disk full"), 73),
     (SequenceError("id7", "not finite"), 70),
+    (HostCheckError("node7", "in.fa", "has another size"), 78),
+    (HostCheckError("node7", "out", "cannot be written to", exit_code=ExitCode.CANNOT_WRITE), 73),
     (WorkersFailedError({1: "died"}, partial_path=None, **FAILED), 3),
     (StoppedError(), 130),
 ]
