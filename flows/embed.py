@@ -37,7 +37,7 @@ from flows.parameters import (
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from flows.telemetry import run_telemetry
-from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.config import ModelConfig, ResultForm, RunLimits
 from virnucpro.errors import printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
@@ -77,6 +77,8 @@ def embed(
 ) -> State[Any]:
     """
     Embed every sequence of the input (proteins, or DNA with a model of DNA) into OUT/embeddings.h5.
+
+    A large result is a folder of shards, OUT/embeddings, instead.
 
     Args:
         fasta_files: FASTA files of what the model takes, plain or gzip; the result has their order.
@@ -168,6 +170,7 @@ def _embed_in(
                 claim,
                 run_id,
                 result.restart,
+                ResultForm(result.form),
                 return_state=True,
             )
             run = cast("PreparedRun", indexed.result())

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from virnucpro.config import DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
+from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.training.training_settings import (
@@ -272,6 +272,13 @@ class _Result(_Box):
 class EmbeddingResult(_Result):
     """What becomes of the result."""
 
+    form: Literal["auto", "single", "sharded"] = Field(
+        default="auto",
+        title="Form",
+        description="single: the file embeddings.h5. sharded: the folder embeddings, of files of neighbouring rows and "
+        f"an index of their ids. auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; "
+        "a folder keeps its form.",
+    )
     keep_shards: bool = Field(
         default=False, title="Keep shards", description="Keep each worker's shard beside the result."
     )

@@ -134,7 +134,7 @@ def predict(
         boxes = {
             "hardware": hardware,
             "sequences": SequenceRules(allow_empty=True),
-            "result": EmbeddingResult(allow_partial=True),
+            "result": EmbeddingResult(allow_partial=True, form="single"),
             "cache": cache,
             "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
         }

@@ -18,7 +18,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.states import Failed
 
 from flows.parent_lines import log_level
-from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.config import ModelConfig, ResultForm, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
@@ -84,11 +84,20 @@ def build_index(
     claim: DeviceClaim,
     run_id: str,
     restart: bool,
+    result_form: ResultForm,
 ) -> PreparedRun | State[Any]:
     """Check and index the input, wait for the devices, and settle the plan; see ``prepare_run``."""
 
     def prepare() -> PreparedRun:
-        run = prepare_run(fasta_files, Path(output_dir), model_config, claim, run_id=run_id, restart=_afresh(restart))
+        run = prepare_run(
+            fasta_files,
+            Path(output_dir),
+            model_config,
+            claim,
+            run_id=run_id,
+            restart=_afresh(restart),
+            result_form=result_form,
+        )
         index = run.open_index()
         get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
         return run

@@ -14,7 +14,9 @@ from virnucpro.config import (
     BadRecordPolicy,
     GapPolicy,
     LongPolicy,
+    ResultForm,
     StopPolicy,
+    one_of,
 )
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
@@ -53,6 +55,7 @@ def embed_fasta(
     weights_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     cache_gib: float = DEFAULT_CACHE_GIB,
+    result_form: ResultForm | str = ResultForm.AUTO,
     restart: bool = False,
 ) -> Embeddings:
     """
@@ -84,10 +87,12 @@ def embed_fasta(
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
             served from it gives the same numbers within the tolerance, not the same bytes.
         cache_gib: GiB that the cache takes at the most.
+        result_form: ``single`` (one file), ``sharded`` (a folder of files and an index, read as one), or ``auto``,
+            which is sharded for large results and keeps the form of the folder's earlier run.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
 
     Returns:
-        A mapping from sequence id to vector, open on ``output_dir/embeddings.h5``.
+        A mapping from sequence id to vector, open on ``output_dir``.
 
     Raises:
         BadInputError: The input cannot be used; tells every problem by file and line.
@@ -116,7 +121,12 @@ def embed_fasta(
         cache_gib=cache_gib,
     )
     result = run_embedding(
-        files, output_dir, config, devices_for(claim, config, files, workers=workers), restart=restart
+        files,
+        output_dir,
+        config,
+        devices_for(claim, config, files, workers=workers),
+        restart=restart,
+        result_form=one_of(ResultForm, "result_form", result_form),
     )
     result.raise_unless(allow_partial=False)
     return read_embeddings(output_dir)

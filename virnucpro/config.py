@@ -13,9 +13,12 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import version
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from virnucpro.errors import ConfigurationError, printable
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Precision(StrEnum):
@@ -64,6 +67,23 @@ class BadRecordPolicy(StrEnum):
     ERROR = "error"
     SKIP = "skip"
 
+
+class ResultForm(StrEnum):
+    """What the rows of an embedding run are written into."""
+
+    SINGLE = "single"
+    """One file, ``embeddings.h5``."""
+    SHARDED = "sharded"
+    """A folder, ``embeddings/``, of files of neighbouring rows and one index of their ids."""
+    AUTO = "auto"
+    """Sharded from ``AUTO_SHARDED_ROWS`` rows or ``AUTO_SHARDED_BYTES`` on, else single."""
+
+
+AUTO_SHARDED_ROWS = 5_000_000
+"""Rows from which a result is sharded by itself: whoever opens a single file holds all its ids in memory."""
+AUTO_SHARDED_BYTES = 32 << 30
+"""Bytes of embeddings from which a result is sharded by itself: a single file is written in the order of the blocks,
+which lies scattered over all of it, and no longer fits the memory of most hosts."""
 
 UNLIMITED_LETTERS = 10**9
 """Residues or nucleotides: no limit, since no record is as long."""
@@ -137,10 +157,19 @@ def check_choices(settings: object, **choices: type[StrEnum]) -> None:
         ConfigurationError: A value is none of them; names all that are.
     """
     for name, allowed in choices.items():
-        given = getattr(settings, name)
-        if given not in set(allowed):
-            raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
-        object.__setattr__(settings, name, allowed(given))
+        object.__setattr__(settings, name, one_of(allowed, name, getattr(settings, name)))
+
+
+def one_of(allowed: type[Choice], name: str, given: str) -> Choice:
+    """
+    Return what was given for the setting *name* as a member of *allowed*.
+
+    Raises:
+        ConfigurationError: It is none; names all that are.
+    """
+    if given not in set(allowed):
+        raise ConfigurationError(f"{name} is {given!r}: choose one of {', '.join(allowed)}")
+    return allowed(given)
 
 
 DEFAULT_RULES = InputRules()

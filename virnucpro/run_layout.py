@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARD_NAME = re.compile(r"shard_(\d+)\.h5")
+RESULT_SHARD_NAME = re.compile(r"shard-\d{5,}-of-\d{5,}\.h5")
 UNPACKED_NAME = re.compile(r"[0-9a-f]{64}\.fasta")
 LOG_NAME = re.compile(r"worker_\d+\.log")
 
@@ -71,18 +72,48 @@ class FolderLayout:
 
 
 @dataclass(frozen=True)
+class ShardedLayout:
+    """The files of a sharded result, under a folder of their own."""
+
+    folder: Path
+
+    @property
+    def index(self) -> Path:
+        """Which row an id has. Written last: this name exists only when every shard is there."""
+        return self.folder / "ids.index"
+
+    def shard(self, number: int, num_shards: int) -> Path:
+        """The file number *number*, from 0, of *num_shards*."""
+        return self.folder / f"shard-{number:05d}-of-{num_shards:05d}.h5"
+
+    def shards(self) -> list[Path]:
+        """Return the shards that exist, of whatever number."""
+        return sorted(path for path in self.folder.glob("shard-*.h5") if RESULT_SHARD_NAME.fullmatch(path.name))
+
+
+@dataclass(frozen=True)
 class RunLayout(FolderLayout):
     """The files of an embedding run, under one output folder."""
 
     @property
     def embeddings(self) -> Path:
-        """The result. This name exists only when every row that can be had is in it."""
+        """The result as one file. This name exists only when every row that can be had is in it."""
         return self.output_dir / "embeddings.h5"
 
     @property
     def partial_embeddings(self) -> Path:
         """The rows that exist, when some are missing; removed by the run that completes it."""
         return self.output_dir / "embeddings.partial.h5"
+
+    @property
+    def sharded_embeddings(self) -> ShardedLayout:
+        """The result as a folder of shards. Its index exists only when every row that can be had is in them."""
+        return ShardedLayout(self.output_dir / "embeddings")
+
+    @property
+    def partial_sharded_embeddings(self) -> ShardedLayout:
+        """The rows that exist, when some are missing; removed by the run that completes it."""
+        return ShardedLayout(self.output_dir / "embeddings.partial")
 
     @property
     def index(self) -> Path:

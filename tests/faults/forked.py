@@ -26,7 +26,7 @@ import torch
 import virnucpro.pipeline.gpu_worker  # noqa: F401  here, so that no forked process imports it
 from tests.strategies import write_fasta
 from virnucpro import failpoints
-from virnucpro.config import RunLimits
+from virnucpro.config import ResultForm, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline import worker_process
 from virnucpro.pipeline.devices import CPU
@@ -59,6 +59,7 @@ def run_forked(
     file_bytes: int | None = None,
     fill: Path | None = None,
     restart: bool = False,
+    result_form: ResultForm = ResultForm.SINGLE,
 ) -> Ended:
     """
     Run the job to its end in a forked process; one that does not end in time is killed, and says so by its signal.
@@ -68,13 +69,20 @@ def run_forked(
         failpoint: What ``failpoints.arm`` is given.
         file_bytes: Bytes that a file may have at the most (RLIMIT_FSIZE).
         fill: File that takes what is left of the disk once the run has worked for a while.
-        restart: As the command's option.
+        restart, result_form: As the command's options.
     """
 
     def job():
         filling = (lambda *_: None) if fill is None else (lambda *_: fill_disk(fill))
         result = run_embedding(
-            [fasta], out, config, [CPU] * workers, limits=LIMITS, on_message=filling, restart=restart
+            [fasta],
+            out,
+            config,
+            [CPU] * workers,
+            limits=LIMITS,
+            on_message=filling,
+            restart=restart,
+            result_form=result_form,
         )
         result.raise_unless(allow_partial=False)
 

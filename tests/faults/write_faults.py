@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tests.fakes import hash_config
 from tests.faults.forked import Ended, left_over, run_forked, small_input, state_of
 from tests.predictions import hash_prediction, make_contigs, predict_forked, tables
+from virnucpro.config import ResultForm
 from virnucpro.failpoints import ERRORS
 
 if TYPE_CHECKING:
@@ -69,6 +70,31 @@ class Trial:
         wrong += [f"{name} was left" for name in left_over(out)]
         shutil.rmtree(out)
         return wrong
+
+
+class ShardedTrial(Trial):
+    """The same with a result in shards, as many as the test has made it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fasta = small_input(folder)
+        self.config = hash_config()
+        self.steps = self._trace()
+        self.expected = self.files_of(folder / "whole")
+
+    def run(self, out: Path, failpoint: str | None = None, **settings) -> Ended:
+        return run_forked(self.fasta, out, self.config, failpoint=failpoint, result_form=ResultForm.SHARDED, **settings)
+
+    @staticmethod
+    def files_of(out: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (out / "embeddings").glob("*") if path.suffix != ".tmp"}
+
+    def is_whole(self, out: Path) -> bool:
+        return self.files_of(out) == self.expected
+
+    def is_absent_or_whole(self, out: Path) -> bool:
+        """Whether the index of the ids, without which shards are none, is not there, or the whole result is."""
+        return not (out / "embeddings" / "ids.index").exists() or self.is_whole(out)
 
 
 class PredictionTrial(Trial):

@@ -107,9 +107,13 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
 def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
     from virnucpro.api import embed_fasta
 
-    embed([str(small)], str(tmp_path / "flow"), hardware={"devices": "cpu", "workers": 2})
-    embed_fasta(small, tmp_path / "plain", devices="cpu", workers=1).close()
-    assert (tmp_path / "flow/embeddings.h5").read_bytes() == (tmp_path / "plain/embeddings.h5").read_bytes()
+    results = {"single": ["embeddings.h5"], "sharded": ["embeddings/shard-00000-of-00001.h5", "embeddings/ids.index"]}
+    for form, names in results.items():
+        flow, plain = tmp_path / f"flow_{form}", tmp_path / f"plain_{form}"
+        embed([str(small)], str(flow), hardware={"devices": "cpu", "workers": 2}, result={"form": form})
+        embed_fasta(small, plain, devices="cpu", workers=1, result_form=form).close()
+        for name in names:
+            assert (flow / name).read_bytes() == (plain / name).read_bytes()
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ def test_what_makes_none_is_refused_by_the_server_and_by_the_flow(flow, box):
         (embed, {"fasta_files": []}),
         (embed, {"fasta_files": [""]}),
         (embed, {"sequences": {"long": "cut"}}),
+        (embed, {"result": {"form": "many"}}),
         (predict, {"threshold": 1.0}),
         (predict, {"models": {"chunk": -1}}),
         (predict, {"result": {"formats": ["csv"]}}),

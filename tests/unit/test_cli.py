@@ -72,6 +72,7 @@ def test_help_names_every_command_and_every_option_has_its_help():
         "--on-bad-record",
         "--allow-empty",
         "--weights-dir",
+        "--result-form",
     ]:
         assert re.search(rf"{option}\b.*\w{{3,}}", done.stdout), option
 
@@ -119,6 +120,30 @@ def test_embed_verify_and_again(tmp_path, proteins):
     done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--max-residues", "99")
     assert done.returncode == 78
     assert "max_residues was 1022, now 99" in done.stderr
+
+
+def test_a_sharded_result_is_read_verified_continued_and_refused_in_another_form(tmp_path, proteins):
+    out, options = tmp_path / "out", ("--devices", "cpu", "--workers", "1")
+    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "sharded", *options)
+    assert done.returncode == 0, done.stderr
+    assert f"40 of 40 sequences -> {out / 'embeddings'}\n" in done.stdout
+    done = virnucpro_command("embed", proteins, "-o", tmp_path / "single", *options)
+    assert done.returncode == 0, done.stderr
+    with read_embeddings(out) as sharded, read_embeddings(tmp_path / "single") as single:
+        assert tuple(sharded.ids) == single.ids
+        assert sharded.to_numpy().tobytes() == single.to_numpy().tobytes()
+    done = virnucpro_command("verify", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
+    done = virnucpro_command("embed", proteins, "-o", out, *options)
+    assert (done.returncode, "already complete, 40 sequences" in done.stdout) == (0, True)
+    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "single", *options)
+    assert done.returncode == 78
+    assert "result_form was 'sharded', now 'single'" in done.stderr
+    (out / "embeddings" / "ids.index").unlink()
+    done = virnucpro_command("verify", out)
+    assert (done.returncode, "embeddings/ids.index: is missing" in done.stderr) == (65, True)
+    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "many", *options)
+    assert done.returncode == 2
 
 
 def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, proteins):

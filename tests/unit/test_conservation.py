@@ -14,7 +14,8 @@ from tests.strategies import MadeRun, fasta_records
 from virnucpro.data.packing import settle_token_budget
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE
 from virnucpro.pipeline.gpu_worker import gpu_worker
-from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
+from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.store.parts import part_paths
 from virnucpro.store.reader import Embeddings
 from virnucpro.telemetry.worker_logging import HANDLER_NAME
@@ -67,12 +68,12 @@ def aggregate(run):
 def check_all_there(run):
     result = aggregate(run)
     assert result.is_complete
-    validate_result(run.layout.embeddings, run.index, expected_rows=len(run.records), expected_sha256=result.sha256)
+    validate_result(run.layout.embeddings, run.index, expected_rows=len(run.records), expected_files=result.files)
     with Embeddings(run.layout.embeddings) as found:
         assert list(found.ids) == [name for name, _ in run.records]
         for name, _ in run.records:
             assert found[name].tobytes() == run.vector(name).tobytes(), name
-    return result.sha256
+    return result.files
 
 
 @st.composite

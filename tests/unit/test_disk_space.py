@@ -50,11 +50,13 @@ def test_the_reservation_takes_the_results_space_and_gives_way_piece_by_piece(ru
     taken = run.layout.reservation.stat()
     assert taken.st_size == result_bytes + disk_space.LAST_WORDS_BYTES
     assert taken.st_blocks * 512 >= taken.st_size
-    disk_space.give_way_to_result(run.layout)
+    disk_space.give_way_to_result(run.layout, 1000)
+    assert run.layout.reservation.stat().st_size == taken.st_size - 1000
+    disk_space.give_way_to_result(run.layout, result_bytes)
     assert run.layout.reservation.stat().st_size == disk_space.LAST_WORDS_BYTES
     disk_space.release(run.layout)
     disk_space.release(run.layout)
-    disk_space.give_way_to_result(run.layout)
+    disk_space.give_way_to_result(run.layout, result_bytes)
     assert not run.layout.reservation.exists()
 
 

@@ -19,7 +19,8 @@ from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.finished_blocks import seal_shard
-from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result, write_failed_sequences
+from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import write_part, write_shard
 from virnucpro.store.reader import Embeddings
@@ -94,10 +95,10 @@ def test_rows_stand_in_the_order_of_the_input_under_their_own_ids(run):
         run.write_part([block])
     result = aggregate(run)
     assert result.output_path == run.layout.embeddings
-    assert result.sha256 == durable.sha256_of(run.layout.embeddings)
+    assert result.files == {"embeddings.h5": durable.sha256_of(run.layout.embeddings)}
     assert (result.num_rows, result.num_missing, len(result.missing_positions), result.is_complete) == (40, 0, 0, True)
     check_rows(run, run.layout.embeddings)
-    validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=result.sha256)
+    validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_files=result.files)
 
 
 def arrange(run, data):
@@ -153,7 +154,7 @@ def test_rows_and_failures_add_up_for_any_input_and_any_blocks(tmp_path_factory,
             run.layout.partial_embeddings,
             run.index,
             expected_rows=len(run.names_of(done)),
-            expected_sha256=result.sha256,
+            expected_files=result.files,
         )
     else:
         assert result.output_path is None
@@ -162,13 +163,13 @@ def test_rows_and_failures_add_up_for_any_input_and_any_blocks(tmp_path_factory,
 
 def test_a_block_in_several_files_is_taken_once(run):
     run.write_part(range(len(run.plan)))
-    once = aggregate(run).sha256
+    once = aggregate(run).files
     for block in range(0, len(run.plan), 2):
         run.write_part([block])
         run.write_part([block, block + 1] if block + 1 < len(run.plan) else [block])
     seal(run, 0, 2)
     run.write_part([0, 2])
-    assert aggregate(run).sha256 == once
+    assert aggregate(run).files == once
 
 
 def spoil_part(run):
@@ -279,7 +280,7 @@ def test_an_input_without_records_gives_a_result_without_rows(tmp_path):
     assert seal_shard(0, plan.rank_blocks(0, 1), plan, layout, hidden_dim=HASH_WIDTH) == 0
     result = aggregate_shards(layout, index, plan, max_residues=9, hidden_dim=HASH_WIDTH)
     assert (result.num_rows, result.num_missing, result.is_complete) == (0, 0, True)
-    validate_result(layout.embeddings, index, expected_rows=0, expected_sha256=result.sha256)
+    validate_result(layout.embeddings, index, expected_rows=0, expected_files=result.files)
     with Embeddings(layout.embeddings) as found:
         assert (len(found), found.hidden_dim) == (0, HASH_WIDTH)
 
@@ -389,16 +390,16 @@ def drop_a_row(file):
 )
 def test_validation_says_what_does_not_hold(run, change, what):
     path = finished_file(run)
-    validate_result(path, run.index, expected_rows=40, expected_sha256=None)
+    validate_result(path, run.index, expected_rows=40, expected_files=None)
     rewrite(path, change)
     with pytest.raises(ResultError, match=what):
-        validate_result(path, run.index, expected_rows=40, expected_sha256=None)
+        validate_result(path, run.index, expected_rows=40, expected_files=None)
 
 
 def test_validation_of_a_partial_result_wants_the_inputs_order_too(run):
     run.write_part([0, 1])
     result = aggregate(run)
-    check = {"expected_rows": result.num_rows, "expected_sha256": None}
+    check = {"expected_rows": result.num_rows, "expected_files": None}
     validate_result(result.output_path, run.index, **check)
     with h5py.File(result.output_path, "r+") as file:
         file["sequence_ids"][...] = file["sequence_ids"][()][::-1]
@@ -412,14 +413,14 @@ def test_a_flipped_bit_anywhere_in_the_result_is_seen_by_its_sha256(run):
     for bit in random.Random(23).sample(range(path.stat().st_size * 8), 60):
         flip_bit(path, bit)
         with pytest.raises(ResultError, match="damaged"):
-            validate_result(path, run.index, expected_rows=40, expected_sha256=sha256)
+            validate_result(path, run.index, expected_rows=40, expected_files={"embeddings.h5": sha256})
         flip_bit(path, bit)
-    validate_result(path, run.index, expected_rows=40, expected_sha256=sha256)
+    validate_result(path, run.index, expected_rows=40, expected_files={"embeddings.h5": sha256})
 
 
 def test_an_absent_result_is_missing(run):
     with pytest.raises(ResultError, match="is missing"):
-        validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_sha256=None)
+        validate_result(run.layout.embeddings, run.index, expected_rows=40, expected_files=None)
 
 
 def test_split_and_cached_blocks_are_counted_and_leave_no_trace_in_the_result(tmp_path, run):

@@ -42,6 +42,8 @@ from virnucpro.commands.options import (
 )
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.config import (
+    AUTO_SHARDED_BYTES,
+    AUTO_SHARDED_ROWS,
     AUTO_TOKEN_BUDGET,
     DEFAULT_CACHE_GIB,
     DEFAULT_MAX_RESIDUES,
@@ -49,6 +51,7 @@ from virnucpro.config import (
     BadRecordPolicy,
     GapPolicy,
     LongPolicy,
+    ResultForm,
     StopPolicy,
 )
 from virnucpro.errors import StoppedError, printable
@@ -108,6 +111,12 @@ def embed(
     keep_shards: Annotated[
         bool, typer.Option("--keep-shards", help="Keep each worker's shard beside the result.")
     ] = False,
+    result_form: Annotated[
+        ResultForm,
+        typer.Option(
+            help=f"single: OUT/embeddings.h5. sharded: OUT/embeddings/, files of neighbouring rows and an index of their ids, read as one. auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; OUT keeps its form."
+        ),
+    ] = ResultForm.AUTO,
     restart: Restart = False,
     flow: Flow = False,
     metrics_port: MetricsPort = None,
@@ -119,6 +128,8 @@ def embed(
 ) -> None:
     """
     Embed every protein, or with a model of DNA every contig, of the FASTA files into OUT/embeddings.h5, in their order.
+
+    A large result is a folder of shards, OUT/embeddings, instead.
 
     Starting the same command again continues what is missing.
     """
@@ -143,7 +154,12 @@ def embed(
                 "on_bad_record": on_bad_record.value,
                 "allow_empty": allow_empty,
             },
-            result={"allow_partial": allow_partial, "keep_shards": keep_shards, "restart": restart},
+            result={
+                "allow_partial": allow_partial,
+                "form": result_form.value,
+                "keep_shards": keep_shards,
+                "restart": restart,
+            },
             **flow_boxes(
                 devices=devices,
                 workers=workers,
@@ -198,6 +214,7 @@ def embed(
                         stop=told_to_stop,
                         keep_shards=keep_shards,
                         restart=restart,
+                        result_form=result_form,
                     )
                 except StoppedError:  # before there were workers
                     raise StoppedError(stopping.signal_number) from None

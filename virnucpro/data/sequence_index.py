@@ -249,6 +249,13 @@ class SequenceIndex:
         self._saw(len(rows))
         return [str(ids[start:end], "utf-8") for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
+    def id_bytes_of(self, positions: IntArray) -> int:
+        """Return the bytes of the ids of the records at *positions*, all together."""
+        rows = self.input_rows[positions]
+        starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
+        self._saw(len(rows))
+        return int((self._id_ends[rows] - starts).sum())
+
     def read(self, position: int) -> SequenceRecord:
         """
         Read one record and compare it with what was indexed: id, residues, hash.

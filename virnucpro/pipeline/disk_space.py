@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.config import ResultForm
 from virnucpro.errors import DiskSpaceError, OutputError
 from virnucpro.store import schema
 from virnucpro.store.parts import part_paths
+from virnucpro.store.result_shards import sharded_bytes_at_most
 
 if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
@@ -27,7 +29,9 @@ LAST_WORDS_BYTES = 1 << 20
 """Kept for what a run says last: its manifest."""
 
 
-def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int) -> None:
+def take_space(
+    layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, result_form: ResultForm = ResultForm.SINGLE
+) -> None:
     """
     Make sure that a run fits its disk, and reserve what its result takes.
 
@@ -38,6 +42,7 @@ def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int) -> N
         layout: The run's folder.
         index: The input.
         hidden_dim: Width of a row; 0 where only the checkpoint knows it, so that only the ids are counted.
+        result_form: Single or sharded.
 
     Raises:
         DiskSpaceError: It does not fit.
@@ -45,7 +50,8 @@ def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int) -> N
     """
     release(layout)
     num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
-    result_bytes = schema.bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
+    bytes_at_most = sharded_bytes_at_most if result_form is ResultForm.SHARDED else schema.bytes_at_most
+    result_bytes = bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
     rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
     finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
     needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + LAST_WORDS_BYTES
@@ -61,15 +67,16 @@ def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int) -> N
         raise OutputError(layout.output_dir, error.strerror or str(error)) from error
 
 
-def give_way_to_result(layout: RunLayout) -> None:
+def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
     """
-    Free what was reserved for the result, which is written next.
+    Free *num_bytes* of what was reserved for the result: a file of that size is written next.
 
     Raises:
         OutputError: The system refused.
     """
     try:
-        os.truncate(layout.reservation, LAST_WORDS_BYTES)
+        reserved_bytes = layout.reservation.stat().st_size
+        os.truncate(layout.reservation, max(LAST_WORDS_BYTES, reserved_bytes - num_bytes))
     except FileNotFoundError:
         pass
     except OSError as error:

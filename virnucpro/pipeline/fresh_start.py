@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import OutputError
+from virnucpro.pipeline.result_form import existing_results, remove_results
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 
@@ -31,12 +32,12 @@ def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> No
     """
     if layout.manifest.exists():
         RunManifest.read(layout.manifest)
-    elif layout.embeddings.exists() or layout.partial_embeddings.exists() or layout.failed_sequences.exists():
+    elif any(existing_results(layout, is_partial=which) for which in (False, True)) or layout.failed_sequences.exists():
         return
+    for is_partial in (False, True):
+        remove_results(layout, is_partial=is_partial)
     needed = set() if index is None else {layout.index.absolute(), *(Path(file.read_path) for file in index.files)}
     for path in [
-        layout.embeddings,
-        layout.partial_embeddings,
         layout.failed_sequences,
         *layout.shards(),
         *part_paths(layout.parts_dir),

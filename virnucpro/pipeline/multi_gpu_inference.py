@@ -24,6 +24,7 @@ from virnucpro.config import (
     LongPolicy,
     ModelConfig,
     Precision,
+    ResultForm,
     RunLimits,
     StopPolicy,
 )
@@ -225,6 +226,7 @@ def run_embedding(
     stop: threading.Event | None = None,
     keep_shards: bool = False,
     restart: bool = False,
+    result_form: ResultForm = ResultForm.SINGLE,
 ) -> RunResult:
     """
     Run the job to its end and say how it went; failed workers are in the result, not raised.
@@ -244,6 +246,7 @@ def run_embedding(
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
         restart: Remove what the folder holds of earlier runs first.
+        result_form: What the rows are written into; ``auto`` keeps the form of the folder's earlier run.
 
     Raises:
         BadInputError: The input cannot be used.
@@ -274,6 +277,7 @@ def run_embedding(
                 probe_fn=probe_fn,
                 stop=stop,
                 restart=restart,
+                result_form=result_form,
             )
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)

@@ -17,9 +17,11 @@ from virnucpro import durable
 from virnucpro.data.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError, StoppedError
 from virnucpro.pipeline import disk_space
+from virnucpro.pipeline.result_form import remove_results, result_path
+from virnucpro.pipeline.result_validation import validate_result
 from virnucpro.pipeline.run_preparation import read_manifest_or_fail, sweep
 from virnucpro.pipeline.run_result import RunResult
-from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
+from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 
 if TYPE_CHECKING:
@@ -55,7 +57,12 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Re
     plan = run.plan(index)
     config = run.model_config
     result = aggregate_shards(
-        run.layout, index, plan, max_residues=config.most_kept_residues, hidden_dim=config.hidden_dim
+        run.layout,
+        index,
+        plan,
+        max_residues=config.most_kept_residues,
+        hidden_dim=config.hidden_dim,
+        result_form=run.result_form,
     )
     write_failed_sequences(
         run.layout,
@@ -76,7 +83,7 @@ def validate_run(run: PreparedRun, aggregation: Aggregation) -> None:
     index = run.open_index()
     if aggregation.output_path is not None:
         validate_result(
-            aggregation.output_path, index, expected_rows=aggregation.num_rows, expected_sha256=aggregation.sha256
+            aggregation.output_path, index, expected_rows=aggregation.num_rows, expected_files=aggregation.files
         )
     _check_failed_list(run.layout, index, expected=aggregation.num_missing + index.num_skipped)
 
@@ -131,9 +138,7 @@ def close_run(
         "cached_blocks": aggregation.num_cached_blocks,
     }
     manifest.promise = result.promise if aggregation.output_path is not None else None
-    manifest.files = {}
-    if aggregation.output_path is not None and aggregation.sha256 is not None:
-        manifest.files[aggregation.output_path.name] = aggregation.sha256
+    manifest.files = dict(aggregation.files)
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
     disk_space.release(layout)
@@ -197,7 +202,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
     _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
-        output_path=run.layout.embeddings,
+        output_path=result_path(run.layout, run.result_form, is_partial=False),
         state="complete",
         num_records=manifest.counts["records"],
         num_rows=manifest.counts["rows"],
@@ -224,7 +229,9 @@ def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
     shutil.rmtree(layout.parts_dir, ignore_errors=True)
     shutil.rmtree(layout.all_units_dir, ignore_errors=True)
     shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
-    for path in [layout.partial_embeddings, *([] if keep_shards else layout.shards())]:
+    with suppress(OutputError):
+        remove_results(layout, is_partial=True)
+    for path in [] if keep_shards else layout.shards():
         with suppress(OutputError):
             durable.remove(path)
 

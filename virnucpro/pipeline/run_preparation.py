@@ -28,6 +28,7 @@ from virnucpro.config import (
     DEFAULT_TOKEN_BUDGET,
     LongPolicy,
     ModelConfig,
+    ResultForm,
     computing_versions,
 )
 from virnucpro.data.likely_dna import warn_of_dna
@@ -40,6 +41,15 @@ from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.disk_space import release, take_space
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.recovery import Recovery
+from virnucpro.pipeline.result_form import (
+    existing_results,
+    is_intact,
+    name_of,
+    proof_of,
+    remove_unfinished_results,
+    result_path,
+    settle_form,
+)
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -74,6 +84,8 @@ class PreparedRun:
     """Of the plan."""
     already_complete: bool
     """The folder holds the finished result of this very run."""
+    result_form: ResultForm
+    """Single or sharded."""
 
     @property
     def layout(self) -> RunLayout:
@@ -142,6 +154,7 @@ def prepare_run(
     probe_elsewhere: Callable[[str, str, ModelConfig], list[DeviceProbe]] | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
+    result_form: ResultForm = ResultForm.SINGLE,
 ) -> PreparedRun:
     """
     Index the input, settle the plan, and open or continue the manifest. The caller holds the folder's lock.
@@ -156,6 +169,7 @@ def prepare_run(
         probe_elsewhere: Does that where the GPUs are on other hosts, from index, folder and what to compute.
         stop: Set it to give up while GPUs are tried out.
         restart: Remove what the folder holds of earlier runs first.
+        result_form: What the rows are written into; ``auto`` keeps the form of the folder's earlier run.
 
     Returns:
         The run, ready to start.
@@ -176,10 +190,11 @@ def prepare_run(
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
-        same = is_same_input(
-            layout.output_dir, earlier, fasta_files, _expected_settings(model_config, earlier, claim.type)
-        )
-        if same and _finished_as_asked(layout, earlier, model_config, claim.type):
+        result_form = earlier.result_form if result_form is ResultForm.AUTO else result_form
+        earlier.settings["result_form"] = str(earlier.result_form)
+        expected = _expected_settings(model_config, earlier, claim.type, result_form)
+        same = is_same_input(layout.output_dir, earlier, fasta_files, expected)
+        if same and _finished_as_asked(layout, earlier, model_config, expected):
             if not layout.index.exists():  # verify needs it
                 _ensure_index(layout, fasta_files, model_config)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
@@ -190,6 +205,7 @@ def prepare_run(
                 devices=claim.choice.candidates,
                 num_blocks=earlier.plan["blocks"],
                 already_complete=True,
+                result_form=result_form,
             )
     index = _ensure_index(layout, fasta_files, model_config)
     warn_of_dna(index)
@@ -212,7 +228,8 @@ def prepare_run(
         in_windows=model_config.in_windows,
     )
     settled = replace(model_config, token_budget=budget)
-    settings = _settings(settled, claim.type)
+    result_form = settle_form(result_form, num_rows=len(index), hidden_dim=settled.hidden_dim)
+    settings = _settings(settled, claim.type, result_form)
     if earlier is not None:
         refuse_other_settings(layout.output_dir, earlier, settings)
     plan = make_plan(index, settled, device_type=claim.type)
@@ -223,8 +240,9 @@ def prepare_run(
         devices=tuple(claim.devices()),
         num_blocks=len(plan),
         already_complete=False,
+        result_form=result_form,
     )
-    take_space(layout, index, hidden_dim=settled.hidden_dim)
+    take_space(layout, index, hidden_dim=settled.hidden_dim, result_form=result_form)
     manifest = _open_manifest(run, index, plan, settings, probes)
     try:
         manifest.write(layout.manifest)
@@ -242,6 +260,9 @@ def sweep(layout: RunLayout) -> None:
     for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
         if folder.is_dir():
             durable.remove_strays(folder)
+    if layout.manifest.exists():  # else nothing tells whose they are
+        with suppress(OutputError):  # they are written over then
+            remove_unfinished_results(layout)
 
 
 def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_config: ModelConfig) -> SequenceIndex:
@@ -265,11 +286,12 @@ def forget_unpacked(unpacked_dir: Path, work_dir: Path) -> None:
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
     """Return the manifest of work that is worth keeping, None where there is none."""
     if not layout.manifest.exists():
-        for path in (layout.embeddings, layout.partial_embeddings, layout.failed_sequences):
+        results = [path for which in (False, True) for path in existing_results(layout, is_partial=which)]
+        for path in [*results, layout.failed_sequences]:
             if path.exists():
                 raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
         return None
-    keeps = layout.embeddings.exists() or layout.shards() or part_paths(layout.parts_dir)
+    keeps = existing_results(layout, is_partial=False) or layout.shards() or part_paths(layout.parts_dir)
     return RunManifest.read(layout.manifest) if keeps else None
 
 
@@ -281,28 +303,37 @@ def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig
     return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
-def _finished_as_asked(layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, device_type: str) -> bool:
-    """Whether the folder holds the whole, undamaged result of these settings; refuses other ones."""
-    recorded = earlier.files.get(layout.embeddings.name)
-    if earlier.state != "complete" or recorded is None or not layout.embeddings.is_file():
+def _finished_as_asked(
+    layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, expected: dict[str, Any]
+) -> bool:
+    """Whether the folder holds the whole, undamaged result of the settings *expected*; refuses other ones."""
+    path = result_path(layout, earlier.result_form, is_partial=False)
+    if (
+        earlier.state != "complete"
+        or name_of(proof_of(path), path) not in earlier.files
+        or not proof_of(path).is_file()
+    ):
         return False
     if model_config.long_policy is LongPolicy.ERROR and earlier.counts.get("truncated"):
         return False  # indexing names the sequences that are too long
     if earlier.counts.get("records") == 0 and not model_config.allow_empty:
         return False  # indexing says that there is nothing
-    refuse_other_settings(layout.output_dir, earlier, _expected_settings(model_config, earlier, device_type))
-    return durable.sha256_of(layout.embeddings) == recorded
+    refuse_other_settings(layout.output_dir, earlier, expected)
+    return is_intact(earlier.files, path)
 
 
-def _expected_settings(model_config: ModelConfig, earlier: RunManifest, device_type: str) -> dict[str, Any]:
+def _expected_settings(
+    model_config: ModelConfig, earlier: RunManifest, device_type: str, result_form: ResultForm
+) -> dict[str, Any]:
     """Return the settings as they will be if the input is the earlier run's."""
     settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
-    return _settings(replace(model_config, token_budget=settled), device_type)
+    return _settings(replace(model_config, token_budget=settled), device_type, result_form)
 
 
-def _settings(model_config: ModelConfig, device_type: str) -> dict[str, Any]:
-    """Return everything that decides the bytes of a row."""
-    return {**model_config.result_settings(), "device_type": device_type, **computing_versions()}
+def _settings(model_config: ModelConfig, device_type: str, result_form: ResultForm) -> dict[str, Any]:
+    """Return everything that decides the bytes of the result."""
+    decisive = {"device_type": device_type, **computing_versions(), "result_form": str(result_form)}
+    return {**model_config.result_settings(), **decisive}
 
 
 def _open_manifest(

@@ -22,7 +22,8 @@ class RunResult:
     output_dir: Path
     """The run's folder."""
     output_path: Path | None
-    """``embeddings.h5``, ``embeddings.partial.h5``, or None where there is no row."""
+    """``embeddings.h5``, or ``embeddings``, the folder of a sharded result; with ``.partial`` where rows are missing;
+    None where there is no row."""
     state: str
     """complete, partial, failed or stopped."""
     num_records: int

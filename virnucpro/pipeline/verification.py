@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
+from virnucpro.pipeline.result_form import files_of, name_of, proof_of, result_path
+from virnucpro.pipeline.result_validation import validate_result
 from virnucpro.pipeline.run_preparation import read_manifest_or_fail
-from virnucpro.pipeline.shard_aggregator import validate_result
 from virnucpro.run_layout import RunLayout
 
 if TYPE_CHECKING:
@@ -74,14 +75,13 @@ def verify_run(output_dir: Path) -> Verification:
 
 
 def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str]:
-    path = layout.embeddings if manifest.state == "complete" else layout.partial_embeddings
-    if path.name not in manifest.files:
-        return [f"{layout.manifest}: has no sha256 of {path.name}: use --restart to compute it again"]
-    if not path.is_file():
-        return []  # said above
+    path = result_path(layout, manifest.result_form, is_partial=manifest.state != "complete")
+    for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
+        if name not in manifest.files:
+            return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
     try:
         index = SequenceIndex.open(layout.index)
-        validate_result(path, index, expected_rows=rows, expected_sha256=None)
+        validate_result(path, index, expected_rows=rows, expected_files=None)
     except (IndexFormatError, ResultError) as error:
         return [str(error)]
     if index.num_records != manifest.counts.get("records"):

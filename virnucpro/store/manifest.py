@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.config import ResultForm
 from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class RunManifest:
     format: int = FORMAT
     """Version of this layout."""
 
+    @property
+    def result_form(self) -> ResultForm:
+        """Single or sharded; folders of before there was a choice are single."""
+        return ResultForm(self.settings.get("result_form", ResultForm.SINGLE))
+
     def write(self, path: Path) -> None:
         """
         Replace the manifest on disk.
@@ -99,6 +105,8 @@ class RunManifest:
         check_counts(path, self.counts.values())
         if not all(isinstance(rank, dict) for rank in self.ranks):
             raise not_a_manifest(path, "a rank is no object")
+        if self.settings.get("result_form", ResultForm.SINGLE) not in (ResultForm.SINGLE, ResultForm.SHARDED):
+            raise not_a_manifest(path, "'settings' with a 'result_form' that does not exist")
         numbers = [
             (self.settings, "settings", ["token_budget"]),
             (self.plan, "plan", ["token_budget", "blocks", "longest_sequence_tokens"]),

@@ -71,6 +71,8 @@ class SealedBlocks:
     """int64 (num_sequences,): positions in the sequence index, in the order of the rows."""
     hidden_dim: int
     """Width of a row; 0 in an empty shard that never saw a model."""
+    offset_bytes: int
+    """Where the first row begins in the file."""
     kept_rows: BoolArray | None = None
     """bool (rows of the file,): which rows of the file these are; None for all."""
 
@@ -93,7 +95,7 @@ class SealedBlocks:
             if not np.isin(blocks[:, 2], list(BlockOrigin)).all():
                 raise ResultError(path, "its blocks have an origin that does not exist")
             plan = file.attrs.get(schema.PLAN_FINGERPRINT, "")
-            return cls(path, str(plan), blocks, positions, int(rows.shape[1]))
+            return cls(path, str(plan), blocks, positions, int(rows.shape[1]), rows.id.get_offset() or 0)
 
     def check(self) -> None:
         """
@@ -125,6 +127,34 @@ class SealedBlocks:
             for start in range(0, rows.shape[0], step):
                 some = rows[start : start + step]
                 yield some if self.kept_rows is None else some[self.kept_rows[start : start + step]]
+
+    def iter_rows_at(self, numbers: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+        """
+        Yield some of the rows, a bounded number of bytes at a time; what lies far from them is not read.
+
+        Args:
+            numbers: int64 (n,): which rows of these blocks, ascending; one may stand there more than once.
+
+        Yields:
+            A slice of *numbers*, and their rows, float32 (numbers in the slice, hidden_dim).
+
+        Raises:
+            OSError: The system refused.
+            ResultError: The file is shorter than it was.
+        """
+        in_file = numbers if self.kept_rows is None else np.flatnonzero(self.kept_rows)[numbers]
+        row_bytes = self.hidden_dim * 4
+        most_gap, most_rows = schema.gap_rows(self.hidden_dim), schema.rows_at_once(self.hidden_dim)
+        with self.path.open("rb", buffering=0) as file:
+            for some in schema.near_runs(in_file, most_gap=most_gap, most_rows=most_rows):
+                wanted = in_file[some]
+                first, last = int(wanted[0]), int(wanted[-1])
+                at_bytes, num_bytes = self.offset_bytes + first * row_bytes, (last + 1 - first) * row_bytes
+                data = os.pread(file.fileno(), num_bytes, at_bytes)
+                if len(data) < num_bytes:
+                    raise ResultError(self.path, "was cut short while it was read")
+                near = np.frombuffer(data, dtype="<f4").reshape(last + 1 - first, self.hidden_dim)
+                yield some, near[wanted - first]
 
     def iter_sequence_ids(self) -> Iterator[list[str]]:
         """Yield the ids in the order of the rows, a bounded number at a time."""

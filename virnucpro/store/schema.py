@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from virnucpro.durable import NewFile
 
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
 EMBEDDINGS = "embeddings"
 """float32 (num_sequences, hidden_dim)."""
 SEQUENCE_IDS = "sequence_ids"
@@ -61,6 +63,8 @@ IDS_PER_WRITE = 8192
 """Sequences: ids converted at a time, which bounds the memory of reading and writing them."""
 _ROWS_BYTES = 4 << 20
 """Bytes of embeddings read or checked at a time."""
+_GAP_BYTES = 1 << 14
+"""Bytes between two rows that are read along rather than skipped: about what a read of its own costs."""
 
 
 def open_checked(path: Path) -> h5py.File:
@@ -189,9 +193,7 @@ def open_embeddings(path: Path) -> tuple[h5py.File, h5py.Dataset]:
         raise
 
 
-def integers_of(
-    file: h5py.File, name: str, path: Path, *, shape: tuple[int | None, ...]
-) -> np.ndarray[Any, np.dtype[np.int64]]:
+def integers_of(file: h5py.File, name: str, path: Path, *, shape: tuple[int | None, ...]) -> IntArray:
     """
     Read the int64 dataset *name*; None in *shape* admits any length there.
 
@@ -214,18 +216,52 @@ def iter_sequence_ids(file: h5py.File, path: Path) -> Iterator[list[str]]:
     Raises:
         ResultError: An id is not UTF-8.
     """
-    ids = _dataset(file, SEQUENCE_IDS, path)
-    for start in range(0, ids.shape[0], IDS_PER_WRITE):
-        raw: list[bytes] = ids[start : start + IDS_PER_WRITE].tolist()
-        try:
-            yield [item.decode("utf-8") for item in raw]
-        except UnicodeDecodeError as error:
-            raise ResultError(path, f"an id in {SEQUENCE_IDS!r} is not UTF-8") from error
+    for start in range(0, _dataset(file, SEQUENCE_IDS, path).shape[0], IDS_PER_WRITE):
+        yield sequence_ids_in(file, path, slice(start, start + IDS_PER_WRITE))
+
+
+def sequence_ids_in(file: h5py.File, path: Path, rows: slice) -> list[str]:
+    """
+    Return the ids of neighbouring rows.
+
+    Raises:
+        ResultError: An id is not UTF-8.
+    """
+    raw: list[bytes] = _dataset(file, SEQUENCE_IDS, path)[rows].tolist()
+    try:
+        return [item.decode("utf-8") for item in raw]
+    except UnicodeDecodeError as error:
+        raise ResultError(path, f"an id in {SEQUENCE_IDS!r} is not UTF-8") from error
 
 
 def rows_at_once(hidden_dim: int) -> int:
     """Return how many rows of *hidden_dim* numbers are read or checked at a time, which bounds the memory of it."""
     return max(1, min(IDS_PER_WRITE, _ROWS_BYTES // max(1, hidden_dim * 4)))
+
+
+def gap_rows(hidden_dim: int) -> int:
+    """Return how many rows of *hidden_dim* numbers from one to the next are read along rather than skipped."""
+    return 1 + _GAP_BYTES // max(1, hidden_dim * 4)
+
+
+def near_runs(numbers: IntArray, *, most_gap: int, most_rows: int) -> Iterator[slice]:
+    """
+    Cut ascending row numbers, which may repeat, into runs that are worth one read each.
+
+    Args:
+        numbers: int64 (n,).
+        most_gap: Rows from one number to the next that are read along.
+        most_rows: Rows that one read spans at the most, and numbers in a run.
+
+    Yields:
+        Consecutive slices of *numbers*, which cover all of them.
+    """
+    cuts = np.flatnonzero((np.diff(numbers) > most_gap) | (np.diff(numbers // most_rows) > 0)) + 1
+    start = 0
+    for end in [*cuts.tolist(), len(numbers)]:
+        for first in range(start, end, most_rows):
+            yield slice(first, min(first + most_rows, end))
+        start = end
 
 
 def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
