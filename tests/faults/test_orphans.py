@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -44,9 +46,10 @@ def test_a_new_run_ends_the_stopped_worker_of_a_dead_one_before_it_begins(tmp_pa
         assert list(RunLayout(tmp_path).worker_locks_dir.iterdir()) == []
 
 
-def test_a_worker_that_is_not_ours_to_end_keeps_the_folder(tmp_path, orphan, monkeypatch):
+@pytest.mark.parametrize("field", ["space", "started"])
+def test_a_worker_that_is_not_ours_to_end_keeps_the_folder(tmp_path, orphan, monkeypatch, field):
     (path,) = RunLayout(tmp_path).worker_locks_dir.iterdir()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "another"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: "another"}))
     monkeypatch.setattr(worker_lock, "END_TIMEOUT_S", 0.2)
     with pytest.raises(RunLockedError, match="a worker of a run that has ended") as caught:
         RunLock(RunLayout(tmp_path).lock, run_id="b").__enter__()
@@ -64,6 +67,29 @@ def test_a_worker_whose_number_another_process_has_taken_is_not_killed_for_it(tm
             RunLock(RunLayout(tmp_path).lock, run_id="b").__enter__()
         assert innocent.poll() is None
         innocent.communicate(b"\n", timeout=30)
+
+
+def test_a_process_of_another_host_with_the_same_number_is_not_killed(tmp_path, monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout.readline() == b"held\n"
+        monkeypatch.setenv("VIRNUCPRO_HOST_NAME", "another")  # we are on another host than it
+        monkeypatch.setattr(worker_lock, "END_TIMEOUT_S", 0.2)
+        with pytest.raises(RunLockedError):
+            RunLock(RunLayout(tmp_path).lock, run_id="b").__enter__()
+        assert process.poll() is None
+        process.kill()
+
+
+def test_without_locks_a_new_run_ends_the_worker_of_a_dead_one_all_the_same(tmp_path, orphan, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with RunLock(RunLayout(tmp_path).lock, run_id="b"):
+        assert orphan.wait(10) == -signal.SIGKILL
+        assert list(RunLayout(tmp_path).worker_locks_dir.iterdir()) == []
+        worker_lock.hold_worker_lock(tmp_path, 0)
+        assert len(list(RunLayout(tmp_path).worker_locks_dir.iterdir())) == 1
 
 
 def test_a_worker_that_comes_when_the_folder_is_another_runs_does_not_begin(tmp_path):

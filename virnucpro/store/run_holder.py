@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import struct
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from virnucpro.errors import ResultError
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def holder_of(lock: Path) -> Holder | None:
         about = _parsed(os.pread(descriptor, 4096, 0))
         if about is None:
             return None
-        is_here = about["host"] == socket.gethostname()
+        is_here = about["host"] == host_name()
         is_alive = True if _is_locked(descriptor) else _has_process(about) if is_here else None
     except OSError as error:
         raise ResultError(lock, error.strerror or str(error)) from error

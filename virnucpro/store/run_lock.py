@@ -3,6 +3,7 @@ One run at a time in an output folder.
 
 The lock is the kernel's (``flock``): it goes when its holder goes, however that ends, and its file only tells who
 holds it. Workers inherit nothing of it; those that an earlier holder has left behind are ended before this one begins.
+On file systems that know no such locks (some mounts of NFS and Lustre) a lease takes its place (``lease_lock``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 from virnucpro import durable, failpoints
 from virnucpro.errors import OutputError, RunLockedError
-from virnucpro.store.worker_lock import end_orphans, forget_workers
+from virnucpro.store.lease import LEASE_S
+from virnucpro.store.lease_lock import LeaseLock
+from virnucpro.store.worker_lock import NO_LOCKS, end_orphans, forget_workers
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +30,21 @@ class RunLock:
     """
     Context manager that holds *path* for the time of a run.
 
+    Args:
+        path: The lock file.
+        run_id: Of this start of the run.
+        lease_s: Seconds that a lease lasts, where the file system knows no locks.
+
     Raises:
         RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
         OutputError: The folder cannot be written.
     """
 
-    def __init__(self, path: Path, *, run_id: str) -> None:
+    def __init__(self, path: Path, *, run_id: str, lease_s: float = LEASE_S) -> None:
         self.path = path
         self.run_id = run_id
+        self._lease_s = lease_s
+        self._lease: LeaseLock | None = None
         self._descriptor: int | None = None
         self._made_folder = False
 
@@ -52,13 +62,16 @@ class RunLock:
             os.close(descriptor)
             raise RunLockedError(self.path.parent, holder or "holder unknown") from error
         except OSError as error:
-            os.close(descriptor)
-            raise OutputError(self.path, error.strerror or str(error)) from error
+            if error.errno not in NO_LOCKS:
+                os.close(descriptor)
+                raise OutputError(self.path, error.strerror or str(error)) from error
+            self._lease = self._leased(descriptor)
         if not _is_at(descriptor, self.path):
             os.close(descriptor)
+            self._let_go_of_lease()
             raise RunLockedError(self.path.parent, "one that is just ending")
         about = {
-            "host": socket.gethostname(),
+            "host": host_name(),
             "pid": os.getpid(),
             "run_id": self.run_id,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,6 +82,7 @@ class RunLock:
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
         except OSError as error:
             os.close(descriptor)
+            self._let_go_of_lease()
             raise OutputError(self.path, error.strerror or str(error)) from error
         self._descriptor = descriptor
         try:
@@ -82,14 +96,36 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             forget_workers(self.path.parent)
+            ours = {self.path} if self._lease is None else {self.path, self._lease.path}
             with suppress(OSError):
-                if self._made_folder and list(self.path.parent.iterdir()) == [self.path]:
+                if self._made_folder and set(self.path.parent.iterdir()) == ours:
                     self.path.unlink()  # a run that never began leaves nothing
+                    self._let_go_of_lease()
                     self.path.parent.rmdir()
             os.ftruncate(self._descriptor, 0)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+            self._let_go_of_lease()
+            with suppress(OSError):  # where there are no locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _leased(self, descriptor: int) -> LeaseLock:
+        """Return a lease that we have, instead of the lock that cannot be had; else close *descriptor*."""
+        lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+        try:
+            lease.acquire()
+        except OSError as error:
+            os.close(descriptor)
+            raise OutputError(lease.path, error.strerror or str(error)) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return lease
+
+    def _let_go_of_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -6,27 +6,36 @@ not. So each worker holds a lock (``flock``) on a file of its own for as long as
 folder's lock and then looks for workers that still hold theirs: it kills those of this host, and refuses the folder
 when one is elsewhere. A worker first takes its lock and then looks whether the folder is still its parent's: whichever
 comes first, one of the two sees the other.
+
+Where the file system knows no locks, a worker's file tells its process: one of this host is asked about by its number,
+and one of another host is left to itself, which ends when it misses its driver's sign of life.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import signal
-import socket
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import RunLayout
+from virnucpro.this_host import is_gone, is_same_space, own_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 END_TIMEOUT_S = 10.0
 """Seconds that a killed process may take to go; one that hangs in the kernel does not go."""
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems say that know no locks."""
 
 _held: list[durable.NewFile] = []
 """Open until this process ends."""
@@ -47,11 +56,11 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
     """
     layout = RunLayout(output_dir)
     path = layout.worker_locks_dir / f"{rank}.{os.getpid()}.{secrets.token_hex(4)}.lock"
-    about = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
+    about = {"rank": rank, **own_process()}
     try:
         durable.make_folder(path.parent)
         file = durable.NewFile(path)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file.fileno())
         file.write(json.dumps(about).encode())
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
@@ -80,7 +89,7 @@ def end_orphans(output_dir: Path) -> None:
                 break
             if time.monotonic() > deadline_s:
                 raise RunLockedError(output_dir, f"a worker of a run that has ended: {json.dumps(about)}")
-            if pid and about.get("host") == socket.gethostname() and about.get("started") == _started(pid):
+            if is_same_space(about) and not is_gone(about):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)  # SIGKILL also ends what is stopped
             time.sleep(0.01)
@@ -100,11 +109,12 @@ def _removed(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _lock(descriptor) and is_same_space(about := _read(path)) and not is_gone(about):
+            return False
+        path.unlink(missing_ok=True)
     except BlockingIOError:
         return False
     else:
-        path.unlink(missing_ok=True)
         return True
     finally:
         os.close(descriptor)
@@ -118,9 +128,18 @@ def _read(path: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def _started(pid: int) -> int | None:
-    """Return when a process of this host started, in ticks since boot: with it a process number is never another's."""
+def _lock(descriptor: int) -> bool:
+    """
+    Lock an open file; whether the file system knows locks.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: The system refused for another reason.
+    """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return False
+        raise
+    return True

@@ -1,0 +1,144 @@
+"""
+A lock for folders on file systems that know none: a file with its owner's name, host and process, renewed while held.
+
+Making the file is a link, which succeeds for one only. A holder whose process has ended, or whose file has not changed
+for the length of a lease, has lost it; the next one takes it over. So a start after a crash elsewhere waits for that
+long. A holder that stood still for longer, and finds the lock taken when it goes on, is stopped as by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from virnucpro.errors import RunLockedError
+from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, LapseWatch, Lease, lease_bytes
+from virnucpro.this_host import is_gone, is_same_space, own_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = structlog.get_logger(__name__)
+
+
+class LeaseLock:
+    """
+    The lock of one folder.
+
+    Args:
+        path: Its file.
+        about: What others are told about us, ready for JSON.
+        lease_s: Seconds without a change after which it is anybody's.
+        on_lost: Called, once, when somebody else has taken it while we stood still; by default we are told to stop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        about: dict[str, Any],
+        *,
+        lease_s: float = LEASE_S,
+        on_lost: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
+        self.path = path
+        self._owner = secrets.token_hex(8)
+        self._about = {**own_process(), **about, "owner": self._owner, "expires_after_s": lease_s}
+        self._lease_s = lease_s
+        self._on_lost = on_lost
+        self._is_lost = False
+        self._lease = Lease(path, self._about, lease_s=lease_s, guard=self._is_ours)
+
+    def acquire(self) -> None:
+        """
+        Take the lock; waits only while it is open whether its holder lives.
+
+        Raises:
+            RunLockedError: Somebody holds it.
+            OSError: The folder cannot be written.
+        """
+        watch = LapseWatch(self._lease_s)
+        while not self._made():
+            content = _read(self.path)
+            holder = _parsed(content)
+            if is_same_space(holder):
+                has_lapsed = is_gone(holder)
+                is_renewed = not has_lapsed
+            else:
+                has_lapsed = watch.has_lapsed(self.path)
+                time.sleep(self._lease_s / RENEWALS_IN_A_LEASE)
+                is_renewed = _read(self.path) not in (content, b"")
+            if is_renewed:
+                raise RunLockedError(self.path.parent, content.decode("utf-8", "replace"))
+            if has_lapsed:
+                self._take_away(content)
+        self._lease.__enter__()
+
+    def release(self) -> None:
+        """Let go of the lock; where somebody else has it by now, it stays theirs."""
+        self._is_lost = True  # from now on nobody needs to be told
+        self._lease.__exit__()
+
+    def _made(self) -> bool:
+        """Whether the file is ours now; also where NFS has made the link but reported it as refused."""
+        private = self.path.with_name(f".{self.path.name}.{self._owner}")
+        private.write_bytes(lease_bytes(self._about, 0))
+        try:
+            os.link(private, self.path)
+        except FileExistsError:
+            return self._owner_in(_read(self.path)) == self._owner
+        else:
+            return True
+        finally:
+            private.unlink()
+
+    def _take_away(self, content: bytes) -> None:
+        """Remove the file of a holder that is gone, unless somebody else has taken it in between."""
+        private = self.path.with_name(f".{self.path.name}.{self._owner}.taken")
+        with suppress(FileNotFoundError):
+            self.path.rename(private)
+            if _read(private) != content:
+                with suppress(FileExistsError):
+                    os.link(private, self.path)
+            private.unlink()
+
+    def _is_ours(self) -> bool:
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError:  # the folder is away: nobody else can take it either
+            return True
+        if self._owner_in(content) == self._owner:
+            return True
+        if not self._is_lost:
+            self._is_lost = True
+            log.error("lock.lost", path=str(self.path), taken_by=content.decode("utf-8", "replace"))
+            self._on_lost()
+        return False
+
+    @staticmethod
+    def _owner_in(content: bytes) -> object:
+        return _parsed(content).get("owner")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
