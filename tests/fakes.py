@@ -513,6 +513,20 @@ def cache_rows(numbers, width=32):
     return hashes, np.tile(first, (1, width // 8)) + np.arange(width, dtype=np.float32)
 
 
+def gpu_worker_that_reads_ahead(rank, world_size, results_queue, *args):
+    """Work as on a GPU: another thread asks for the batches, a few ahead of the device."""
+    from virnucpro.pipeline import async_inference
+    from virnucpro.pipeline.gpu_worker import gpu_worker
+
+    run = async_inference.AsyncInferenceRunner.run
+
+    def run_ahead(self, loader, **settings):
+        return run(self, async_inference._made_ahead(loader), **settings)
+
+    async_inference.AsyncInferenceRunner.run = run_ahead
+    gpu_worker(rank, world_size, results_queue, *args)
+
+
 def gpu_worker_after_an_edit(rank, world_size, results_queue, *args):
     """Work as usual, after the input has been changed as ``EDIT_INPUT`` (edit:path) says."""
     from tests.faults import test_input_changes

@@ -212,13 +212,8 @@ class UnitsLayout:
         return self.said_dir / f"{owner}.jsonl"
 
     @property
-    def stop(self) -> Path:
-        """Tells every host to stop."""
-        return self.folder / "stop"
-
-    @property
     def driver(self) -> Path:
-        """The sign of life of the process that shares the work out."""
+        """The sign of life of the process that shares the work out, and its word that everybody is to stop."""
         return self.folder / "driver"
 
 

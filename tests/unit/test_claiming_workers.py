@@ -72,20 +72,20 @@ class SharedRun:
         self.pids = {}
         self.threads = []
 
-    def start(self, rank, *, config=None):
+    def start(self, rank, *, config=None, worker_fn=GPU_WORKER):
         """Start the process of an owner, which renews its lease from now on."""
         if not self.leases[rank]._thread.is_alive():
             self.leases[rank].__enter__()
-        thread = threading.Thread(target=self._run_rank, args=(rank, config or self.run.model_config))
+        thread = threading.Thread(target=self._run_rank, args=(rank, config or self.run.model_config, worker_fn))
         self.threads.append(thread)
         thread.start()
         return thread
 
-    def _run_rank(self, rank, config):
+    def _run_rank(self, rank, config, worker_fn):
         recovery = self.recovery(rank)
         with recovery.turn(rank, self.stops[rank]):
             run_rank(
-                GPU_WORKER,
+                worker_fn,
                 recovery.worker_args(rank, (str(self.layout.index), str(self.layout.output_dir), config)),
                 outcome=self.outcomes[rank],
                 world_size=len(self.outcomes),
@@ -288,6 +288,22 @@ def test_rows_of_the_cache_are_claimed_like_others_and_nothing_is_computed(tmp_p
     run.start(0).join()
     assert (run.outcomes[0].state, run.outcomes[0].sequences) == ("complete", 0)
     assert run.outcomes[0].sequences_cached == len(sequences)
+    check_rows(run.aggregate().output_path, sequences)
+
+
+def test_blocks_are_claimed_in_the_thread_that_reads_ahead_of_a_gpu_too(tmp_path, proteins, shared):
+    fasta, sequences = proteins
+    half = tmp_path / "half.fasta"
+    half.write_text("".join(f">{name}\n{sequences[name]}\n" for name in list(sequences)[::2]))
+    config = fakes.hash_config(cache_dir=str(tmp_path / "cache"), token_budget=42)  # rows of the cache are taken there
+    run_multi_gpu_inference([half], tmp_path / "first", config, 1)
+    run = shared(fasta, tmp_path / "out", config)
+    for thread in [run.start(rank, worker_fn=fakes.gpu_worker_that_reads_ahead) for rank in range(2)]:
+        thread.join()
+    assert [outcome.state for outcome in run.outcomes] == ["complete"] * 2
+    assert [outcome.cache_problem for outcome in run.outcomes] == [None, None]
+    assert sum(outcome.sequences_cached for outcome in run.outcomes) > 0
+    assert sum(outcome.sequences + outcome.sequences_cached for outcome in run.outcomes) == len(sequences)
     check_rows(run.aggregate().output_path, sequences)
 
 

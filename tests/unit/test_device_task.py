@@ -113,7 +113,7 @@ def test_two_hosts_share_a_run_which_is_counted_and_closed_like_any_other(tmp_pa
         ("host-b", "complete"),
     ]
     assert run.hosts.is_done()
-    assert run.hosts.hosts == {0: "host-a", 1: "host-b"}
+    assert [outcome.host for outcome in run.hosts.outcomes] == ["host-a", "host-b"]
     owners = owners_of_done(run.run.layout.units(run.run.run_id).folder, range(len(run.hosts.units)))
     assert {owner.split(".")[0] for owner in owners.values()} == {"host-a", "host-b"}
     run.hosts.__exit__()

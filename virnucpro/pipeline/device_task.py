@@ -30,7 +30,7 @@ from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
-from virnucpro.store.lease import LapseWatch, Lease
+from virnucpro.store.lease import LapseWatch, Lease, words_of
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def run_device_task(
     check_host(run, owner)
     units = run.layout.units(run.run_id)
     with _watching_driver(units, stop), device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device:
-        outcome = RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
+        outcome = RankOutcome(
+            rank=rank, device=device.label, host=host_name(), state="stopped", failure=FailureClass.STOPPED.value
+        )
         if stop.is_set():
             return DeviceOutcome(host=host_name(), owner="", rank=outcome)
         config = weights_here(run.model_config, run_id=run.run_id)
@@ -186,7 +188,7 @@ def _watching_driver(units: UnitsLayout, stop: threading.Event) -> Iterator[None
 
     def look() -> None:
         while not ending.wait(min(WATCH_INTERVAL_S, lease_s / 6)):
-            if units.stop.exists():
+            if words_of(units.driver).get("stopping"):
                 log.info("device_task.stopping", reason="the run is told to stop")
             elif watch.has_lapsed(units.driver):
                 log.warning("device_task.stopping", reason=f"no sign of life of the run's driver for {lease_s:g} s")

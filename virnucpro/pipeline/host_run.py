@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from virnucpro import durable
-from virnucpro.errors import OutputError
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
@@ -95,11 +93,11 @@ class HostRun:
         self._layout = run.layout.units(run.run_id)
         self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
         self._excused: dict[int, tuple[str, int]] = {}
-        self._hosts: dict[int, str] = {}
         self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
-        self._lease = Lease(self._layout.driver, {"host": host_name(), "run_id": run.run_id}, lease_s=lease_s)
+        about = {"host": host_name(), "run_id": run.run_id}
+        self._lease = Lease(self._layout.driver, about, lease_s=lease_s, is_kept=True)
 
     def __enter__(self) -> Self:
         run = self.run
@@ -133,8 +131,8 @@ class HostRun:
 
     def stop(self) -> None:
         """Tell every device task to stop at its next batch boundary; those that have ended do not mind."""
-        with suppress(OutputError):  # else they stop because they miss our sign of life
-            durable.write_bytes(self._layout.stop, b"")
+        with suppress(OSError):  # else they stop because they miss our sign of life
+            self._lease.say(stopping=True)
 
     def num_done(self) -> int:
         """
@@ -143,7 +141,7 @@ class HostRun:
         Raises:
             OSError: The folder cannot be read.
         """
-        return len(numbers_in(self._layout.done_dir))
+        return len(numbers_in(self._layout.done_dir, afresh=True))
 
     def is_done(self) -> bool:
         """
@@ -159,7 +157,6 @@ class HostRun:
         """Take in how a device task went. A rank may have several, one after the other: what they did adds up."""
         rank = outcome.rank.rank
         self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
-        self._hosts[rank] = outcome.host
         self._excused |= outcome.excused
 
     def take_lost(self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED) -> None:
@@ -172,7 +169,7 @@ class HostRun:
             failure: Of which class.
         """
         before = self._outcomes[rank]
-        lost = RankOutcome(rank=rank, device=before.device, failure=failure.value, reason=reason)
+        lost = RankOutcome(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
         lost.failures.append(failure.value)
         self._outcomes[rank] = _joined(before, lost)
 
@@ -180,11 +177,6 @@ class HostRun:
     def outcomes(self) -> list[RankOutcome]:
         """How each rank went, as far as is known."""
         return list(self._outcomes)
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """Rank -> the host that it ran on last."""
-        return dict(self._hosts)
 
     def excuses(self) -> Excuses:
         """Return why what is missing is missing."""

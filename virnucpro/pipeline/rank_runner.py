@@ -38,6 +38,8 @@ class RankOutcome:
     """Number of the rank."""
     device: str
     """Its device's label."""
+    host: str | None = None
+    """Its host, where a run has several."""
     state: str = "failed"
     """complete, failed or stopped."""
     failure: str | None = None

@@ -221,7 +221,7 @@ class UnitClaims:
                 if unit not in self._given:
                     return self._hand_out(unit, is_fresh=False)
             self._done |= numbers_in(self._layout.done_dir)
-            claimed = numbers_in(self._layout.claims_dir)
+            claimed = numbers_in(self._layout.claims_dir, afresh=True)
             for unit in range(len(self.plan)):
                 if unit not in claimed and unit not in self._done and unit not in self._given and self._claim(unit):
                     return self._hand_out(unit, is_fresh=True)
@@ -261,7 +261,7 @@ class UnitClaims:
         """
         with self._lock, _refused(self._layout.folder):
             if len(self._done) < len(self.plan):
-                self._done |= numbers_in(self._layout.done_dir)
+                self._done |= numbers_in(self._layout.done_dir, afresh=True)
             return len(self._done) >= len(self.plan)
 
     def settle(self, blocks: Iterable[int]) -> None:
@@ -403,8 +403,22 @@ def owners_of_done(folder: Path, units: Iterable[int]) -> dict[int, str]:
     return {unit: owner for unit, owner in named if owner is not None}
 
 
-def numbers_in(folder: Path) -> set[int]:
-    """Return the units that have a file in *folder*, of claims or of done units."""
+def numbers_in(folder: Path, *, afresh: bool = False) -> set[int]:
+    """
+    Return the units that have a file in *folder*, of claims or of done units.
+
+    Args:
+        folder: Which.
+        afresh: Make sure to see what others have just written: a network file system may answer from memory for up to
+            a minute, but asks its server after a change of our own.
+
+    Raises:
+        OSError: It cannot be read, or written.
+    """
+    if afresh:
+        private = folder / f".look.{secrets.token_hex(8)}"
+        private.touch()
+        private.unlink()
     return {int(path.name) for path in folder.iterdir() if path.name.isdecimal()}
 
 

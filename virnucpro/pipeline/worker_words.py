@@ -78,6 +78,8 @@ class WordsWriter:
                     file.write("".join(lines))
             except OSError as error:  # the work goes on; only what is shown of it lags behind
                 log.warning("words.not_written", path=str(self.path), reason=error.strerror)
+                with self._lock:
+                    self._lines = [*lines, *self._lines]
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -38,8 +38,8 @@ class Lease:
         path: The file; its folder exists.
         about: Who the owner is, ready for JSON.
         lease_s: Seconds that the lease lasts without a change.
-        on_renewal: Called after each renewal, in the thread.
         guard: Called before each renewal; once it is False, the file is somebody else's and left alone.
+        is_kept: The file stays at the end, with its last words.
 
     Raises:
         OutputError: The file cannot be written.
@@ -51,15 +51,16 @@ class Lease:
         about: Mapping[str, Any],
         *,
         lease_s: float = LEASE_S,
-        on_renewal: Callable[[], None] = lambda: None,
         guard: Callable[[], bool] = lambda: True,
+        is_kept: bool = False,
     ) -> None:
         self.path = path
         self._about = dict(about)
         self._interval_s = lease_s / RENEWALS_IN_A_LEASE
-        self._on_renewal = on_renewal
         self._guard = guard
+        self._is_kept = is_kept
         self._renewals = 0
+        self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -70,8 +71,19 @@ class Lease:
         Raises:
             OSError: The system refused.
         """
-        self._renewals += 1
-        self.path.write_bytes(lease_bytes(self._about, self._renewals))
+        with self._lock:
+            self._renewals += 1
+            self.path.write_bytes(lease_bytes(self._about, self._renewals))
+
+    def say(self, **words: str | int | bool) -> None:
+        """
+        Write more into the file, which whoever watches the lease reads as well.
+
+        Raises:
+            OSError: The system refused.
+        """
+        self._about |= words
+        self.renew()
 
     def _keep(self) -> None:
         while not self._ending.wait(self._interval_s):
@@ -81,7 +93,6 @@ class Lease:
                 self.renew()
             except OSError as error:  # the folder may come back; if not, others will take over, which is right
                 log.warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
-            self._on_renewal()
 
     def __enter__(self) -> Self:
         try:
@@ -94,7 +105,7 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._thread.join()
-        if self._guard():
+        if not self._is_kept and self._guard():
             with suppress(OSError):
                 self.path.unlink()
 
@@ -119,6 +130,15 @@ class LapseWatch:
             self._seen[path] = content, now_s
             return False
         return now_s - before[1] > self.lease_s
+
+
+def words_of(path: Path) -> dict[str, Any]:
+    """Return what an owner has written into its lease; nothing where it cannot be read, or is being written."""
+    try:
+        found = json.loads(_bytes_of(path))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def lease_bytes(about: Mapping[str, Any], renewals: int) -> bytes:
