@@ -20,8 +20,9 @@ from pydantic import Field
 
 from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
+from flows.cluster_embedding import OnCluster
 from flows.command_line import run_here
-from flows.hardware import claim_for
+from flows.hardware import cluster_here, computing_on
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
@@ -43,11 +44,13 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
-from virnucpro.pipeline.run_completion import close_run, failure_noted, finished_result, stop_run
+from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
@@ -104,26 +107,27 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         metrics = metrics_options(monitoring)
-        claim = claim_for(hardware)
-        model_config = configure_model(
-            model,
-            device_type=claim.type,
-            max_residues=sequences.max_residues or None,
-            long_policy=sequences.long,
-            gaps=sequences.gaps,
-            stops=sequences.stop,
-            on_bad_record=sequences.on_bad_record,
-            allow_empty=sequences.allow_empty,
-            **model_settings(hardware, cache, monitoring),
-        )
-        claim = devices_for(claim, model_config, fasta_files, workers=hardware.workers or None)
-        with run_telemetry(metrics) as telemetry:
-            outcome = _embed_in(
-                RunLayout(Path(output_dir)), fasta_files, model_config, claim, telemetry, result, limits
+        with computing_on(hardware) as claimed:
+            model_config = configure_model(
+                model,
+                device_type=claimed.type,
+                max_residues=sequences.max_residues or None,
+                long_policy=sequences.long,
+                gaps=sequences.gaps,
+                stops=sequences.stop,
+                on_bad_record=sequences.on_bad_record,
+                allow_empty=sequences.allow_empty,
+                **model_settings(hardware, cache, monitoring),
             )
-            publish_embedding(outcome)
-        outcome.raise_unless(allow_partial=result.allow_partial)
-        return _final_state(outcome)
+            workers = cluster.slots if (cluster := cluster_here()) else hardware.workers or None
+            claim = devices_for(claimed, model_config, fasta_files, workers=workers)
+            with run_telemetry(metrics) as telemetry:
+                outcome = _embed_in(
+                    RunLayout(Path(output_dir)), fasta_files, model_config, claim, telemetry, result, limits
+                )
+                publish_embedding(outcome)
+            outcome.raise_unless(allow_partial=result.allow_partial)
+            return _final_state(outcome)
 
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
 
@@ -194,41 +198,61 @@ def _embed_and_aggregate(
 ) -> RunResult:
     stage = partial(telemetry.stage, model=run.model_config.model_name)
     stages_s = partial(telemetry.stages_s, run.model_config.model_name)
+    cluster = cluster_here()
     with failure_noted(run):
         embedding = telemetry.begin_embedding(run.facts())
-        book = RankBook(run, RunLimits(attempts=worker_retries + 1), embedding)
+        limits = RunLimits(attempts=worker_retries + 1)
+        computing = (
+            _OnThisMachine(run, limits, embedding) if cluster is None else OnCluster(cluster, run, limits, embedding)
+        )
         try:
             with stage("embed"):
-                _run_ranks(run, book)
+                computing.embed()
         except BaseException:
-            stop_run(run, book.in_order(), stages_s=stages_s())
+            stop_run(run, computing.outcomes(), stages_s=stages_s())
             raise
         finally:
             embedding.over()
         with stage("aggregate"):
-            aggregation = aggregate_shards(run, book)
+            aggregation = aggregate_shards(run, computing.outcomes(), computing.reasons())
         with stage("validate"):
             validate_embeddings(run, aggregation)
-        return close_run(run, book.in_order(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
+        return close_run(run, computing.outcomes(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 
-def _run_ranks(run: PreparedRun, book: RankBook) -> None:
-    """
-    Run one task a rank to its last attempt, then the work of lost ranks as tasks of the others.
+class _OnThisMachine:
+    """One task a device of this machine, each of which runs a worker process."""
 
-    When we are told to stop, no worker is left.
-    """
-    futures: list[PrefectFuture[Any]] = []
-    ranks = list(range(run.world_size))
-    try:
-        while ranks:
-            futures.extend(embed_shard.submit(run, rank, book) for rank in ranks)
+    def __init__(self, run: PreparedRun, limits: RunLimits, embedding: EmbeddingTelemetry) -> None:
+        self._run = run
+        self._book = RankBook(run, limits, embedding)
+
+    def embed(self) -> None:
+        """
+        Run one task a rank to its last attempt, then the work of lost ranks as tasks of the others.
+
+        When we are told to stop, no worker is left.
+        """
+        book = self._book
+        futures: list[PrefectFuture[Any]] = []
+        ranks = list(range(self._run.world_size))
+        try:
+            while ranks:
+                futures.extend(embed_shard.submit(self._run, rank, book) for rank in ranks)
+                wait(futures)
+                ranks = book.recovery.take_over(book.in_order())
+                if ranks:
+                    get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
+        except BaseException:
+            book.stop.set()
+            get_run_logger().warning("stopping: workers end at their next batch boundary")
             wait(futures)
-            ranks = book.recovery.take_over(book.in_order())
-            if ranks:
-                get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
-    except BaseException:
-        book.stop.set()
-        get_run_logger().warning("stopping: workers end at their next batch boundary")
-        wait(futures)
-        raise
+            raise
+
+    def outcomes(self) -> list[RankOutcome]:
+        """Return how each rank went."""
+        return self._book.in_order()
+
+    def reasons(self) -> Reasons:
+        """Return what knows why a sequence has no row."""
+        return self._book.recovery

@@ -2,7 +2,7 @@
 The devices of a flow run: waited for when they are needed, and kept by an identification over both embedding runs.
 
 The flow ``embed`` within ``predict`` is told by its parameters what any run is told; that its devices are held already,
-it learns here.
+or that its cluster is there, it learns here.
 """
 
 from collections.abc import Iterator
@@ -10,22 +10,44 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from flows.parameters import Hardware
+from flows.runners import Cluster, runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
+from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)
+_CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 
 
-def claim_for(hardware: Hardware) -> DeviceClaim:
+@contextmanager
+def computing_on(hardware: Hardware) -> Iterator[DeviceClaim]:
     """
-    Return the claim of this flow run: the one that an identification around it keeps, else one of its own.
+    Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
 
     Raises:
         DeviceError: A device that is not there.
+        ConfigurationError: A cluster that is not there.
     """
-    return _KEPT.get() or claim_devices(
-        hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
-    )
+    if (kept_claim := _KEPT.get()) is not None:
+        yield kept_claim
+        return
+    runner = runner_of(hardware.runner)
+    if runner.engine == "threads":
+        yield claim_devices(
+            hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
+        )
+        return
+    with started(runner, workers=hardware.workers, on_cpus=hardware.devices.strip() == "cpu") as cluster:
+        token = _CLUSTER.set(cluster)
+        try:
+            yield device_tasks(cluster.slots, cluster.device_type)
+        finally:
+            _CLUSTER.reset(token)
+
+
+def cluster_here() -> Cluster | None:
+    """Return the cluster of this flow run, or None where its devices are this machine's."""
+    return _CLUSTER.get()
 
 
 @contextmanager

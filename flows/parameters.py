@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, DEFAULT_CACHE_GIB, MOST_PORT, MetricsOptions
+from virnucpro.config import (
+    AUTO_SHARDED_BYTES,
+    AUTO_SHARDED_ROWS,
+    DEFAULT_CACHE_GIB,
+    MOST_PORT,
+    RUNNERS,
+    MetricsOptions,
+)
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.training.training_settings import (
@@ -55,6 +62,13 @@ class Hardware(_Box):
         }
     )
 
+    runner: str = Field(
+        default="threads",
+        pattern=RUNNERS,
+        title="Runner",
+        description="threads: this machine. ray or dask: a small cluster on this machine. ray://HOST:PORT or "
+        "dask://HOST:PORT: a cluster that stands. dask://slurm: workers that SLURM starts. All hosts share the folder.",
+    )
     devices: str = Field(
         default="auto",
         pattern=DEVICES,
@@ -103,6 +117,8 @@ class Hardware(_Box):
         devices = self.devices.strip()
         if devices == "cpu" and self.workers_per_device > 1:
             raise ValueError("several workers per device are for GPUs: with the CPU give the number of CPU workers")
+        if self.runner != "threads" and (devices not in {"auto", "cpu"} or self.workers_per_device > 1):
+            raise ValueError("a cluster gives each task its device: devices is auto or cpu, with one worker a device")
         if devices not in {"auto", "cpu"} and self.workers:
             raise ValueError("CPU workers are given, but the devices are GPUs")
         return self

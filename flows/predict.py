@@ -17,7 +17,7 @@ from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_prediction
 from flows.command_line import run_here
 from flows.embed import embed
-from flows.hardware import claim_for, kept
+from flows.hardware import computing_on, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
@@ -114,43 +114,43 @@ def predict(
             },
         )
         metrics = metrics_options(monitoring)
-        claim = claim_for(hardware)
-        config = configure_prediction(
-            classifier=classifier,
-            dna_model=models.dna_model or None,
-            protein_model=models.protein_model or None,
-            chunk_nt=models.chunk or None,
-            min_nt=contigs.min_length,
-            threshold=threshold,
-            formats=result.formats,
-            keep_chunks=result.keep_chunks,
-            device_type=claim.type,
-            gaps=contigs.gaps,
-            on_bad_record=contigs.on_bad_record,
-            allow_empty=contigs.allow_empty,
-            **model_settings(hardware, cache, monitoring),
-        )
-        # how each embedding run is told to run: the frames of the contigs are its input, and may be none
-        boxes = {
-            "hardware": hardware,
-            "sequences": SequenceRules(allow_empty=True),
-            "result": EmbeddingResult(allow_partial=True, form="single"),
-            "cache": cache,
-            "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
-        }
-        names = {
-            "dna": models.dna_model or config.card.dna_model.name,
-            "protein": models.protein_model or config.card.protein_model.name,
-        }
-        parameters = {stage: {**boxes, "model": name} for stage, name in names.items()}
-        layout = PredictionLayout(Path(output_dir))
-        with run_telemetry(metrics) as telemetry:
-            outcome = _predict_in(
-                layout, input_files, config, claim, telemetry, parameters, limits, restart=result.restart
+        with computing_on(hardware) as claim:
+            config = configure_prediction(
+                classifier=classifier,
+                dna_model=models.dna_model or None,
+                protein_model=models.protein_model or None,
+                chunk_nt=models.chunk or None,
+                min_nt=contigs.min_length,
+                threshold=threshold,
+                formats=result.formats,
+                keep_chunks=result.keep_chunks,
+                device_type=claim.type,
+                gaps=contigs.gaps,
+                on_bad_record=contigs.on_bad_record,
+                allow_empty=contigs.allow_empty,
+                **model_settings(hardware, cache, monitoring),
             )
-            publish_prediction(outcome)
-        outcome.raise_unless(allow_partial=result.allow_partial)
-        return _final_state(outcome)
+            # how each embedding run is told to run: the frames of the contigs are its input, and may be none
+            boxes = {
+                "hardware": hardware,
+                "sequences": SequenceRules(allow_empty=True),
+                "result": EmbeddingResult(allow_partial=True, form="single"),
+                "cache": cache,
+                "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
+            }
+            names = {
+                "dna": models.dna_model or config.card.dna_model.name,
+                "protein": models.protein_model or config.card.protein_model.name,
+            }
+            parameters = {stage: {**boxes, "model": name} for stage, name in names.items()}
+            layout = PredictionLayout(Path(output_dir))
+            with run_telemetry(metrics) as telemetry:
+                outcome = _predict_in(
+                    layout, input_files, config, claim, telemetry, parameters, limits, restart=result.restart
+                )
+                publish_prediction(outcome)
+            outcome.raise_unless(allow_partial=result.allow_partial)
+            return _final_state(outcome)
 
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
 

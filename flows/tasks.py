@@ -29,7 +29,7 @@ from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS
-from virnucpro.pipeline.run_completion import aggregate_run, validate_run
+from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
@@ -155,9 +155,9 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
 
 
 @task(name="aggregate_shards", cache_policy=NO_CACHE, persist_result=False)
-def aggregate_shards(run: PreparedRun, book: RankBook) -> Aggregation:
+def aggregate_shards(run: PreparedRun, outcomes: list[RankOutcome], reasons: Reasons) -> Aggregation:
     """Put the result together in the order of the input, and list what is missing."""
-    return aggregate_run(run, book.in_order(), book.recovery)
+    return aggregate_run(run, outcomes, reasons)
 
 
 @task(name="validate_embeddings", cache_policy=NO_CACHE, persist_result=False)

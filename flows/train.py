@@ -17,7 +17,7 @@ from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_training
 from flows.command_line import run_here
 from flows.embed import embed
-from flows.hardware import claim_for, kept
+from flows.hardware import computing_on, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parameters import (
@@ -113,31 +113,33 @@ def train(
             },
         )
         metrics = metrics_options(monitoring)
-        claim = claim_for(hardware)
-        making = training.model_dump() | {
-            "name": training.name or Path(output_dir).absolute().name,
-            "most_epochs": training.most_epochs or None,
-            "command": training.command or f"the flow train, with the parameters {training.model_dump_json()}",
-        }
-        config = configure_training(
-            **making,
-            labels=Path(labels) if labels else None,
-            annotations=[Path(path) for path in annotations],
-            leave_out=[Path(path) for path in leave_out],
-            device_type=claim.type,
-            **model_settings(hardware, cache, monitoring),
-        )
-        # how each embedding run is told to run: the frames of the pieces are its input
-        boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}
-        parameters = {
-            "dna": {**boxes, "model": training.dna_model},
-            "protein": {**boxes, "model": training.protein_model},
-        }
-        layout = TrainingLayout(Path(output_dir))
-        with run_telemetry(metrics) as telemetry:
-            outcome = _train_in(layout, labelled, config, claim, telemetry, parameters, limits, restart=result.restart)
-            publish_training(outcome)
-        return Completed(message=outcome.worth, data=outcome)
+        with computing_on(hardware) as claim:
+            making = training.model_dump() | {
+                "name": training.name or Path(output_dir).absolute().name,
+                "most_epochs": training.most_epochs or None,
+                "command": training.command or f"the flow train, with the parameters {training.model_dump_json()}",
+            }
+            config = configure_training(
+                **making,
+                labels=Path(labels) if labels else None,
+                annotations=[Path(path) for path in annotations],
+                leave_out=[Path(path) for path in leave_out],
+                device_type=claim.type,
+                **model_settings(hardware, cache, monitoring),
+            )
+            # how each embedding run is told to run: the frames of the pieces are its input
+            boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}
+            parameters = {
+                "dna": {**boxes, "model": training.dna_model},
+                "protein": {**boxes, "model": training.protein_model},
+            }
+            layout = TrainingLayout(Path(output_dir))
+            with run_telemetry(metrics) as telemetry:
+                outcome = _train_in(
+                    layout, labelled, config, claim, telemetry, parameters, limits, restart=result.restart
+                )
+                publish_training(outcome)
+            return Completed(message=outcome.worth, data=outcome)
 
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
 

@@ -124,6 +124,8 @@ _NO_EFFECT_ON_ROWS = (
     "profile",
 )
 
+RUNNERS = r"^(threads|ray|ray://[^\s/]+:\d+|dask|dask://slurm|dask://[^\s/]+:\d+)$"
+"""What may do the work: this machine, or a cluster of Ray or Dask."""
 DEFAULT_CACHE_GIB = 10.0
 """GiB that an embedding cache takes on disk at the most: some 8 million rows of 320 numbers, or 1 million of 2560."""
 

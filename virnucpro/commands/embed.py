@@ -30,6 +30,7 @@ from virnucpro.commands.options import (
     Profile,
     PushgatewayUrl,
     Restart,
+    Runner,
     Stop,
     Threads,
     TokenBudget,
@@ -119,6 +120,7 @@ def embed(
     ] = ResultForm.AUTO,
     restart: Restart = False,
     flow: Flow = False,
+    runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
     pushgateway: PushgatewayUrl = None,
@@ -141,7 +143,7 @@ def embed(
             "(for the published models see `virnucpro models list`)."
         )
     metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
-    if flow:
+    if flow or runner != "threads":
         result = importlib.import_module("flows.embed").run_from_command_line(
             fasta_files=[str(path) for path in fasta],
             output_dir=str(output),
@@ -161,6 +163,7 @@ def embed(
                 "restart": restart,
             },
             **flow_boxes(
+                runner=runner,
                 devices=devices,
                 workers=workers,
                 workers_per_device=workers_per_device,

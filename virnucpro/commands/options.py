@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
     MOST_PORT,
+    RUNNERS,
     BadRecordPolicy,
     GapPolicy,
     MetricsOptions,
@@ -28,6 +30,15 @@ def token_budget(text: str | int) -> int:
     if not (str(text).isdecimal() and 1 <= int(text) <= MOST_TOKENS):
         raise typer.BadParameter(f"{text!r} is neither auto nor a number of tokens from 1 to {MOST_TOKENS}")
     return int(text)
+
+
+def runner_name(text: str) -> str:
+    """Return the name of a runner, if it is one."""
+    if not re.match(RUNNERS, text):
+        raise typer.BadParameter(
+            f"{text!r} is none of threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT, dask://slurm"
+        )
+    return text
 
 
 def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -168,6 +179,15 @@ Restart = Annotated[
 
 Flow = Annotated[bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")]
 
+Runner = Annotated[
+    str,
+    typer.Option(
+        parser=runner_name,
+        metavar="threads|ray|dask|ray://HOST:PORT|dask://HOST:PORT|dask://slurm",
+        help="Where the work is done: this machine; a small cluster on it, of --workers tasks; a cluster that stands; workers that SLURM starts. Anything but threads runs as the Prefect flow. Every host needs the same folders.",
+    ),
+]
+
 Profile = Annotated[
     bool,
     typer.Option(
@@ -226,6 +246,7 @@ def metrics_options(port: int | None, targets: Path | None, pushgateway: str | N
 
 def flow_boxes(
     *,
+    runner: str = "threads",
     devices: str,
     workers: int | None,
     workers_per_device: int,
@@ -242,6 +263,7 @@ def flow_boxes(
     """Return the options that both commands have as boxes of the flows' parameters (``flows/parameters.py``)."""
     return {
         "hardware": {
+            "runner": runner,
             "devices": devices,
             "workers": workers or 0,
             "workers_per_device": workers_per_device,

@@ -28,6 +28,7 @@ from virnucpro.commands.options import (
     Profile,
     PushgatewayUrl,
     Restart,
+    Runner,
     Threads,
     TokenBudget,
     WeightsDir,
@@ -122,6 +123,7 @@ def predict(
     allow_partial: AllowPartial = False,
     restart: Restart = False,
     flow: Flow = False,
+    runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
     pushgateway: PushgatewayUrl = None,
@@ -146,7 +148,7 @@ def predict(
         )
     formats = table_format or [TableFormat.TSV]
     metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
-    if flow:
+    if flow or runner != "threads":
         result = importlib.import_module("flows.predict").run_from_command_line(
             input_files=[str(path) for path in inputs],
             output_dir=str(output),
@@ -166,6 +168,7 @@ def predict(
             },
             models={"dna_model": dna_model or "", "protein_model": protein_model or "", "chunk": chunk or 0},
             **flow_boxes(
+                runner=runner,
                 devices=devices,
                 workers=workers,
                 workers_per_device=workers_per_device,

@@ -24,6 +24,7 @@ from virnucpro.commands.options import (
     PrecisionName,
     Profile,
     PushgatewayUrl,
+    Runner,
     Threads,
     TokenBudget,
     WeightsDir,
@@ -221,6 +222,7 @@ def train(
         ),
     ] = False,
     flow: Flow = False,
+    runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
     pushgateway: PushgatewayUrl = None,
@@ -272,7 +274,7 @@ def train(
         *_told("--seed", seed),
     ]
     command = shlex.join(["virnucpro", "train", *(path.name for path in labelled), "-o", "DIR", *told])
-    if flow:
+    if flow or runner != "threads":
         result = importlib.import_module("flows.train").run_from_command_line(
             labelled=[str(path) for path in labelled],
             output_dir=str(output),
@@ -282,6 +284,7 @@ def train(
             training={**making, "most_epochs": epochs or 0, "command": command},
             result={"restart": restart},
             **flow_boxes(
+                runner=runner,
                 devices=devices,
                 workers=workers,
                 workers_per_device=workers_per_device,

@@ -1,0 +1,136 @@
+"""
+The embedding of a run on a cluster: one task a device, each of which claims its work in the shared folder.
+
+The tasks need no word from here: the driver prepares the run, asks every host whether it sees the same input and
+folder, submits the tasks, and waits until all units are done. A task whose host died is started again by the engine;
+one that could not take part is told of, and the others do its work.
+"""
+
+import time
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture  # noqa: TC002
+from prefect.logging import get_run_logger
+from prefect.runtime import task_run
+
+from flows.runners import Cluster
+from virnucpro.config import RunLimits
+from virnucpro.errors import VirNucProError
+from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.host_check import check_host
+from virnucpro.pipeline.host_run import HostRun
+from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.run_completion import Reasons
+from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+
+ANSWER_S = 30.0
+"""Seconds that the hosts have to answer whether they can take part; a check by itself takes no more than ten."""
+LOOK_S = 0.5
+"""Seconds between two looks at the tasks."""
+LEAVE_S = 60.0
+"""Seconds that tasks have to end once there is nothing left to do."""
+
+
+def _name() -> str:
+    return f"embed_on_host {task_run.parameters['rank']}"
+
+
+@task(name="embed_on_host", task_run_name=_name, cache_policy=NO_CACHE, persist_result=False)
+def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits) -> DeviceOutcome:
+    """Take part in the run with one device of this host, until everything is done."""
+    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id))
+    get_run_logger().info(
+        "host %s, %s: %s sequences computed, %s",
+        outcome.host,
+        outcome.rank.device,
+        outcome.rank.sequences,
+        outcome.rank.state,
+    )
+    return outcome
+
+
+class OnCluster:
+    """
+    One task a device of a cluster.
+
+    Args:
+        cluster: Started.
+        run: Prepared; its ``world_size`` is the number of tasks.
+        limits: How often a worker is started again.
+        embedding: Is told what the workers on all hosts say.
+    """
+
+    def __init__(self, cluster: Cluster, run: PreparedRun, limits: RunLimits, embedding: EmbeddingTelemetry) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._limits = limits
+        self._hosts = HostRun(run, embedding)
+        self._running: dict[int, PrefectFuture[Any]] = {}
+        self._problems: list[VirNucProError] = []
+
+    def embed(self) -> None:
+        """
+        Embed what is left of the run; when we are told to stop, every task is.
+
+        Raises:
+            HostCheckError: A host does not see the input or the folder that the run has; nothing was embedded.
+            ConfigurationError: A host does not answer.
+            VirNucProError: No task could take part.
+        """
+        with self._hosts:
+            self._cluster.on_every_host(check_host, self._run, "check", timeout_s=ANSWER_S)
+            for rank in range(self._run.world_size):
+                parameters = {"run": self._run, "rank": rank, "limits": self._limits}
+                self._running[rank] = self._cluster.submit(embed_on_host, parameters)
+            try:
+                while self._running and not self._hosts.is_done():
+                    self._take_ended()
+                    time.sleep(LOOK_S)
+            except BaseException:
+                get_run_logger().warning("stopping: workers end at their next batch boundary")
+                self._hosts.stop()
+                raise
+            finally:
+                self._let_end()
+        if self._problems and len(self._problems) == self._run.world_size:
+            raise self._problems[0]
+
+    def outcomes(self) -> list[RankOutcome]:
+        """Return how each task's rank went."""
+        return self._hosts.outcomes
+
+    def reasons(self) -> Reasons:
+        """Return what knows why a sequence has no row."""
+        return self._hosts.excuses()
+
+    def _let_end(self) -> None:
+        """Wait until the tasks have ended; those that never began are taken back."""
+        deadline_s = time.monotonic() + LEAVE_S
+        while self._running and time.monotonic() < deadline_s:
+            self._take_ended()
+            time.sleep(LOOK_S)
+        for future in self._running.values():
+            self._cluster.drop(future)
+
+    def _take_ended(self) -> None:
+        """Take in how tasks went that have ended since the last look."""
+        for rank, future in list(self._running.items()):
+            if not self._cluster.has_ended(future):
+                continue
+            del self._running[rank]
+            future.wait()
+            found = future.state.result(raise_on_failure=False)
+            if isinstance(found, DeviceOutcome):
+                self._hosts.take(found)
+                continue
+            reason = str(found) or type(found).__name__
+            get_run_logger().warning("task %s did not take part: %s", rank, reason)
+            failure = FailureClass.DIED
+            if isinstance(found, VirNucProError):
+                self._problems.append(found)
+                failure = FailureClass.CONFIGURATION
+            self._hosts.take_lost(rank, reason, failure=failure)
