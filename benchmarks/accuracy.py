@@ -5,8 +5,9 @@ Takes a training that kept its pieces and embeddings (``virnucpro train --keep-w
 fitted on its training pieces, stopped by validation, and measured on its test pieces. With ``--contigs`` the parts are
 measured on these contigs, too: a look at them, which the result counts as one.
 
-- **parts**: scikit-learn's histogram gradient boosting on 3-mers, 4-mers, codons and open runs; the networks on the
-  same numbers, on log-odds of k-mers alone, on DNA embeddings, protein embeddings, all but the embeddings, and all.
+- **gradient boosting** of scikit-learn (its histogram kind) on 3-mers, 4-mers, codons and open runs, from all pieces.
+- **parts**, from ``--pieces``: the same gradient boosting; the networks on the same numbers, on genes, on log-odds of
+  k-mers, on DNA embeddings, on protein embeddings, on all but the embeddings, and on all.
 - **left out**: without one kind of virus each time, in tables and networks; how its pieces then rank against test's
   other pieces. The data name no families, so tailed phages are parted by the host in their name.
 - **learning curve**: a share of the training genomes, by whole clusters.
@@ -30,7 +31,7 @@ from bench_common import machine, write_result
 from virnucpro.models.classifier_card import read_card
 from virnucpro.models.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.nucleotide_codes import encode
-from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures
+from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures, composition, open_runs
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.store.reader import read_embeddings
@@ -72,7 +73,7 @@ HOSTS = ("phages of mycobacteria", "phages of cyanobacteria")
 CURVE = (0.1, 0.25, 0.5, 1.0)
 QUICK = ContigSettings(members=1)
 SHUFFLES, SHUFFLED_SHARE = range(1, 7), 0.4
-UNSHUFFLED = ("organelle",)
+UNSHUFFLED = ("organelle", "microvirus", "eukaryotic_virus")
 """Groups of too few clusters for labels to be given to them by chance."""
 DESCRIPTIONS: dict[str, str] = {}
 
@@ -192,10 +193,29 @@ def features_by(counts, is_viral, contigs):
     return np.stack([features.of(codes) for codes in contigs.records.codes])
 
 
-def parts_of_the_model(split, training, validation, sets):
-    """Return what every kind of input reaches on every set of contigs."""
+def gradient_boosting(of_training, is_virus, of_sets):
+    """Return what scikit-learn's histogram gradient boosting gives every set of contigs."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
 
+    boosting = HistGradientBoostingClassifier(max_iter=200, learning_rate=0.08, l2_regularization=1.0, random_state=1)
+    boosting.fit(of_training, is_virus)
+    return {where: boosting.predict_proba(numbers)[:, 1] for where, numbers in of_sets.items()}
+
+
+def boosting_on_all(training, sets):
+    """Return what gradient boosting reaches that learns from as many pieces as the classifier did."""
+
+    def of(contigs):
+        return np.stack([np.concatenate([composition(c), open_runs(c)]) for c in contigs.records.codes])
+
+    scores = gradient_boosting(
+        of(training), training.records.is_virus_C, {name: of(some) for name, some in sets.items()}
+    )
+    return {where: sets[where].measures(found) for where, found in scores.items()}
+
+
+def parts_of_the_model(split, training, validation, sets):
+    """Return what every kind of input reaches on every set of contigs."""
     genomes = genomes_as_records(split.of_part(TRAIN))
     names = genomes.group_names()
     is_viral = np.array([is_virus for is_virus, _ in names])
@@ -214,13 +234,12 @@ def parts_of_the_model(split, training, validation, sets):
         print(name, {where: report[name][where]["all"]["auroc"] for where in sets}, flush=True)
 
     start = time.process_time()
-    boosting = HistGradientBoostingClassifier(max_iter=200, learning_rate=0.08, l2_regularization=1.0, random_state=1)
-    boosting.fit(of_training[:, :COMPOSITION_COUNT], training.records.is_virus_C)
-    note(
-        "gradient boosting on composition and open runs",
-        time.process_time() - start,
-        {where: boosting.predict_proba(of_sets[where][:, :COMPOSITION_COUNT])[:, 1] for where in sets},
+    scores = gradient_boosting(
+        of_training[:, :COMPOSITION_COUNT],
+        training.records.is_virus_C,
+        {where: of_sets[where][:, :COMPOSITION_COUNT] for where in sets},
     )
+    note("gradient boosting on composition and open runs", time.process_time() - start, scores)
     inputs = {
         "composition and open runs": lambda _, x: x[:, :COMPOSITION_COUNT],
         "genes": lambda _, x: x[:, COMPOSITION_COUNT : COMPOSITION_COUNT + GENES_COUNT],
@@ -364,6 +383,8 @@ def main() -> None:
         "pieces": {part: len(number) for part, number in numbers.items()} | {"of every row": options.pieces},
         "contigs": str(options.contigs.name) if options.contigs else None,
     }
+    report["shuffled labels"] = shuffled_labels([g for g in genomes if g.group not in UNSHUFFLED], options.pieces)
+    print("shuffled labels", report["shuffled labels"])
     model = load_contig_model(options.training, card)
     report["the classifier itself"] = {}
     for where, contigs in sets.items():
@@ -372,12 +393,11 @@ def main() -> None:
         scores = model.probabilities(rows, records.dna_CD, records.protein_CE, records.frames_C, records.chunks_C)
         report["the classifier itself"][where] = contigs.measures(scores.astype(np.float64))
         print("the classifier itself", where, report["the classifier itself"][where], flush=True)
+    report["gradient boosting on all pieces"] = boosting_on_all(chosen(embedded, numbers[TRAIN]), sets)
     report["parts"] = parts_of_the_model(split, training, validation, sets)
     test_pieces = [embedded.pieces[number] for number in numbers[TEST].tolist()]
     report["left out"] = left_out_kinds(split, test_pieces, options.pieces)
     report["learning curve"] = learning_curve(split, test, options.pieces)
-    report["shuffled labels"] = shuffled_labels([g for g in genomes if g.group not in UNSHUFFLED], options.pieces)
-    print("shuffled labels", report["shuffled labels"])
     if options.write:
         print(write_result("accuracy", report))
 
