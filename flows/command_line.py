@@ -38,6 +38,8 @@ def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
         # the last log lines leave while there is a server: at exit Prefect would try for a minute
         APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
         outcome = state.result(raise_on_failure=False)
+        if isinstance(outcome, ParameterTypeError):
+            raise ConfigurationError(str(outcome)) from None
         if isinstance(outcome, BaseException):
             raise outcome
     return outcome

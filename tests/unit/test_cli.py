@@ -73,8 +73,24 @@ def test_help_names_every_command_and_every_option_has_its_help():
         "--allow-empty",
         "--weights-dir",
         "--result-form",
+        "--runner",
     ]:
         assert re.search(rf"{option}\b.*\w{{3,}}", done.stdout), option
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--runner", "rya"), "'rya' is none of threads, ray"),
+        (("--runner", "ray", "--devices", "0"), "--devices is auto or cpu"),
+        (("--runner", "dask://slurm", "--workers-per-device", "2"), "one worker a device"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_a_usage_error(tmp_path, proteins, options, words):
+    done = virnucpro_command("embed", proteins, "--output", tmp_path / "out", *options)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_typo_in_an_option_is_a_usage_error_in_plain_text():

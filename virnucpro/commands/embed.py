@@ -38,6 +38,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    check_runner,
     flow_boxes,
     metrics_options,
 )
@@ -135,6 +136,7 @@ def embed(
 
     Starting the same command again continues what is missing.
     """
+    check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     if model is None:

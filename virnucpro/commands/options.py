@@ -41,6 +41,19 @@ def runner_name(text: str) -> str:
     return text
 
 
+def check_runner(runner: str, devices: str, workers_per_device: int) -> None:
+    """
+    Refuse devices of this machine for a cluster, which gives each task its own.
+
+    Raises:
+        typer.BadParameter: They are given.
+    """
+    if runner != "threads" and (devices.strip() not in {"auto", "cpu"} or workers_per_device > 1):
+        raise typer.BadParameter(
+            f"--runner {runner} gives each task its device: --devices is auto or cpu then, with one worker a device"
+        )
+
+
 def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     """
     Refuse a value of *option* that is none of *allowed*.

@@ -35,6 +35,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    check_runner,
     flow_boxes,
     metrics_options,
 )
@@ -137,6 +138,7 @@ def predict(
     Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
     report again.
     """
+    check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     if threshold is not None and not 0 < threshold < 1:

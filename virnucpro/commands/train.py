@@ -31,6 +31,7 @@ from virnucpro.commands.options import (
     Workers,
     WorkersPerDevice,
     check_choice,
+    check_runner,
     flow_boxes,
     metrics_options,
     output_folder,
@@ -236,6 +237,7 @@ def train(
     The genomes are split into three parts by relatedness: most train, some stop the training and calibrate it, the
     others only measure. Starting the same command again continues a training that was stopped.
     """
+    check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
