@@ -313,11 +313,11 @@ def add_contig_model(folder, card, *, seed=7):
     from virnucpro.models.contig_model import ContigWeights, Layer
     from virnucpro.models.sequence_features import TABLES, feature_count
 
-    chooser, groups, hidden = np.random.default_rng(seed), 2, 5
+    chooser, groups, hidden = np.random.default_rng(seed), 2, 40  # so many that none says nothing
     inputs = feature_count(groups) + card.input_dim + 2
     widths = [(hidden, inputs), (groups, hidden)]
     layers = [
-        Layer(*(chooser.normal(0, 0.2, shape).astype(np.float32) for shape in ((out, into), (out,))))
+        Layer(*(chooser.normal(0, 0.05, shape).astype(np.float32) for shape in ((out, into), (out,))))
         for out, into in widths
     ]
     weights = ContigWeights(
@@ -327,7 +327,7 @@ def add_contig_model(folder, card, *, seed=7):
         },
         is_viral_G=np.array([True, False]),
         mean_I=np.zeros(inputs, dtype=np.float32),
-        deviation_I=np.full(inputs, 0.1, dtype=np.float32),
+        deviation_I=np.full(inputs, 0.5, dtype=np.float32),
         members=(tuple(layers),),
         temperature=0.5,
     )
