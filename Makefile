@@ -88,6 +88,7 @@ bench: $(BENCH_READY)
 bench-large: $(BENCH_READY)
 	$(PY) benchmarks/embedding.py --rows 150M:chunks,650M:chunks --write embedding_large
 	$(PY) benchmarks/scaling.py --write
+	$(PY) benchmarks/sharded_output.py --write
 	$(PY) benchmarks/report.py
 
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.

@@ -148,8 +148,10 @@ def fail_each_step(trial: Trial, action: str, *, step: int = 1, lasting: bool = 
             tries += 1
             where = f"{process}, step {number}, {action}: "
             step_name = [name for name in trial.steps if name.startswith(f"{process}/")][number - 1]
-            # a worker's last steps may fail when every row is safe; what is only tidied up may stay
+            # a worker's last steps may fail when every row is safe; what is only tidied up may stay; and figures of the
+            # run that cannot be written are said, and cost nothing else
             may_end_well = process != "MainProcess" or step_name.endswith("file.unlink")
+            may_end_well = may_end_well or "telemetry.not_written" in ended.errors
             wrong = _wrong_after_error(trial, out, ended, action, lasting=lasting)
             if ended.code == 0 and not may_end_well:
                 wrong.append(f"the error of {step_name} was swallowed: exit 0")

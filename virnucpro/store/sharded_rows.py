@@ -78,7 +78,7 @@ class ShardedRows:
             ResultError: What was read is damaged.
         """
         candidates = [self._index.candidates(name) for name in sequence_ids]
-        numbers = np.unique(np.array([row for rows in candidates for row in rows], dtype=np.int64))
+        numbers = np.array(sorted({row for rows in candidates for row in rows}), dtype=np.int64)
         id_of = dict(zip(numbers.tolist(), self.ids_at(numbers), strict=True))
         found = np.empty(len(candidates), dtype=np.int64)
         for place, (name, rows) in enumerate(zip(sequence_ids, candidates, strict=True)):
