@@ -18,6 +18,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
+from virnucpro.pipeline import result_form
 from virnucpro.pipeline.prediction_verification import verify_folder
 
 
@@ -35,7 +36,8 @@ def contigs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs):
+def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs, monkeypatch):
+    monkeypatch.setattr(result_form, "AUTO_SHARDED_ROWS", 1)  # the classification reads single files, however large
     out = tmp_path / "out"
     settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu", "workers": 1}}
     killer = FirstWorkerKiller(kills=1)
@@ -48,6 +50,7 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
     assert worker_processes() == {}
     assert verify_folder(out).problems == []
     assert "3" in artifact("predict-summary")
+    assert (out / "dna" / "embeddings.h5").exists()
     assert '"contig": "a"' in artifact("predict-contigs")
     assert (out / "report.html").as_uri() in artifact("predict-report")
     again = predict([str(contigs)], str(out), **settings, return_state=True)
