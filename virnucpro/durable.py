@@ -208,20 +208,30 @@ def sha256_of(path: Path) -> str:
         return _digest(file.fileno(), os.fstat(file.fileno()).st_size).hexdigest()
 
 
-def check_seal(path: Path) -> None:
+def check_seal(path: Path) -> bytes:
     """
     Compare a sealed file with its trailer.
+
+    Returns:
+        The sha256 of everything before the trailer.
 
     Raises:
         ResultError: There is no trailer, or a byte differs.
     """
     with path.open("rb", buffering=0) as file:  # opened once: the name may be replaced while we read
-        size = os.fstat(file.fileno()).st_size
-        trailer = os.pread(file.fileno(), SEAL_BYTES, max(0, size - SEAL_BYTES))
-        if size < SEAL_BYTES or not trailer.startswith(SEAL_MAGIC):
+        digest = seal_of(file.fileno())
+        if digest is None:
             raise ResultError(path, "cut short: no checksum at its end")
-        if _digest(file.fileno(), size - SEAL_BYTES).digest() != trailer[len(SEAL_MAGIC) :]:
+        if _digest(file.fileno(), os.fstat(file.fileno()).st_size - SEAL_BYTES).digest() != digest:
             raise ResultError(path, "damaged: its bytes do not match its checksum")
+    return digest
+
+
+def seal_of(descriptor: int) -> bytes | None:
+    """Return the sha256 that an open file states of itself; None where it has no trailer."""
+    size = os.fstat(descriptor).st_size
+    trailer = os.pread(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
+    return trailer[len(SEAL_MAGIC) :] if size >= SEAL_BYTES and trailer.startswith(SEAL_MAGIC) else None
 
 
 def remove_strays(folder: Path) -> int:

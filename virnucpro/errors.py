@@ -149,6 +149,13 @@ class ResultError(VirNucProError, ValueError):
         super().__init__(f"{path}: {what}")
 
 
+class SourceGoneError(ResultError):
+    """A part or shard went, or another took its name, while it was read: its rank sealed it just now, so look again."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path, "is no longer the file that was checked")
+
+
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from virnucpro import durable
-from virnucpro.config import InputRules
+from virnucpro.config import InputRules, ResultForm
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ResultError
+from virnucpro.errors import ResultError, SourceGoneError
+from virnucpro.pipeline import finished_blocks
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result_validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.parts import write_part, write_shard
+from virnucpro.store.parts import SealedBlocks, write_part, write_shard
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.schema import BlockOrigin
 
@@ -217,6 +218,54 @@ def test_the_parts_of_a_rank_that_never_finished_are_salvaged(run):
     assert len(run.layout.shards()) == 2
     assert aggregate(run).is_complete
     check_rows(run, run.layout.embeddings)
+
+
+def seal_meanwhile(run, monkeypatch, name, call):
+    """Let a rank that nobody waits for seal its blocks when aggregation has called *name* that many times."""
+    real = getattr(finished_blocks, name)
+    calls = []
+
+    def with_sealing(*arguments, **options):
+        found = real(*arguments, **options)
+        calls.append(name)
+        if len(calls) == call:
+            seal(run, 1, 3)
+        return found
+
+    monkeypatch.setattr(finished_blocks, name, with_sealing)
+
+
+@pytest.mark.parametrize("form", [ResultForm.SINGLE, ResultForm.SHARDED])
+@pytest.mark.parametrize(("name", "call"), [("_listed", 1), ("part_paths", 2), ("find_finished_blocks", 1)])
+@pytest.mark.parametrize("is_sealed_before", [False, True])
+def test_what_is_sealed_while_the_result_is_put_together_is_in_it_under_its_own_id(
+    run, monkeypatch, form, name, call, is_sealed_before
+):
+    for block in range(len(run.plan)):
+        run.write_part([block])
+    if is_sealed_before:
+        seal(run, 1, 3)
+        run.write_part([1])
+    settings = {"max_residues": run.config.max_residues, "hidden_dim": HASH_WIDTH, "result_form": form}
+    with monkeypatch.context() as patched:
+        seal_meanwhile(run, patched, name, call)
+        result = aggregate_shards(run.layout, run.index, run.plan, **settings)
+    assert len(run.layout.shards()) == 1, "it was sealed"
+    assert result.is_complete
+    check_rows(run, result.output_path)
+    assert aggregate_shards(run.layout, run.index, run.plan, **settings) == result
+
+
+def test_a_source_that_another_file_took_the_name_of_is_not_read(run):
+    path, other = run.write_part([0, 1]), run.write_part([2])
+    source = SealedBlocks.open(path)
+    for take_away in (path.unlink, lambda: other.rename(path)):
+        take_away()
+        with pytest.raises(SourceGoneError, match="is no longer the file that was checked"):
+            next(source.iter_rows())
+        with pytest.raises(SourceGoneError, match=path.name):
+            next(source.iter_rows_at(np.array([1])))
+    assert SealedBlocks.open(path).blocks[:, 0].tolist() == [2]
 
 
 def test_a_result_completed_in_three_runs_of_4_then_1_then_3_ranks_has_the_bytes_of_one_run(run):

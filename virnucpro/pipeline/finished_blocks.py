@@ -9,6 +9,7 @@ files hold a block, the one with more of its rows is used.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import structlog
 
 from virnucpro import durable
-from virnucpro.errors import ResultError
+from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.store.parts import SealedBlocks, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def find_finished_blocks(
             source = SealedBlocks.open(path)
             _check_plan(source, plan)
             source.check()
-        except FileNotFoundError:  # its rank sealed it into a shard just now
+        except (FileNotFoundError, SourceGoneError):  # its rank sealed it into a shard just now
             continue
         except (ResultError, OSError) as error:
             reason = error.what if isinstance(error, ResultError) else error.strerror or str(error)
@@ -98,6 +99,35 @@ def find_finished_blocks(
         found.sources.append(source)
         found.blocks.update(_finished(source, plan, excused))
     return found
+
+
+def find_all_finished(layout: RunLayout, plan: BlockPlan) -> FinishedBlocks:
+    """
+    Check the parts and shards of a run that others may still be sealing, and look again where that hid a block.
+
+    Args:
+        layout: The run's folder.
+        plan: The plan that blocks must have been computed by.
+
+    Returns:
+        What may be used: every finished block that was on disk from the beginning.
+    """
+    while True:
+        before = _listed(layout)
+        found = find_finished_blocks(layout, plan)
+        if len(found.blocks) == len(plan) or _listed(layout) == before:
+            return found
+        log.info("blocks.looked_for_again", finished=len(found.blocks), blocks=len(plan))
+
+
+def _listed(layout: RunLayout) -> dict[Path, tuple[int, int]]:
+    """Return inode and last change of each part and shard."""
+    listed = {}
+    for path in [*layout.shards(), *part_paths(layout.parts_dir)]:
+        with suppress(FileNotFoundError):  # it went just now
+            file = path.stat()
+            listed[path] = (file.st_ino, file.st_mtime_ns)
+    return listed
 
 
 def _disjoint(sources: list[SealedBlocks]) -> Iterator[SealedBlocks]:

@@ -8,13 +8,15 @@ is dropped in silence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from virnucpro import durable
 from virnucpro.config import ResultForm
-from virnucpro.pipeline.finished_blocks import find_finished_blocks
+from virnucpro.errors import SourceGoneError
+from virnucpro.pipeline.finished_blocks import find_all_finished
 from virnucpro.pipeline.result_form import files_of, is_sharded, name_of, remove_results, result_path
 from virnucpro.pipeline.result_writer import ResultRows
 from virnucpro.run_layout import ShardedLayout
@@ -23,12 +25,12 @@ from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     import numpy as np
 
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.pipeline.finished_blocks import FinishedBlocks
     from virnucpro.run_layout import RunLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -79,6 +81,8 @@ def aggregate_shards(
     """
     Write the result from everything that is finished.
 
+    Ranks may be sealing still, of hosts that nobody waits for: where a file went while it was read, all is read again.
+
     Args:
         layout: The run's folder.
         index: The input.
@@ -93,8 +97,17 @@ def aggregate_shards(
     Raises:
         OutputError: The result cannot be written; the name that says whole is absent or as it was.
     """
-    finished = find_finished_blocks(layout, plan)
-    rows = ResultRows(index, finished.sources, hidden_dim=hidden_dim, max_residues=max_residues)
+    while True:
+        finished = find_all_finished(layout, plan)
+        rows = ResultRows(index, finished.sources, hidden_dim=hidden_dim, max_residues=max_residues)
+        try:
+            return _aggregated(layout, finished, rows, result_form)
+        except SourceGoneError as error:
+            log.info("result.begun_again", source=Path(error.path).name)
+
+
+def _aggregated(layout: RunLayout, finished: FinishedBlocks, rows: ResultRows, result_form: ResultForm) -> Aggregation:
+    """Write the result; ``SourceGoneError`` says that it must be begun again."""
     if len(rows.missing):  # a result of before, found damaged, must not stand under the name that says complete
         remove_results(layout, is_partial=False)
     if len(rows.missing) and not len(rows):

@@ -18,13 +18,13 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.errors import ResultError
+from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.spans import WRITING, span
 from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
@@ -73,6 +73,8 @@ class SealedBlocks:
     """Width of a row; 0 in an empty shard that never saw a model."""
     offset_bytes: int
     """Where the first row begins in the file."""
+    seal: bytes
+    """sha256 of the file that was checked; no other content may take its place."""
     kept_rows: BoolArray | None = None
     """bool (rows of the file,): which rows of the file these are; None for all."""
 
@@ -83,9 +85,10 @@ class SealedBlocks:
 
         Raises:
             ResultError: Damaged, or not a file of this schema.
+            SourceGoneError: Another file took its name just now.
             FileNotFoundError: There is no such file.
         """
-        durable.check_seal(path)
+        seal = durable.check_seal(path)
         with schema.open_checked(path) as file:
             rows = schema.embeddings_of(file, path)
             blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 3))
@@ -95,7 +98,10 @@ class SealedBlocks:
             if not np.isin(blocks[:, 2], list(BlockOrigin)).all():
                 raise ResultError(path, "its blocks have an origin that does not exist")
             plan = file.attrs.get(schema.PLAN_FINGERPRINT, "")
-            return cls(path, str(plan), blocks, positions, int(rows.shape[1]), rows.id.get_offset() or 0)
+            offset_bytes = rows.id.get_offset() or 0
+            found = cls(path, str(plan), blocks, positions, int(rows.shape[1]), offset_bytes, seal)
+        found._reopened().close()
+        return found
 
     def check(self) -> None:
         """
@@ -120,12 +126,18 @@ class SealedBlocks:
         return replace(self, blocks=self.blocks[kept], positions=self.positions[rows], kept_rows=in_file)
 
     def iter_rows(self) -> Iterator[FloatArray]:
-        """Yield the rows in order, a bounded number of bytes at a time."""
+        """
+        Yield the rows in order, a bounded number of bytes at a time.
+
+        Raises:
+            OSError: The system refused.
+            SourceGoneError: The file is no longer there, or another one.
+        """
         step = schema.rows_at_once(self.hidden_dim)
-        with h5py.File(self.path, "r") as file:
-            rows = file[schema.EMBEDDINGS]
-            for start in range(0, rows.shape[0], step):
-                some = rows[start : start + step]
+        num_rows = len(self.positions) if self.kept_rows is None else len(self.kept_rows)
+        with self._reopened() as file:
+            for start in range(0, num_rows, step):
+                some = self._read(file, start, min(start + step, num_rows))
                 yield some if self.kept_rows is None else some[self.kept_rows[start : start + step]]
 
     def iter_rows_at(self, numbers: IntArray) -> Iterator[tuple[slice, FloatArray]]:
@@ -140,21 +152,39 @@ class SealedBlocks:
 
         Raises:
             OSError: The system refused.
-            ResultError: The file is shorter than it was.
+            SourceGoneError: The file is no longer there, or another one.
         """
         in_file = numbers if self.kept_rows is None else np.flatnonzero(self.kept_rows)[numbers]
-        row_bytes = self.hidden_dim * 4
         most_gap, most_rows = schema.gap_rows(self.hidden_dim), schema.rows_at_once(self.hidden_dim)
-        with self.path.open("rb", buffering=0) as file:
+        with self._reopened() as file:
             for some in schema.near_runs(in_file, most_gap=most_gap, most_rows=most_rows):
                 wanted = in_file[some]
-                first, last = int(wanted[0]), int(wanted[-1])
-                at_bytes, num_bytes = self.offset_bytes + first * row_bytes, (last + 1 - first) * row_bytes
-                data = os.pread(file.fileno(), num_bytes, at_bytes)
-                if len(data) < num_bytes:
-                    raise ResultError(self.path, "was cut short while it was read")
-                near = np.frombuffer(data, dtype="<f4").reshape(last + 1 - first, self.hidden_dim)
-                yield some, near[wanted - first]
+                first = int(wanted[0])
+                yield some, self._read(file, first, int(wanted[-1]) + 1)[wanted - first]
+
+    def _reopened(self) -> BinaryIO:
+        """
+        Open the file that was checked, for plain reads.
+
+        Raises:
+            SourceGoneError: It is no longer there, or another one.
+        """
+        try:
+            file = self.path.open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise SourceGoneError(self.path) from error
+        if durable.seal_of(file.fileno()) != self.seal:
+            file.close()
+            raise SourceGoneError(self.path)
+        return file
+
+    def _read(self, file: BinaryIO, first: int, end: int) -> FloatArray:
+        """Return neighbouring rows of the file, float32 (end - first, hidden_dim)."""
+        row_bytes = self.hidden_dim * 4
+        data = os.pread(file.fileno(), (end - first) * row_bytes, self.offset_bytes + first * row_bytes)
+        if len(data) < (end - first) * row_bytes:
+            raise SourceGoneError(self.path)
+        return np.frombuffer(data, dtype="<f4").reshape(end - first, self.hidden_dim)
 
     def iter_sequence_ids(self) -> Iterator[list[str]]:
         """Yield the ids in the order of the rows, a bounded number at a time."""
