@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -83,6 +84,15 @@ def test_parts_of_other_blocks_never_take_each_others_name(tmp_path_factory, lis
     assert len(part_paths(folder)) == len(different)
     found = {tuple(read_block_numbers(path).tolist()) for path in part_paths(folder)}
     assert found == different
+
+
+def test_threads_write_parts_at_the_same_time(tmp_path):
+    numbers = range(200)
+    with ThreadPoolExecutor(4) as threads:
+        paths = list(
+            threads.map(lambda number: write_part(tmp_path, [block(number)], plan_fingerprint="plan"), numbers)
+        )
+    assert [SealedBlocks.open(path).blocks[0, 0] for path in paths] == list(numbers)
 
 
 def test_every_flipped_bit_of_a_part_is_refused_before_hdf5_sees_it(tmp_path):

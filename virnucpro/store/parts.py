@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -227,8 +228,8 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
 
 
 def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) -> bytes:
-    """Return the HDF5 file of a part."""
-    with h5py.File("part", "w", driver="core", backing_store=False) as file:
+    """Return the HDF5 file of a part. HDF5 takes two files in memory of one name for the same: a thread has its own."""
+    with h5py.File(f"part {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
         embeddings = np.concatenate([item.embeddings for item in blocks])
         file.create_dataset(schema.EMBEDDINGS, data=embeddings, track_times=False)
