@@ -303,6 +303,16 @@ def test_a_stopped_run_keeps_what_is_finished_and_can_be_continued(tmp_path, pro
     check_rows(out, sequences)
 
 
+def test_a_run_that_is_stopped_before_there_are_workers_can_be_continued(tmp_path, proteins):
+    fasta, sequences = proteins
+    stop = threading.Event()
+    stop.set()
+    result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU, CPU], stop=stop)
+    assert (result.state, [outcome.state for outcome in result.ranks]) == ("stopped", ["stopped"] * 2)
+    result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU, CPU])
+    check_rows(result.output_path, sequences)
+
+
 def test_an_output_folder_that_cannot_be_made_is_named(tmp_path, proteins):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="file"):

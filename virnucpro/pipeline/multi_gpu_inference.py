@@ -32,7 +32,9 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
 from virnucpro.pipeline.devices import count_gpus, first_devices
+from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
+from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import (
     aggregate_run,
     close_run,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.rank_runner import MessageHandler, RankOutcome
+    from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.worker_process import WorkerFunction
@@ -331,6 +333,10 @@ def _run_ranks(
         policy=recovery,
     ) as coordinator:
         ranks = list(range(run.world_size))
+        outcomes = [  # of a run that is told to stop before there are workers
+            RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
+            for rank, device in enumerate(run.devices)
+        ]
         while ranks and not stop.is_set():
             coordinator.spawn_workers(worker_fn, run.worker_args, ranks=ranks)
             coordinator.wait_for_completion()
