@@ -96,7 +96,7 @@ class Cluster(ABC):
     @abstractmethod
     def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
-        Call a function once on every host that can compute.
+        Call a function once on every host that can compute, with one of its GPUs where the cluster has any.
 
         Raises:
             ConfigurationError: A host did not answer in time; what the function raised on a host is raised as it is.
@@ -148,9 +148,11 @@ class _RayCluster(Cluster):
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         wanted = "GPU" if self.device_type == "cuda" else "CPU"
         nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get(wanted)]
-        call = self._ray.remote(num_cpus=0, max_retries=0)(function)
+        call = self._ray.remote(function)
+        options = {"num_cpus": 0, "num_gpus": self._options.get("num_gpus", 0), "max_retries": 0}
         calls = {
-            call.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(*args): node for node in nodes
+            call.options(**options, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(*args): node
+            for node in nodes
         }
         ended, others = self._ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
         found = []

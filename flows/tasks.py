@@ -17,10 +17,13 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run, task_run
 from prefect.states import Failed
 
+from flows.hardware import cluster_here
 from flows.parent_lines import log_level
 from virnucpro.config import ModelConfig, ResultForm, RunLimits
 from virnucpro.errors import VirNucProError
+from virnucpro.pipeline.budget_probe import DeviceProbe
 from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.device_task import probe_device_here
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
 from virnucpro.pipeline.prediction import classify, close_prediction, cut_fragments, decide
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
@@ -41,6 +44,9 @@ from virnucpro.training.training_run import TrainingRun, prepare_training
 from virnucpro.training.training_settings import TrainingConfig
 
 Result = TypeVar("Result")
+
+PROBE_S = 900.0
+"""Seconds that each host has to try one of its GPUs out; it may have to fetch the weights first."""
 
 
 class RankFailedError(VirNucProError):
@@ -87,6 +93,15 @@ def build_index(
     result_form: ResultForm,
 ) -> PreparedRun | State[Any]:
     """Check and index the input, wait for the devices, and settle the plan; see ``prepare_run``."""
+    cluster = cluster_here()
+
+    def probe_on_hosts(index_path: str, output_dir: str, config: ModelConfig) -> list[DeviceProbe]:
+        assert cluster is not None
+
+        def probe() -> list[DeviceProbe]:
+            return probe_device_here(index_path, output_dir, config, run_id=run_id)
+
+        return [found for of_host in cluster.on_every_host(probe, timeout_s=PROBE_S) for found in of_host]
 
     def prepare() -> PreparedRun:
         run = prepare_run(
@@ -95,6 +110,7 @@ def build_index(
             model_config,
             claim,
             run_id=run_id,
+            probe_elsewhere=None if cluster is None else probe_on_hosts,
             restart=_afresh(restart),
             result_form=result_form,
         )
