@@ -72,7 +72,8 @@ def embedding_snapshot(*ranks, **changes) -> EmbeddingSnapshot:
 
 
 def stage_snapshot(name, *, model="", started=NOW - 63, seconds=63.0, is_over=False) -> StageSnapshot:
-    return StageSnapshot(name=name, model=model, started=started, seconds=seconds, is_over=is_over)
+    times = {"started": started, "seconds": seconds, "elapsed": seconds}
+    return StageSnapshot(name=name, model=model, **times, depth=0, is_over=is_over)
 
 
 def run_snapshot(*ranks, **changes) -> RunSnapshot:

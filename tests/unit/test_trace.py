@@ -53,8 +53,9 @@ def enable(folder, rank=0, attempt=1):
     spans.enable(folder, {"rank": rank, "device": "cpu", "attempt": attempt}, block_of=lambda position: position)
 
 
-def stage(name, started, seconds, *, model="", is_over=True):
-    return StageSnapshot(name=name, model=model, started=started, seconds=seconds, is_over=is_over)
+def stage(name, started, seconds, *, depth=0, model="", is_over=True):
+    times = {"started": started, "seconds": seconds, "elapsed": seconds}
+    return StageSnapshot(name=name, model=model, **times, depth=depth, is_over=is_over)
 
 
 class Trace:
@@ -246,8 +247,9 @@ def test_two_embedding_runs_are_told_apart_and_stages_within_others_have_lanes_o
     stages = [
         stage("fragments", now - 3.0, 1.0),
         stage("dna", now - 2.0, 1.5),
-        stage("index", now - 2.0, 0.5, model="tiny-dna"),
-        stage("embed", now - 1.5000001, 0.9, model="tiny-dna"),
+        stage("index", now - 2.0, 0.5, model="tiny-dna", depth=1),
+        stage("embed", now - 1.5000001, 0.9, model="tiny-dna", depth=1),
+        stage("validate", now - 0.501, 0.001, model="tiny-dna", depth=1),
         stage("classify", now - 0.5000001, 0.5, is_over=False),
     ]
     merge_trace([(label, folder / label) for label in ("dna", "protein")], stages, tmp_path / "trace.json")
@@ -259,7 +261,7 @@ def test_two_embedding_runs_are_told_apart_and_stages_within_others_have_lanes_o
         "protein, rank 0, cpu",
     ]
     assert [event["name"] for event in trace.lanes[1, "stages"]] == ["fragments", "dna", "classify"]
-    assert [event["name"] for event in trace.lanes[1, "stages within"]] == ["index", "embed"]
+    assert [event["name"] for event in trace.lanes[1, "stages within"]] == ["index", "embed", "validate"]
     assert trace.lanes[1, "stages within"][0]["args"] == {"model": "tiny-dna"}
 
 

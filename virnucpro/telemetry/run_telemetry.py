@@ -59,13 +59,19 @@ class _Stage:
     model: str
     began_s: float
     started: float
+    depth: int
+    """Stages that it is within."""
     ended_s: float | None = None
     waited_s: float = 0.0
     """Seconds in which the run stood still within it."""
 
     def seconds(self, now_s: float) -> float:
         """Return the seconds that it took, or has taken, at *now_s* on the clock of ``time.monotonic``."""
-        return (now_s if self.ended_s is None else self.ended_s) - self.began_s - self.waited_s
+        return self.elapsed(now_s) - self.waited_s
+
+    def elapsed(self, now_s: float) -> float:
+        """Return the seconds from its begin to its end, or to *now_s* on the clock of ``time.monotonic``."""
+        return (now_s if self.ended_s is None else self.ended_s) - self.began_s
 
 
 class RunTelemetry:
@@ -142,8 +148,9 @@ class RunTelemetry:
     @contextmanager
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
         """Note that a stage goes on for the time of the block; *model* names the embedding run that it belongs to."""
-        stage = _Stage(name, model, time.monotonic(), time.time())
         with self._lock:
+            depth = sum(around.ended_s is None for around in self._stages)
+            stage = _Stage(name, model, time.monotonic(), time.time(), depth)
             self._stages.append(stage)
         try:
             yield
@@ -206,6 +213,8 @@ class RunTelemetry:
                     model=stage.model,
                     started=stage.started,
                     seconds=stage.seconds(now_s),
+                    elapsed=stage.elapsed(now_s),
+                    depth=stage.depth,
                     is_over=stage.ended_s is not None,
                 )
                 for stage in stages

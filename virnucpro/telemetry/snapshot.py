@@ -199,7 +199,11 @@ class StageSnapshot:
     started: float
     """Unix time."""
     seconds: float
-    """Seconds that it took, or has taken so far."""
+    """Seconds that it took, or has taken so far, without those in which the run stood still."""
+    elapsed: float
+    """Seconds from its begin to its end, or until now."""
+    depth: int
+    """Stages that it is within."""
     is_over: bool
     """Whether it has ended."""
 

@@ -34,8 +34,6 @@ _RUN = 1
 """Number of the run itself among the processes of a timeline; 0 means the kernel to some viewers."""
 _LANES_APART = 100
 """From the numbers of the lanes of one process to those of the next: viewers want every thread to have its own."""
-_SAME_NS = 5_000_000
-"""Nanoseconds that a stage may begin before the end of the one before and still come after it."""
 _WRITE_BYTES = 1 << 20
 
 
@@ -157,15 +155,12 @@ class _Timeline:
 
     def _stages(self, stages: Sequence[StageSnapshot]) -> Iterator[dict[str, Any]]:
         """Yield the stages, those within others in lanes of their own."""
-        ends_ns: list[int] = []
-        for stage in sorted(stages, key=lambda stage: (stage.started, -stage.seconds)):
-            begin_ns = _on_our_clock(stage.started)
-            end_ns = begin_ns + round(stage.seconds * 1e9)
-            free = [lane for lane, last_ns in enumerate(ends_ns) if last_ns <= begin_ns + _SAME_NS]
-            lane = free[0] if free else len(ends_ns)
-            begin_ns = max([begin_ns, *ends_ns[lane : lane + 1]])
-            end_ns = max(begin_ns, end_ns)
-            ends_ns[lane : lane + 1] = [end_ns]
+        ends_ns: dict[int, int] = {}
+        for stage in stages:
+            lane = stage.depth
+            begin_ns = max(_on_our_clock(stage.started), ends_ns.get(lane, 0))  # the clock may have been set back
+            end_ns = max(begin_ns, _on_our_clock(stage.started + stage.elapsed))
+            ends_ns[lane] = end_ns
             lane_name = "stages within" if lane else "stages"
             details = {"model": stage.model} if stage.model else {}
             yield from self._span(_RUN, lane, lane_name, stage.name, begin_ns, end_ns - begin_ns, details)
