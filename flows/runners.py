@@ -10,23 +10,29 @@ import importlib
 import logging
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from prefect import Task
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 from prefect.task_runners import TaskRunner
 
 from virnucpro.config import RUNNERS
-from virnucpro.errors import ConfigurationError, printable
+from virnucpro.errors import ConfigurationError, VirNucProError, printable
+from virnucpro.pipeline.devices import count_gpus
 
 Result = TypeVar("Result")
 
 _START_S = 60
 """Seconds that workers of a standing cluster have to appear."""
+_LOOK_S = 0.1
+"""Seconds between two looks at calls on hosts."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ def runner_of(name: str) -> Runner:
     engine, _, address = name.partition("://")
     if engine == "threads":
         return Runner("threads")
+    if engine == "ray" and address:
+        _show_ray_token()
     for package in ("prefect_ray", "ray") if engine == "ray" else ("prefect_dask", "distributed"):
         _imported(package, engine)
     if address == "slurm":
@@ -68,43 +76,97 @@ class Cluster(ABC):
     """
     A started runner, and what its hosts have.
 
+    A device task takes one slot of the cluster: a GPU that it declares (``GPU`` among the resources of Ray's nodes or
+    of Dask's workers) or, where it declares none, a CPU of Ray or a worker of Dask.
+
     Args:
         runner: Prefect's task runner, started.
         slots: Device tasks that run at the same time.
-        device_type: ``cpu`` or ``cuda``: what each of them computes on.
+        has_gpus: Whether slots are GPUs.
+        on_cpus: Whether the tasks compute on CPUs all the same.
     """
 
-    def __init__(self, runner: TaskRunner[Any], slots: int, device_type: str) -> None:
+    def __init__(self, runner: TaskRunner[Any], slots: int, *, has_gpus: bool, on_cpus: bool) -> None:
         self.slots = slots
-        self.device_type = device_type
+        self.device_type = "cuda" if has_gpus and not on_cpus else "cpu"
         self._runner = runner
+        self._has_gpus = has_gpus
 
     def submit(self, task: Task[Any, Any], parameters: dict[str, Any]) -> PrefectFuture[Any]:
-        """Submit a device task; it begins once there is a device for it."""
+        """Submit a device task; it begins once there is a slot for it."""
         with self._resources():
             future: PrefectFuture[Any] = self._runner.submit(task, parameters)
         return future
 
-    @abstractmethod
     def has_ended(self, future: PrefectFuture[Any]) -> bool:
         """Whether a device task has ended, so that its state is at hand."""
+        return self._is_over(cast("Any", future).wrapped_future)
 
-    @abstractmethod
     def drop(self, future: PrefectFuture[Any]) -> None:
         """Take back a device task, if it has not begun."""
+        self._cancel(cast("Any", future).wrapped_future)
 
-    @abstractmethod
     def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
-        Call a function once on every host that can compute, with one of its GPUs where the cluster has any.
+        Call a function once on every host that can compute.
 
         Raises:
             ConfigurationError: A host did not answer in time; what the function raised on a host is raised as it is.
         """
+        calls = self._call_hosts(function, args, gpus=0)
+        late = self._wait_for(calls, timeout_s)
+        for host in late:
+            self._cancel(calls[host])
+        found = [self._answer(call, host) for host, call in calls.items() if host not in late]
+        if late:
+            raise ConfigurationError(f"the host at {printable(late[0])} did not answer for {timeout_s:g} s")
+        return found
+
+    def on_a_gpu_of_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
+        """
+        Call a function on one GPU of every host; wait until the first has answered, as others may have taken them all.
+
+        A host that does not answer *timeout_s* after the first is left out. What the function raises on a host is
+        raised as it is.
+        """
+        calls = self._call_hosts(function, args, gpus=1)
+        if len(self._wait_for(calls, timeout_s, least=1)) == len(calls):
+            get_run_logger().warning("waiting for a GPU: no host of the cluster has a free one yet")
+            self._wait_for(calls, float("inf"), least=1)
+        late = self._wait_for(calls, timeout_s)
+        for host in late:
+            get_run_logger().warning("the host at %s has no free GPU yet: the run is planned without it", host)
+            self._cancel(calls[host])
+        return [self._answer(call, host) for host, call in calls.items() if host not in late]
+
+    def _wait_for(self, calls: dict[str, Any], timeout_s: float, *, least: int | None = None) -> list[str]:
+        """Wait until *least* calls, or all, are over; return the hosts whose are not."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            late = [host for host, call in calls.items() if not self._is_over(call)]
+            if len(calls) - len(late) >= (len(calls) if least is None else least) or time.monotonic() > deadline_s:
+                return late
+            time.sleep(_LOOK_S)
+
+    @abstractmethod
+    def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
+        """Call a function on every host that can compute; return the engine's futures by the hosts' addresses."""
+
+    @abstractmethod
+    def _is_over(self, call: Any) -> bool:
+        """Whether a future of the engine is done."""
+
+    @abstractmethod
+    def _answer(self, call: Any, host: str) -> Any:
+        """Return what a call that is over returned, or raise what it raised."""
+
+    @abstractmethod
+    def _cancel(self, call: Any) -> None:
+        """Take back a call, if it has not begun."""
 
     @abstractmethod
     def _resources(self) -> AbstractContextManager[Any]:
-        """Return a context in which what is submitted asks for a device."""
+        """Return a context in which what is submitted asks for a slot."""
 
 
 @contextmanager
@@ -114,9 +176,8 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
 
     Args:
         runner: Which; not ``threads``.
-        workers: Device tasks wanted; 0 for one a GPU of the cluster or, where it has none, one a worker of Dask or a
-            CPU of Ray.
-        on_cpus: Compute on CPUs, also where there are GPUs.
+        workers: Device tasks wanted; 0 for one a slot of the cluster.
+        on_cpus: Compute on CPUs, also where slots are GPUs.
 
     Raises:
         ConfigurationError: The cluster cannot be reached, or has nothing to compute with.
@@ -131,44 +192,45 @@ class _RayCluster(Cluster):
     def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool) -> None:
         self._ray = _imported("ray", "ray")
         found = self._ray.cluster_resources()
-        gpus = 0 if on_cpus else int(found.get("GPU", 0))
+        gpus = int(found.get("GPU", 0))
         available = gpus or int(found.get("CPU", 0))
-        super().__init__(runner, min(available, workers or available), "cuda" if gpus else "cpu")
-        self._options = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": 1}
+        super().__init__(runner, min(available, workers or available), has_gpus=gpus > 0, on_cpus=on_cpus)
 
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        ended, _ = self._ray.wait([cast("Any", future).wrapped_future], timeout=0)
+    def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        wanted = "GPU" if self._has_gpus else "CPU"
+        call = self._ray.remote(function).options
+        options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0}
+        return {
+            node["NodeManagerAddress"]: call(
+                **options, scheduling_strategy=affinity(node["NodeID"], soft=False)
+            ).remote(*args)
+            for node in self._ray.nodes()
+            if node["Alive"] and node["Resources"].get(wanted)
+        }
+
+    def _is_over(self, call: Any) -> bool:
+        ended, _ = self._ray.wait([call], timeout=0)
         return bool(ended)
 
-    def drop(self, future: PrefectFuture[Any]) -> None:
-        with suppress(Exception):  # it has ended, or its host has
-            self._ray.cancel(cast("Any", future).wrapped_future)
+    def _answer(self, call: Any, host: str) -> Any:
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:
+            raise ConfigurationError(
+                f"the host at {printable(host)} did not answer: {printable(str(error))}"
+            ) from error
 
-    def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
-        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        wanted = "GPU" if self.device_type == "cuda" else "CPU"
-        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get(wanted)]
-        call = self._ray.remote(function)
-        options = {"num_cpus": 0, "num_gpus": self._options.get("num_gpus", 0), "max_retries": 0}
-        calls = {
-            call.options(**options, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(*args): node
-            for node in nodes
-        }
-        ended, others = self._ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
-        found = []
-        for one in ended:
-            try:
-                found.append(self._ray.get(one))
-            except self._ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-        if others:
-            address = calls[others[0]]["NodeManagerAddress"]
-            raise ConfigurationError(f"the host at {printable(address)} did not answer for {timeout_s:g} s")
-        return found
+    def _cancel(self, call: Any) -> None:
+        with suppress(Exception):  # it has ended, or its host has
+            self._ray.cancel(call)
 
     def _resources(self) -> AbstractContextManager[Any]:
+        slot = {"num_gpus": 1, "num_cpus": 0} if self._has_gpus else {"num_cpus": 1}
         # where a host dies its task runs again, on whichever has room, or on one that comes back
-        options = {**self._options, "max_retries": -1}
+        options = {**slot, "max_retries": -1}
         remote_options = _imported("prefect_ray.context", "ray").remote_options
         return cast("AbstractContextManager[Any]", remote_options(**options))
 
@@ -177,33 +239,44 @@ class _DaskCluster(Cluster):
     def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool, starts_them: bool) -> None:
         self._client = cast("Any", runner).client
         found = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        gpus = 0 if on_cpus else int(sum(worker["resources"].get("GPU", 0) for worker in found))
+        gpus = int(sum(worker["resources"].get("GPU", 0) for worker in found))
         available = gpus or len(found)
         slots = workers if starts_them and workers else min(available, workers or available)
-        super().__init__(runner, slots, "cuda" if gpus else "cpu")
+        super().__init__(runner, slots, has_gpus=gpus > 0, on_cpus=on_cpus)
 
-    def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        return bool(cast("Any", future).wrapped_future.done())
+    def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
+        wanted = {"GPU": gpus} if gpus else None
+        submit = self._client.submit
+        return {
+            host: submit(function, *args, workers=[worker], resources=wanted, allow_other_workers=False, pure=False)
+            for host, worker in self._one_worker_a_host().items()
+        }
 
-    def drop(self, future: PrefectFuture[Any]) -> None:
-        with suppress(Exception):  # it has ended, or its host has
-            cast("Any", future).wrapped_future.cancel()
+    def _one_worker_a_host(self) -> dict[str, str]:
+        found = self._client.scheduler_info(n_workers=-1)["workers"].items()
+        return {
+            worker["host"]: address for address, worker in found if worker["resources"].get("GPU") or not self._has_gpus
+        }
 
-    def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        one_a_host = {worker["host"]: address for address, worker in workers.items()}
-        calls = [
-            self._client.submit(function, *args, workers=[address], allow_other_workers=False, pure=False)
-            for address in one_a_host.values()
-        ]
+    def _is_over(self, call: Any) -> bool:
+        return bool(call.done())
+
+    def _answer(self, call: Any, host: str) -> Any:
         try:
-            return [call.result(timeout=timeout_s) for call in calls]
-        except TimeoutError as error:
-            late = next(host for host, call in zip(one_a_host, calls, strict=True) if not call.done())
-            raise ConfigurationError(f"the host at {printable(late)} did not answer for {timeout_s:g} s") from error
+            return call.result()
+        except VirNucProError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the host at {printable(host)} did not answer: {printable(str(error))}"
+            ) from error
+
+    def _cancel(self, call: Any) -> None:
+        with suppress(Exception):  # it has ended, or its host has
+            call.cancel()
 
     def _resources(self) -> AbstractContextManager[Any]:
-        if self.device_type == "cpu":
+        if not self._has_gpus:
             return nullcontext()
         return cast("AbstractContextManager[Any]", _imported("dask", "dask").annotate(resources={"GPU": 1}))
 
@@ -213,6 +286,7 @@ def _ray(runner: Runner, workers: int, on_cpus: bool) -> Iterator[Cluster]:
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if runner.is_local:
         options |= {"num_cpus": workers or os.cpu_count() or 1, "include_dashboard": False}
+        options |= {"num_gpus": 0} if on_cpus else {}
     address = None if runner.is_local else f"ray://{runner.address}"
     task_runner = _imported("prefect_ray", "ray").RayTaskRunner(address=address, init_kwargs=options)
     with _connected("ray", runner, task_runner):
@@ -223,8 +297,10 @@ def _ray(runner: Runner, workers: int, on_cpus: bool) -> Iterator[Cluster]:
 def _dask(runner: Runner, workers: int, on_cpus: bool) -> Iterator[Cluster]:
     prefect_dask, dask = _imported("prefect_dask", "dask"), _imported("dask", "dask")
     if runner.is_local:
-        one_a_slot = {"n_workers": workers or os.cpu_count() or 1, "threads_per_worker": 1}
-        own = {**one_a_slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": "ERROR"}
+        gpus = 0 if on_cpus else count_gpus()
+        one_a_slot = {"n_workers": workers or gpus or os.cpu_count() or 1, "threads_per_worker": 1}
+        slot = {"resources": {"GPU": 1}} if gpus else {}
+        own = {**one_a_slot, **slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": "ERROR"}
         task_runner = prefect_dask.DaskTaskRunner(cluster_kwargs=own)
     elif runner.address == "slurm":
         jobs = {"n_workers": workers or 1}
@@ -251,6 +327,18 @@ def _connected(engine: str, runner: Runner, task_runner: TaskRunner[Any]) -> Ite
         yield
     finally:
         task_runner.__exit__(None, None, None)
+
+
+def _show_ray_token() -> None:
+    """
+    Have Ray's client show the token of this user, where there is one; before Ray is imported.
+
+    ``ray start`` asks for it by itself where it finds one, the client shows it only when it is told to, and without it
+    the connection times out without a reason. Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
+    """
+    token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if token or (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _imported(package: str, engine: str) -> Any:

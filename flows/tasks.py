@@ -101,7 +101,7 @@ def build_index(
         def probe() -> list[DeviceProbe]:
             return probe_device_here(index_path, output_dir, config, run_id=run_id)
 
-        return [found for of_host in cluster.on_every_host(probe, timeout_s=PROBE_S) for found in of_host]
+        return [found for of_host in cluster.on_a_gpu_of_every_host(probe, timeout_s=PROBE_S) for found in of_host]
 
     def prepare() -> PreparedRun:
         run = prepare_run(

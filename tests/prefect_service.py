@@ -1,8 +1,8 @@
 """
 A real Prefect server and real process workers, on this host, as a core facility runs them: with a password and CSRF.
 
-Everything they write is in one folder, the server listens on a free port of 127.0.0.1, and nothing is left when the
-block ends. The intervals at which server and worker look for work are seconds instead of a minute.
+Everything they write is in one folder, the server listens on a free port (of 127.0.0.1, unless the test has a network
+of its own), and nothing is left when the block ends. The intervals at which server and worker look for work are seconds instead of a minute.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class PrefectService:
     """A server that is running, the command line against it, and workers of it."""
 
-    def __init__(self, folder: Path, port: int, environ: dict[str, str]) -> None:
+    def __init__(self, folder: Path, host: str, port: int, environ: dict[str, str]) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{host}:{port}"
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "VIRNUCPRO_"))}
         self.environ = {
             **ours,
@@ -186,12 +186,12 @@ def wait_until(condition, *, limit_s: float, log: Path | None = None, interval_s
 
 
 @contextmanager
-def prefect_service(folder: Path, **environ: str):
+def prefect_service(folder: Path, host: str = "127.0.0.1", **environ: str):
     """Start a server whose database is in *folder* (SQLite, unless *environ* says otherwise), and make the pool."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((host, 0)) as free:
         port = free.getsockname()[1]
     (folder / "home").mkdir(parents=True)
-    service = PrefectService(folder, port, environ)
+    service = PrefectService(folder, host, port, environ)
     log = folder / "server.log"
     settings = {
         "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
@@ -200,7 +200,7 @@ def prefect_service(folder: Path, **environ: str):
         "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "20",
         "PREFECT_UI_API_URL": f"{service.url}/api",
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
     with started(command, log, cwd=folder, environ={**service.environ, **settings}):
         wait_until(lambda: is_healthy(service.url), limit_s=START_LIMIT_S, log=log)
         made = service.prefect("work-pool", "create", POOL, "--type", "process")

@@ -7,6 +7,12 @@ import shutil
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser):
+    parser.addoption(
+        "--cluster-proteins", type=int, choices=[400, 20_000], default=400, help="input of the clusters of two nodes"
+    )
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory):
     """A real server with a password and CSRF; see ``tests.prefect_service``."""
