@@ -1,6 +1,7 @@
 # make demo   says which of 29 real contigs are viral, through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests: real Prefect, Prometheus, Chromium; make e2e-long: rare faults, PostgreSQL, all data
+# make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins, a node killed; about half an hour
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
@@ -17,7 +18,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long soak lint format bench bench-large gpu-check clean
+.PHONY: venv demo test e2e e2e-long clusters soak lint format bench bench-large gpu-check clean
 
 venv: $(READY)
 
@@ -55,6 +56,10 @@ e2e: $(READY)
 
 e2e-long: $(READY)
 	$(PY) -m pytest -s -m 'slow and long'
+
+clusters: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -rP -m slow tests/e2e/test_clusters.py tests/e2e/test_two_nodes.py \
+		--cluster-proteins 20000
 
 soak: $(READY)
 	$(PY) -m pytest -s -m soak tests/faults --soak-table docs/reliability.md

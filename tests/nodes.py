@@ -76,7 +76,8 @@ class Network:
 
 @contextmanager
 def network(*names):
-    """Make a node for each name; kill what is left on them at the end."""
+    """Make a node for each name (with our number after it: tests run side by side); kill what is left on them."""
+    names = [f"{name}-{os.getpid()}" for name in names]
     with ExitStack() as stack:
         if may_make_namespaces():
             yield stack.enter_context(_namespaces(names))
@@ -110,7 +111,7 @@ def _namespaces(names):
         _must("link", "set", bridge, "up")
         nodes = []
         for count, name in enumerate(names, 1):
-            space, outer, inner = f"vnp-{number}-{name}", f"vo{count}-{number}", f"vi{count}-{number}"
+            space, outer, inner = f"vnp-{name}", f"vo{count}-{number}", f"vi{count}-{number}"
             _must("netns", "add", space)
             stack.callback(_ip, "netns", "del", space)
             _must("link", "add", outer, "type", "veth", "peer", "name", inner)

@@ -2,7 +2,8 @@
 A real Prefect server and real process workers, on this host, as a core facility runs them: with a password and CSRF.
 
 Everything they write is in one folder, the server listens on a free port (of 127.0.0.1, unless the test has a network
-of its own), and nothing is left when the block ends. The intervals at which server and worker look for work are seconds instead of a minute.
+of its own), and nothing is left when the block ends. The intervals at which server and worker look for work are seconds
+instead of a minute.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def expected(examples_dir, tmp_path_factory, environment):
     return RunLayout(folder / "out").embeddings.read_bytes()
 
 
+@pytest.mark.long
 def test_ray_gives_the_same_bytes_also_when_the_process_of_a_task_is_killed(
     examples_dir, tmp_path, environment, expected
 ):

@@ -184,3 +184,31 @@ def test_a_cluster_that_loses_a_node_and_gets_it_back_gives_the_bytes_of_threads
         print(f"{engine}: two nodes, one killed and started again: {time.monotonic() - began_s:.0f} s")
     assert layout.embeddings.read_bytes() == expected
     assert not [process for node in hosts.nodes for process in node.processes()]
+
+
+@pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.long)])
+def test_a_node_that_sees_another_input_or_a_folder_that_it_cannot_write_is_named_before_anything_is_embedded(
+    engine, hosts, tmp_path
+):
+    fasta, other, open_dir, closed_dir = (tmp_path / name for name in ("in.fasta", "other.fasta", "open", "closed"))
+    fasta.write_text(">a\nMKTAYIAKQR\n>b\nMKTAYIAKQRQISFVKSHF\n")
+    other.write_text(">a\nMKTAYIAKQR\n>b\nMKTAYIAKQRQISFVKSHW\n")
+    open_dir.mkdir()
+    closed_dir.mkdir()
+    with getattr(hosts, engine)(sees=[(fasta, other), (closed_dir, None)]) as (runner, _):
+        for out, input_path, code, says in (
+            (open_dir / "out", fasta, 78, f"{fasta}: its content is not that of the run's input"),
+            (closed_dir / "out", other, 73, f"{closed_dir / 'out'}: cannot be written to"),
+        ):
+            layout = RunLayout(out)
+            with hosts.command(input_path, out, "--runner", runner) as run:
+                wait_until(lambda out=out: run.poll() is not None or any(out.rglob("units.json")), limit_s=120)
+                began_s = time.monotonic()
+                assert run.wait(60) == code, run.log.read_text()
+                took_s = time.monotonic() - began_s
+            print(f"{engine}: {says!r} after {took_s:.1f} s")
+            assert hosts.nodes[1].name in run.log.read_text()
+            assert says in run.log.read_text()
+            assert took_s < 3 * REFUSED_WITHIN_S
+            assert not rows_done(layout)
+            assert not layout.worker_log(0).exists()
