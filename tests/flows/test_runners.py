@@ -1,0 +1,133 @@
+"""Runners by name, and calls on hosts of which some answer late, with hosts that are threads."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+from prefect.logging import disable_run_logger
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.runners import Cluster, Runner, _show_ray_token, runner_of
+from virnucpro.errors import ConfigurationError, HostCheckError
+
+LATE_S = 0.5
+
+
+class Threads(Cluster):
+    """A cluster whose hosts are threads: ``slow`` and ``other``, of which the first waits until it may go on."""
+
+    def __init__(self, pool, may_go_on):
+        super().__init__(ThreadPoolTaskRunner(), 2, has_gpus=True, on_cpus=True)
+        self.cancelled = []
+        self.gpus_asked = set()
+        self._pool, self._may_go_on = pool, may_go_on
+
+    def _call_hosts(self, function, args, *, gpus):
+        self.gpus_asked |= {gpus}
+        self._calls = {
+            "slow": self._pool.submit(lambda: self._may_go_on.wait(30) and function("slow", *args)),
+            "other": self._pool.submit(function, "other", *args),
+        }
+        return self._calls
+
+    def _is_over(self, call):
+        return call.done()
+
+    def _answer(self, call, host):
+        return call.result()
+
+    def _cancel(self, call):
+        self.cancelled += [host for host, one in self._calls.items() if one is call]
+
+    def _resources(self):
+        return nullcontext()
+
+
+@pytest.fixture
+def may_go_on():
+    return threading.Event()
+
+
+@pytest.fixture
+def cluster(may_go_on):
+    with ThreadPoolExecutor() as pool, disable_run_logger():
+        yield Threads(pool, may_go_on)
+        may_go_on.set()
+
+
+def ask(host, word):
+    return f"{host} {word}"
+
+
+def test_every_host_is_asked_without_taking_a_gpu(cluster, may_go_on):
+    may_go_on.set()
+    assert cluster.on_every_host(ask, "here", timeout_s=10) == ["slow here", "other here"]
+    assert cluster.gpus_asked == {0}
+
+
+def test_a_host_that_does_not_answer_in_time_is_named(cluster):
+    with pytest.raises(ConfigurationError, match="slow did not answer"):
+        cluster.on_every_host(ask, "here", timeout_s=LATE_S)
+    assert cluster.cancelled == ["slow"]
+
+
+def test_what_a_host_says_against_the_run_is_raised_before_who_is_late(cluster):
+    def refuse(host):
+        raise HostCheckError(host, "in.fasta", "is not there")
+
+    with pytest.raises(HostCheckError, match="host other cannot take part"):
+        cluster.on_every_host(refuse, timeout_s=LATE_S)
+
+
+def test_a_host_whose_gpus_are_all_taken_is_left_out(cluster):
+    assert cluster.on_a_gpu_of_every_host(ask, "probed", timeout_s=LATE_S) == ["other probed"]
+    assert cluster.gpus_asked == {1}
+    assert cluster.cancelled == ["slow"]
+
+
+def test_where_all_gpus_are_taken_the_first_that_is_free_is_waited_for(cluster, may_go_on):
+    waited = threading.Event()
+    threading.Timer(3 * LATE_S, lambda: (waited.set(), may_go_on.set())).start()
+
+    def probe(host):
+        may_go_on.wait(30)
+        return host
+
+    assert set(cluster.on_a_gpu_of_every_host(probe, timeout_s=LATE_S)) == {"slow", "other"}
+    assert waited.is_set()
+
+
+@pytest.mark.parametrize("name", ["ray", "dask", "threads"])
+def test_a_runner_without_an_address_is_on_this_machine(name):
+    assert runner_of(name) == Runner(name)
+    assert runner_of(name).is_local
+
+
+@pytest.mark.parametrize("name", ["rays", "ray://", "ray:x", "slurm", "threads://x", "dask://a b"])
+def test_a_name_that_no_runner_has_is_refused(name):
+    with pytest.raises(ConfigurationError, match="no runner is called"):
+        runner_of(name)
+
+
+@pytest.mark.parametrize("where", ["home", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "nowhere"])
+def test_rays_client_is_told_to_show_its_token_where_there_is_one(where, tmp_path, monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")  # put back at the end, also what is set below
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if where == "home":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("secret")
+    elif where != "nowhere":
+        monkeypatch.setenv(where, "secret")
+    _show_ray_token()
+    assert os.environ.get("RAY_AUTH_MODE") == (None if where == "nowhere" else "token")
+
+
+def test_who_has_switched_rays_tokens_off_keeps_them_off(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    _show_ray_token()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
