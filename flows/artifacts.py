@@ -22,6 +22,7 @@ def publish_embedding(result: RunResult) -> None:
     rows = [
         {
             "rank": rank.rank,
+            **({"host": rank.host} if rank.host is not None else {}),
             "device": rank.device,
             "computed": rank.sequences,
             "resumed": rank.sequences_resumed,

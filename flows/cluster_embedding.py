@@ -15,9 +15,10 @@ from prefect.futures import PrefectFuture  # noqa: TC002
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 
+from flows.parent_lines import log_level
 from flows.runners import Cluster
-from virnucpro.config import RunLimits
-from virnucpro.errors import VirNucProError
+from virnucpro.config import HostMetricsOptions, RunLimits
+from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host
@@ -26,6 +27,8 @@ from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.this_host import host_name
 
 ANSWER_S = 30.0
 """Seconds that the hosts have to answer whether they can take part; a check by itself takes no more than ten."""
@@ -40,10 +43,16 @@ def _name() -> str:
 
 
 @task(name="embed_on_host", task_run_name=_name, cache_policy=NO_CACHE, persist_result=False)
-def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits) -> DeviceOutcome:
+def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostMetricsOptions | None) -> DeviceOutcome:
     """Take part in the run with one device of this host, until everything is done."""
-    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id))
-    get_run_logger().info(
+    logger = get_run_logger()
+
+    def hear(rank: int, message: dict[str, Any]) -> None:
+        if message.get("kind") == "log":
+            logger.log(log_level(message["level"]), "host %s, rank %s: %s", host_name(), rank, log_sentence(message))
+
+    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=hear)
+    logger.info(
         "host %s, %s: %s sequences computed, %s",
         outcome.host,
         outcome.rank.device,
@@ -62,12 +71,21 @@ class OnCluster:
         run: Prepared; its ``world_size`` is the number of tasks.
         limits: How often a worker is started again.
         embedding: Is told what the workers on all hosts say.
+        metrics: Where each host serves what only it knows of the run; None for nowhere.
     """
 
-    def __init__(self, cluster: Cluster, run: PreparedRun, limits: RunLimits, embedding: EmbeddingTelemetry) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: PreparedRun,
+        limits: RunLimits,
+        embedding: EmbeddingTelemetry,
+        metrics: HostMetricsOptions | None,
+    ) -> None:
         self._cluster = cluster
         self._run = run
         self._limits = limits
+        self._metrics = metrics
         self._hosts = HostRun(run, embedding)
         self._running: dict[int, PrefectFuture[Any]] = {}
         self._problems: list[VirNucProError] = []
@@ -82,9 +100,10 @@ class OnCluster:
             VirNucProError: No task could take part.
         """
         with self._hosts:
-            self._cluster.on_every_host(check_host, self._run, "check", timeout_s=ANSWER_S)
+            hosts = self._cluster.on_every_host(check_host, self._run, "check", timeout_s=ANSWER_S)
+            self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
-                parameters = {"run": self._run, "rank": rank, "limits": self._limits}
+                parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}
                 self._running[rank] = self._cluster.submit(embed_on_host, parameters)
             try:
                 while self._running and not self._hosts.is_done():
@@ -106,6 +125,15 @@ class OnCluster:
     def reasons(self) -> Reasons:
         """Return what knows why a sequence has no row."""
         return self._hosts.excuses()
+
+    def _warn_of_unserved(self, hosts: list[str]) -> None:
+        others = sorted(set(hosts) - {host_name()})
+        if self._metrics is not None and not self._metrics.network and others:
+            get_run_logger().warning(
+                "metrics of GPUs and processes are not served on %s: give the network that Prometheus asks from, as in "
+                "--metrics-network 10.1.0.0/16",
+                printable(", ".join(others)),
+            )
 
     def _let_end(self) -> None:
         """Wait until the tasks have ended; those that never began are taken back."""

@@ -6,6 +6,7 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -200,10 +201,13 @@ def _embed_and_aggregate(
     stages_s = partial(telemetry.stages_s, run.model_config.model_name)
     cluster = cluster_here()
     with failure_noted(run):
-        embedding = telemetry.begin_embedding(run.facts())
+        facts = run.facts() if cluster is None else replace(run.facts(), host="")
+        embedding = telemetry.begin_embedding(facts)
         limits = RunLimits(attempts=worker_retries + 1)
         computing = (
-            _OnThisMachine(run, limits, embedding) if cluster is None else OnCluster(cluster, run, limits, embedding)
+            _OnThisMachine(run, limits, embedding)
+            if cluster is None
+            else OnCluster(cluster, run, limits, embedding, telemetry.for_hosts())
         )
         try:
             with stage("embed"):

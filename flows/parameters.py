@@ -339,13 +339,20 @@ class Monitoring(_Box):
         le=MOST_PORT,
         title="Port of the metrics",
         description="Serve Prometheus metrics there, on 127.0.0.1, while the run goes on; 0: a free one. "
-        "None: they are not served.",
+        "None: they are not served. On a cluster each host serves its own, too, as the network below says.",
     )
     metrics_targets: str = Field(
         default="",
         title="Targets of Prometheus",
-        description="Folder of Prometheus' file_sd_configs that gets a file with the port while the run goes on; "
-        "empty: none.",
+        description="Folder of Prometheus' file_sd_configs that gets a file with the address while the run goes on; on "
+        "a cluster, where it is to be a shared folder, one for each host as well. Empty: none.",
+    )
+    metrics_network: str = Field(
+        default="",
+        pattern=r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$",
+        title="Network of the metrics",
+        description="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it; everybody "
+        "there can read them. Empty: to this host alone, and a cluster's other hosts serve none.",
     )
     pushgateway: str = Field(
         default="",
@@ -389,12 +396,13 @@ def metrics_options(monitoring: Monitoring) -> MetricsOptions:
     Return where metrics go; a folder of targets alone takes a free port.
 
     Raises:
-        ConfigurationError: The pushgateway's address cannot be one.
+        ConfigurationError: The network is none, or the pushgateway's address cannot be one.
     """
     port = monitoring.metrics_port
     return MetricsOptions(
         port=0 if port is None and monitoring.metrics_targets else port,
         targets_dir=monitoring.metrics_targets or None,
+        network=monitoring.metrics_network,
         pushgateway=monitoring.pushgateway or None,
     )
 

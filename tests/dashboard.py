@@ -13,6 +13,7 @@ VARIABLES = {
     "$__range": "3h",
     "$run_id": "0123456789ab",
     "$model": "(esm2_8m|virnucpro-tiny-protein)",
+    "$host": "(node-1|node-2)",
     "$device": "(cuda:0|cuda:1)",
 }
 """What a user may have chosen."""

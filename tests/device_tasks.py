@@ -22,12 +22,13 @@ class Host:
         run: Prepared.
         rank: Of the task.
         folder: For what it leaves.
+        metrics: Where it serves what only it knows.
     """
 
-    def __init__(self, name, run, rank, folder, **environ):
-        self.task = folder / f"{name}.task"
-        self.result = folder / f"{name}.result"
-        self.task.write_bytes(pickle.dumps((run, rank)))
+    def __init__(self, name, run, rank, folder, *, metrics=None, **environ):
+        self.task = folder / f"{name}.{rank}.task"
+        self.result = folder / f"{name}.{rank}.result"
+        self.task.write_bytes(pickle.dumps((run, rank, metrics)))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.device_tasks", self.task, self.result],
             cwd=Path(__file__).parents[1],
@@ -56,9 +57,9 @@ class Host:
 
 def main(task: Path, result: Path) -> None:
     """Do the pickled task, and pickle how it went."""
-    run, rank = pickle.loads(task.read_bytes())
+    run, rank, metrics = pickle.loads(task.read_bytes())
     try:
-        found = run_device_task(run, rank, limits=RunLimits(attempts=2, stop_grace_s=20))
+        found = run_device_task(run, rank, limits=RunLimits(attempts=2, stop_grace_s=20), metrics=metrics)
     except Exception as error:  # noqa: BLE001  raised again in the test
         found = error
     result.write_bytes(pickle.dumps(found))

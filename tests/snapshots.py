@@ -14,7 +14,9 @@ from virnucpro.telemetry.snapshot import (
     RankState,
     RunSnapshot,
     StageSnapshot,
+    WorkerCost,
 )
+from virnucpro.this_host import host_name
 
 NOW = 1_800_000_000.0
 
@@ -24,6 +26,7 @@ def rank_snapshot(rank=0, **changes) -> RankSnapshot:
     made = RankSnapshot(
         rank=rank,
         device=f"cuda:{rank}",
+        host=host_name(),
         state=RankState.COMPUTING,
         pid=4000 + rank,
         attempts=1,
@@ -44,10 +47,14 @@ def rank_snapshot(rank=0, **changes) -> RankSnapshot:
         model_load_s=2.5,
         last_progress=NOW - 1,
         last_batch=None,
-        cpu_s=30.0,
-        resident_bytes=2**30,
     )
     return replace(made, **changes)
+
+
+def cost_of(rank: RankSnapshot, *, cpu_s=30.0) -> WorkerCost:
+    """What a rank of the model that ``embedding_snapshot`` has uses."""
+    about = {"rank": rank.rank, "host": rank.host, "device": rank.device, "model": "virnucpro-tiny-protein"}
+    return WorkerCost(**about, cpu_s=cpu_s, resident_bytes=2**30)
 
 
 def embedding_snapshot(*ranks, **changes) -> EmbeddingSnapshot:

@@ -203,6 +203,11 @@ class UnitsLayout:
         """One file of JSON lines an owner: what its worker said."""
         return self.folder / "said"
 
+    @property
+    def readings_dir(self) -> Path:
+        """One file an owner, where metrics are served: how its GPU is, and what its worker uses of its host."""
+        return self.folder / "readings"
+
     def owner(self, name: str) -> Path:
         """The sign of life of an owner."""
         return self.owners_dir / name
@@ -210,6 +215,10 @@ class UnitsLayout:
     def said(self, owner: str) -> Path:
         """What the worker of an owner said."""
         return self.said_dir / f"{owner}.jsonl"
+
+    def reading(self, owner: str) -> Path:
+        """What an owner has seen last of its host."""
+        return self.readings_dir / owner
 
     @property
     def driver(self) -> Path:

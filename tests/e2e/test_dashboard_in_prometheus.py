@@ -16,7 +16,7 @@ import pytest
 
 from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
+from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
 from virnucpro.telemetry.metrics import RunCollector
 from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
 
@@ -38,7 +38,6 @@ def rank_at(rank, elapsed_s, now_s, run_id):
         batch_seconds=BatchSeconds(bounds=(0.5, 1.0), counts=(batches, 1, 0), total_s=0.4 * batches + 0.7),
         restarts={"died": 1},
         last_progress=now_s - 2,
-        cpu_s=1.5 * elapsed_s,
         cache_hits=5,
     )
 
@@ -54,6 +53,7 @@ def snapshot_at(elapsed_s, now_s, run_id):
     gpus = [
         GpuSample(
             device=rank.device,
+            host=rank.host,
             uuid=f"GPU-{rank.rank}",
             utilization=0.9 - 0.5 * rank.rank,
             memory_used_bytes=8 << 30,
@@ -65,11 +65,14 @@ def snapshot_at(elapsed_s, now_s, run_id):
         )
         for rank in made.ranks
     ]
+    costs = tuple(cost_of(rank, cpu_s=1.5 * elapsed_s) for rank in made.ranks)
     stages = (
         stage_snapshot("fragments", is_over=True, seconds=5.0),
         stage_snapshot("embed", model=made.model, seconds=float(elapsed_s)),
     )
-    return replace(run_snapshot(run_id=run_id, now=now_s), embeddings=(made,), gpus=tuple(gpus), stages=stages)
+    return replace(
+        run_snapshot(run_id=run_id, now=now_s), embeddings=(made,), gpus=tuple(gpus), costs=costs, stages=stages
+    )
 
 
 def scraped(run_id, began_s):

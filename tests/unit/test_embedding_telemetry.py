@@ -45,6 +45,7 @@ def two_ranks(*, folder="nowhere", **callbacks):
         precision="fp32",
         token_budget=125,
         devices=(("cuda:3", "3"), ("cuda:1", "1")),
+        host="node-1",
         layout=RunLayout(Path(folder)),
         block_tokens=np.full(BLOCKS, TOKENS, np.int64),
         block_sequences=np.full(BLOCKS, 4, np.int64),
@@ -306,7 +307,7 @@ def test_who_cares_hears_of_gpus_logs_and_failures():
     say(run, 1, {"kind": "start", "block": 3})
     ends(run, 1, "failed", "hung")
     assert heard[:2] == [("cuda:1", "GPU-abc"), (1, "block.resplit")]
-    for what in ("rank 1 on cuda:1", "(hung)", "block 3, 4 sequences"):
+    for what in ("rank 1 on node-1 cuda:1", "(hung)", "block 3, 4 sequences"):
         assert what in heard[2]
     assert run.failure_of(1) == heard[2]
     assert run.failure_of(0) == ""
@@ -340,12 +341,20 @@ def test_processor_time_adds_up_over_the_processes_of_a_rank():
     assert run.pids() == {0: 4000}
     ends(run, 0, "failed", "died", again=True)
     assert run.pids() == {}
-    assert run.snapshot().ranks[0].resident_bytes is None
+    assert [(cost.rank, cost.resident_bytes) for cost in run.costs()] == [(0, None)]
     run.assigned(0, [0])
     begins(run, 0)
     run.used(0, 1, cpu_s=100.0, resident_bytes=1)  # of a process that has ended meanwhile
     run.used(0, 4000, cpu_s=2.0, resident_bytes=20)
-    assert run.snapshot().ranks[0].cpu_s == pytest.approx(7)
+    (cost,) = run.costs()
+    assert (cost.rank, cost.host, cost.device, cost.model, cost.resident_bytes) == (0, "node-1", "cuda:3", "m", 20)
+    assert cost.cpu_s == pytest.approx(7)
+
+
+def test_a_rank_says_where_it_is_once_its_task_has_begun_there():
+    run = two_ranks()
+    say(run, 1, {"kind": "placed", "host": "node-2", "device": "cuda:0"})
+    assert [(rank.host, rank.device) for rank in run.snapshot().ranks] == [("node-1", "cuda:3"), ("node-2", "cuda:0")]
 
 
 def test_what_is_said_of_something_unknown_is_passed_over():

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
@@ -18,7 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes import another_user
 from virnucpro.errors import OutputError
 from virnucpro.telemetry import exposition
-from virnucpro.telemetry.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER, MetricsServer, write_textfile
+from virnucpro.telemetry.exposition import (
+    LONGEST_PATIENCE_S,
+    SCRAPER_HEADER,
+    MetricsServer,
+    own_address,
+    write_textfile,
+)
 
 SCRAPER = {SCRAPER_HEADER: "10"}
 
@@ -43,6 +50,19 @@ def serving(registry, port=0):
         yield server, server.start()
     finally:
         server.stop()
+
+
+def test_the_address_is_this_hosts_own_within_the_network():
+    assert own_address("") == own_address("127.0.0.0/8") == own_address("127.0.0.1") == "127.0.0.1"
+    others = [
+        one.address
+        for interface in psutil.net_if_addrs().values()
+        for one in interface
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ]
+    assert own_address("0.0.0.0/0") == (others or ["127.0.0.1"])[0]
+    with pytest.raises(OSError, match=r"no address in 198\.51\.100\.0/24"):  # set apart for documentation
+        own_address("198.51.100.0/24")
 
 
 def ask(port, path="/metrics", **headers):

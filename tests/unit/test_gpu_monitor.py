@@ -16,6 +16,7 @@ from virnucpro.telemetry import gpu_monitor
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics import RunCollector
 from virnucpro.telemetry.snapshot import GpuSample
+from virnucpro.this_host import host_name
 
 UUIDS = [f"GPU-{number}932f937-d72c-4106-c12f-20bd9faed9f6" for number in range(4)]
 MIG = "MIG-fd3b6f1a-0000-1111-2222-333344445555"
@@ -74,6 +75,7 @@ def test_two_devices_chosen_as_3_and_1_have_their_own_values():
     assert first == GpuSample(
         device="cuda:1",
         uuid=UUIDS[1],
+        host=host_name(),
         utilization=0.97,
         memory_used_bytes=60 << 30,
         memory_total_bytes=141 << 30,
@@ -95,7 +97,7 @@ def test_the_series_of_two_devices_chosen_as_3_and_1_carry_their_labels():
     snapshot = run_snapshot(gpus=samples)
     registry = CollectorRegistry()
     registry.register(RunCollector(lambda: snapshot))
-    third, first = ({"device": f"cuda:{number}", "uuid": UUIDS[number]} for number in (3, 1))
+    third, first = ({"host": host_name(), "device": f"cuda:{number}", "uuid": UUIDS[number]} for number in (3, 1))
     value = registry.get_sample_value
     assert [value("virnucpro_gpu_utilization_ratio", labels) for labels in (third, first)] == [0.3, 0.1]
     for labels in (third, first):

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_programs import program
-from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.telemetry.metrics import METRICS, RunCollector
 from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
 
@@ -37,6 +37,7 @@ def whole_snapshot():
     gpu = GpuSample(
         device="cuda:0",
         uuid="GPU-0",
+        host="node-1",
         utilization=0.5,
         memory_used_bytes=1,
         memory_total_bytes=2,
@@ -46,7 +47,7 @@ def whole_snapshot():
         throttle={"power_cap": True},
     )
     embedding = embedding_snapshot(*ranks, failed={"out_of_memory": 1}, quarantined={"died": 1})
-    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(embedding,))
+    return run_snapshot(*ranks, gpus=(gpu,), embeddings=(embedding,), costs=tuple(map(cost_of, ranks)))
 
 
 def test_every_metric_that_is_declared_is_exposed_with_its_kind_labels_and_help():
@@ -81,10 +82,12 @@ def test_openmetrics_as_prometheus_asks_for_it_holds_the_same():
 
 def test_the_buckets_of_a_histogram_are_cumulative():
     rank = rank_snapshot(
-        batches=10, batch_seconds=BatchSeconds(bounds=(0.25, 1.0, 10.0), counts=(1, 0, 4, 5), total_s=99.5)
+        host="node-1",
+        batches=10,
+        batch_seconds=BatchSeconds(bounds=(0.25, 1.0, 10.0), counts=(1, 0, 4, 5), total_s=99.5),
     )
     value = exposed(run_snapshot(rank)).get_sample_value
-    labels = {"rank": "0", "device": "cuda:0", "model": "virnucpro-tiny-protein"}
+    labels = {"rank": "0", "host": "node-1", "device": "cuda:0", "model": "virnucpro-tiny-protein"}
     name = "virnucpro_batch_duration_seconds"
     buckets = [value(f"{name}_bucket", {**labels, "le": bound}) for bound in ("0.25", "1.0", "10.0", "+Inf")]
     assert buckets == [1, 1, 5, 10]
@@ -93,9 +96,9 @@ def test_the_buckets_of_a_histogram_are_cumulative():
 
 @pytest.mark.parametrize("state", RankState)
 def test_a_worker_is_up_while_its_process_runs_and_has_no_series_when_none_is_needed(state):
-    up = exposed(run_snapshot(rank_snapshot(state=state))).get_sample_value(
-        "virnucpro_worker_up", {"rank": "0", "device": "cuda:0", "model": "virnucpro-tiny-protein"}
-    )
+    labels = {"rank": "0", "host": "node-1", "device": "cuda:0", "model": "virnucpro-tiny-protein"}
+    snapshot = run_snapshot(rank_snapshot(host="node-1", state=state))
+    up = exposed(snapshot).get_sample_value("virnucpro_worker_up", labels)
     needless = {RankState.WAITING, RankState.COMPLETE, RankState.STOPPED}
     assert up == (None if state in needless else float(state not in {RankState.FAILED, RankState.LOST}))
 
@@ -112,14 +115,14 @@ def test_what_is_not_known_has_no_series():
 
 
 def test_a_label_with_quotes_and_line_ends_forges_no_series():
-    rank = rank_snapshot(device=HOSTILE)
+    rank = rank_snapshot(host=HOSTILE, device=HOSTILE)
     snapshot = run_snapshot(rank, embeddings=(embedding_snapshot(rank, model=HOSTILE),))
     text = generate_latest(exposed(snapshot)).decode()
     (family,) = [f for f in text_string_to_metric_families(text) if f.name == "virnucpro_sequences"]
     ((name, labels, value, *_),) = family.samples
     assert (name, labels, value) == (
         "virnucpro_sequences_total",
-        {"rank": "0", "device": HOSTILE, "model": HOSTILE},
+        {"rank": "0", "host": HOSTILE, "device": HOSTILE, "model": HOSTILE},
         150,
     )
     assert text.count("\nvirnucpro_sequences_total{") == 1

@@ -28,6 +28,7 @@ from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, varia
 from tests.debian_programs import program
 from virnucpro.cli import app
 from virnucpro.telemetry.metrics import METRICS
+from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
 RULE_TESTS = sorted((OBSERVABILITY / "tests").glob("*.yml"))
@@ -40,14 +41,14 @@ OWN_UNIT = re.compile(r"(si|suffix):\S+")
 """Grafana's own units, and those that one may make up."""
 
 TARGET_LABELS = {"job", "instance", "run_id"}
-"""Labels that a series gets from where it was read."""
+"""Labels that a series gets from where it was read; on a cluster what a host serves has ``host`` as well."""
 EXPORTED = {
     metric.name + suffix: {*metric.labels, *(["le"] if suffix == "_bucket" else []), *TARGET_LABELS}
     for metric in METRICS
     for suffix in (["_bucket", "_sum", "_count"] if metric.kind == "histogram" else [""])
 }
 """Series that a run exports -> their labels."""
-PROMETHEUS_OWN = {"up": TARGET_LABELS, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
+PROMETHEUS_OWN = {"up": {*TARGET_LABELS, "host"}, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
 
 
@@ -111,7 +112,7 @@ def unknown_names(expr):
 def labels_of_level(name):
     """Return the labels that a recorded series has, by its name: ``run_id_model:…`` has run_id and model."""
     level = name.partition(":")[0]
-    return {label for label in ("run_id", "model", "device") if label in level}
+    return {label for label in ("run_id", "model", "host", "device") if label in level}
 
 
 def as_rules(expressions):
@@ -276,8 +277,8 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([MONITORING.read_text(), *commands])))
     assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
     variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", MONITORING.read_text()))
-    assert len(variables_named) == 3
-    assert variables_named <= {each.envvar for each in parameters}
+    assert len(variables_named) == 5
+    assert variables_named <= {each.envvar for each in parameters} | {HOST_NAME_VARIABLE}
 
 
 def test_the_dashboard_is_what_its_script_makes():

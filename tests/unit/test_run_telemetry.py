@@ -236,7 +236,14 @@ def test_a_signal_ends_the_wait_for_the_last_scrape_and_nothing_else(tmp_path, m
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"port": -1}, {"port": 70000}, {"targets_dir": "/somewhere"}, {"pushgateway": "gateway:9091"}],
+    [
+        {"port": -1},
+        {"port": 70000},
+        {"targets_dir": "/somewhere"},
+        {"port": 0, "network": "10.1.0.0/33"},
+        {"port": 0, "network": "node7"},
+        {"pushgateway": "gateway:9091"},
+    ],
 )
 def test_options_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigurationError):

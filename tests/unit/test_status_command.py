@@ -166,7 +166,8 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
         rank_snapshot(1, state=RankState.LOADING, rows=None, sequences=0, tokens_left=100_000),
         rank_snapshot(2, last_progress=NOW - 900),
     ]
-    gpu = GpuSample(device="cuda:0", uuid="x", utilization=0.97, memory_used_bytes=61 * 2**30, temperature_celsius=71.0)
+    about = {"utilization": 0.97, "memory_used_bytes": 61 * 2**30, "temperature_celsius": 71.0}
+    gpu = GpuSample(device="cuda:0", uuid="x", host=os.uname().nodename, **about)
     tokens = {"tokens": 600_000, "tokens_before": 300_000}
     embedding = embedding_snapshot(*ranks, **tokens, failed={"not_finite": 2}, seconds_left=4321.0)
     manifest("running").write(layout.manifest)

@@ -12,13 +12,13 @@ import pytest
 
 from tests.fakes import another_user
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.target_file import TargetFile
+from virnucpro.telemetry.target_file import TargetFile, remove_targets_of_hosts
 
 HOST = socket.gethostname()
 RUN = (
     "import sys, pathlib\n"
     "from virnucpro.telemetry.target_file import TargetFile\n"
-    "TargetFile(pathlib.Path(sys.argv[1]), sys.argv[2], 1234).start()\n"
+    'TargetFile(pathlib.Path(sys.argv[1]), sys.argv[2], "127.0.0.1:1234").start()\n'
     "print(flush=True)\n"
     "input()\n"
 )
@@ -39,7 +39,7 @@ def run_elsewhere(folder, run_id):
 
 def test_it_says_where_the_run_is_and_goes_with_it(tmp_path):
     folder = tmp_path / "new" / "targets"
-    target = TargetFile(folder, "0123456789ab", 9100)
+    target = TargetFile(folder, "0123456789ab", "127.0.0.1:9100")
     target.stop()
     target.start()
     assert names(folder) == [f"virnucpro-{HOST}-0123456789ab.json"]
@@ -52,9 +52,31 @@ def test_it_says_where_the_run_is_and_goes_with_it(tmp_path):
     assert names(folder) == []
 
 
+def test_what_a_host_serves_stands_beside_the_run_with_the_hosts_name(tmp_path, monkeypatch):
+    run = TargetFile(tmp_path, "0123456789ab", "10.1.0.1:9100")
+    run.start()
+    hosts = []
+    for name in ("node-1", "node-2"):
+        monkeypatch.setenv("VIRNUCPRO_HOST_NAME", name)
+        hosts.append(TargetFile(tmp_path, "0123456789ab", "10.1.0.2:9100", is_of_host=True))
+        hosts[-1].start()
+    of_hosts = [f"virnucpro-{name}-0123456789ab.host.json" for name in ("node-1", "node-2")]
+    assert names(tmp_path) == sorted([run.path.name, *of_hosts])
+    assert json.loads(hosts[1].path.read_bytes()) == [
+        {"targets": ["10.1.0.2:9100"], "labels": {"run_id": "0123456789ab", "host": "node-2"}}
+    ]
+    hosts[1].stop()
+    assert not hosts[1].path.exists()
+    another = tmp_path / "virnucpro-node-1-ba9876543210.host.json"
+    another.write_text("[]")
+    remove_targets_of_hosts(tmp_path, "0123456789ab")
+    assert names(tmp_path) == sorted([run.path.name, another.name])
+    run.stop()
+
+
 def test_what_a_killed_run_left_goes_at_the_next_start_and_a_living_run_stays(tmp_path):
     killed, living = run_elsewhere(tmp_path, "dead00000000"), run_elsewhere(tmp_path, "live00000000")
-    mine = TargetFile(tmp_path, "mine00000000", 1)
+    mine = TargetFile(tmp_path, "mine00000000", "127.0.0.1:1")
     mine.start()
     assert len(names(tmp_path)) == 3
     mine.stop()
@@ -78,7 +100,7 @@ def test_files_of_other_hosts_and_of_other_programs_are_left_alone(tmp_path):
     for name in others:
         (tmp_path / name).write_text("[]")
     (tmp_path / f"virnucpro-{HOST}-ffffffffffff.json").symlink_to(tmp_path / "node.json")
-    target = TargetFile(tmp_path, "0123456789ab", 1)
+    target = TargetFile(tmp_path, "0123456789ab", "127.0.0.1:1")
     target.start()
     target.stop()
     assert names(tmp_path) == sorted([*others, f"virnucpro-{HOST}-ffffffffffff.json"])
@@ -88,7 +110,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
     tmp_path.chmod(0o755)
     folder = tmp_path / "targets"
     folder.mkdir(mode=0o555)
-    target = TargetFile(folder, "0123456789ab", 1)
+    target = TargetFile(folder, "0123456789ab", "127.0.0.1:1")
     with another_user(), pytest.raises(OutputError, match="targets"):
         target.start()
     target.stop()
@@ -98,4 +120,4 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "targets").write_text("")
     with pytest.raises(OutputError, match="targets"):
-        TargetFile(tmp_path / "targets", "0123456789ab", 1).start()
+        TargetFile(tmp_path / "targets", "0123456789ab", "127.0.0.1:1").start()

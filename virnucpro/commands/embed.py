@@ -22,6 +22,7 @@ from virnucpro.commands.options import (
     Flow,
     Gaps,
     LogLevel,
+    MetricsNetwork,
     MetricsPort,
     MetricsTargets,
     OnBadRecord,
@@ -124,6 +125,7 @@ def embed(
     runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
+    metrics_network: MetricsNetwork = None,
     pushgateway: PushgatewayUrl = None,
     log_level: LogLevel = "INFO",
     profile: Profile = False,
@@ -144,7 +146,7 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
-    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
+    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     if flow or runner != "threads":
         result = importlib.import_module("flows.embed").run_from_command_line(
             fasta_files=[str(path) for path in fasta],
@@ -246,8 +248,10 @@ def _print_summary(result: RunResult) -> None:
         )
         _print_notes(result)
         return
+    is_spread = any(rank.host for rank in result.ranks)
     table = Table(
         "rank",
+        *(["host"] if is_spread else []),
         "device",
         "computed",
         "resumed",
@@ -262,6 +266,7 @@ def _print_summary(result: RunResult) -> None:
     for rank in result.ranks:
         table.add_row(
             str(rank.rank),
+            *([printable(rank.host or "")] if is_spread else []),
             rank.device,
             f"{rank.sequences:,}",
             f"{rank.sequences_resumed:,}",

@@ -215,7 +215,8 @@ MetricsPort = Annotated[
         min=0,
         max=MOST_PORT,
         metavar="PORT",
-        help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics while the run goes on; 0 takes a free port.",
+        help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics while the run goes on; 0 takes a free port. "
+        "On a cluster each host serves its own, too, as --metrics-network says.",
         envvar="VIRNUCPRO_METRICS_PORT",
         show_default="not served",
     ),
@@ -226,9 +227,21 @@ MetricsTargets = Annotated[
     typer.Option(
         readable=False,
         metavar="DIR",
-        help="Folder of Prometheus' file_sd_configs: gets a file with the port while the run goes on.",
+        help="Folder of Prometheus' file_sd_configs: gets a file with the address while the run goes on; on a cluster, "
+        "where it is to be a shared folder, one for each host as well.",
         envvar="VIRNUCPRO_METRICS_TARGETS",
         show_default=False,
+    ),
+]
+
+MetricsNetwork = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NETWORK",
+        help="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it, instead of to this "
+        "host alone. Everybody there can read them. A cluster's other hosts serve theirs only with it.",
+        envvar="VIRNUCPRO_METRICS_NETWORK",
+        show_default="127.0.0.1",
     ),
 ]
 
@@ -244,7 +257,9 @@ PushgatewayUrl = Annotated[
 ]
 
 
-def metrics_options(port: int | None, targets: Path | None, pushgateway: str | None) -> MetricsOptions:
+def metrics_options(
+    port: int | None, targets: Path | None, network: str | None, pushgateway: str | None
+) -> MetricsOptions:
     """
     Return where metrics go.
 
@@ -253,6 +268,7 @@ def metrics_options(port: int | None, targets: Path | None, pushgateway: str | N
     return MetricsOptions(
         port=0 if port is None and targets is not None else port,
         targets_dir=None if targets is None else str(targets.absolute()),
+        network=network or "",
         pushgateway=pushgateway or None,
     )
 
@@ -292,6 +308,7 @@ def flow_boxes(
         "monitoring": {
             "metrics_port": metrics.port,
             "metrics_targets": metrics.targets_dir or "",
+            "metrics_network": metrics.network,
             "pushgateway": metrics.pushgateway or "",
             "log_level": log_level,
             "profile": profile,

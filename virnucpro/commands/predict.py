@@ -20,6 +20,7 @@ from virnucpro.commands.options import (
     Flow,
     Gaps,
     LogLevel,
+    MetricsNetwork,
     MetricsPort,
     MetricsTargets,
     OnBadRecord,
@@ -127,6 +128,7 @@ def predict(
     runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
+    metrics_network: MetricsNetwork = None,
     pushgateway: PushgatewayUrl = None,
     log_level: LogLevel = "INFO",
     profile: Profile = False,
@@ -149,7 +151,7 @@ def predict(
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
     formats = table_format or [TableFormat.TSV]
-    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
+    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     if flow or runner != "threads":
         result = importlib.import_module("flows.predict").run_from_command_line(
             input_files=[str(path) for path in inputs],

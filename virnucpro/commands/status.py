@@ -107,6 +107,7 @@ def _print_head(found: RunStatus) -> None:
 def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
     assert found.snapshot is not None
     rows = []
+    is_spread = found.live is not None and not {rank.host for rank in embedding.ranks} <= {"", found.live.host}
     for rank in embedding.ranks:
         is_running = found.state == "running"
         state = wording.rank_state(rank, now=found.snapshot.now) if is_running else wording.state_of_before(rank)
@@ -114,6 +115,7 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
         rows.append(
             {
                 "rank": str(rank.rank),
+                "host": printable(rank.host) if is_spread else "",
                 "device": printable(rank.device),
                 "done": wording.percent(wording.rank_share(rank)),
                 "computed": f"{rank.sequences:,}",
@@ -157,6 +159,7 @@ def _print_ranks_of_before(ranks: Sequence[Mapping[str, Any]]) -> None:
         [
             {
                 "rank": str(rank["rank"]),
+                "host": printable(rank["host"] or ""),
                 "device": printable(str(rank["device"])),
                 "computed": "" if rank["sequences"] is None else f"{rank['sequences']:,}",
                 "tokens/s": "" if rank["tokens_per_second"] is None else f"{rank['tokens_per_second']:,.0f}",
@@ -190,7 +193,7 @@ def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True)
     names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     for name in names:
-        is_words = name in {"device", "GPU", "state", "restarts", "failures"}
+        is_words = name in {"host", "device", "GPU", "state", "restarts", "failures"}
         table.add_column(name, justify="left" if is_words else "right", no_wrap=name != "state")
     for row in rows:
         table.add_row(*(Text(row[name]) for name in names))

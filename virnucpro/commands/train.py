@@ -19,6 +19,7 @@ from virnucpro.commands.options import (
     Devices,
     Flow,
     LogLevel,
+    MetricsNetwork,
     MetricsPort,
     MetricsTargets,
     PrecisionName,
@@ -226,6 +227,7 @@ def train(
     runner: Runner = "threads",
     metrics_port: MetricsPort = None,
     metrics_targets: MetricsTargets = None,
+    metrics_network: MetricsNetwork = None,
     pushgateway: PushgatewayUrl = None,
     log_level: LogLevel = "INFO",
     profile: Profile = False,
@@ -240,7 +242,7 @@ def train(
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
-    metrics = metrics_options(metrics_port, metrics_targets, pushgateway)
+    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     lengths, weights = dict(length or []), dict(weight or [])
     making: dict[str, Any] = {
         "name": name or output.absolute().name,

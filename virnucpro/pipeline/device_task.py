@@ -12,6 +12,7 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
+from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, read_units
@@ -34,9 +36,9 @@ from virnucpro.store.lease import LapseWatch, Lease, words_of
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from virnucpro.config import ModelConfig
+    from virnucpro.config import HostMetricsOptions, ModelConfig
     from virnucpro.pipeline.budget_probe import DeviceProbe
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_preparation import PreparedRun
@@ -71,6 +73,7 @@ def run_device_task(
     limits: RunLimits | None = None,
     stop: threading.Event | None = None,
     task: str = "",
+    metrics: HostMetricsOptions | None = None,
     on_message: MessageHandler | None = None,
     worker_fn: WorkerFunction = GPU_WORKER,
 ) -> DeviceOutcome:
@@ -86,6 +89,7 @@ def run_device_task(
         limits: How often the worker is started again, and how long it is waited for.
         stop: Set it to stop at the next batch boundary.
         task: The orchestrator's name of the task, for the log.
+        metrics: Where this host serves what only it knows of the run; None serves nothing.
         on_message: Called with rank and message for everything that the worker says.
         worker_fn: What the process runs.
 
@@ -107,12 +111,17 @@ def run_device_task(
         if stop.is_set():
             return DeviceOutcome(host=host_name(), owner="", rank=outcome)
         config = weights_here(run.model_config, run_id=run.run_id)
-        about = {"host": host_name(), "pid": os.getpid(), "rank": rank, "device": device.label}
+        place = {"host": host_name(), "device": device.label}
         source = UnitSource(units.folder, owner)
-        with (
-            Lease(units.owner(owner), about, lease_s=read_units(units.folder).lease_s),
-            WordsWriter(units.said(owner)) as words,
-        ):
+        words = WordsWriter(units.said(owner))
+        others = [] if on_message is None else [on_message]
+        tell = partial(_tell, [words.hear, *others])
+        reading = host_metrics(
+            metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
+        )
+        about = {**place, "pid": os.getpid(), "rank": rank}
+        with Lease(units.owner(owner), about, lease_s=read_units(units.folder).lease_s), words, reading as seen_here:
+            words.hear(rank, {"kind": "placed", **place})
             recovery = Recovery(
                 num_blocks=run.num_blocks,
                 world_size=run.world_size,
@@ -122,12 +131,18 @@ def run_device_task(
                 units=source,
             )
             args = (str(run.layout.index), str(run.output_dir), config)
+            hear = partial(_tell, [recovery.hear, seen_here, *others])
             try:
-                _run_processes(recovery, args, outcome, device, stop, task, on_message, worker_fn, run.world_size)
+                _run_processes(recovery, args, outcome, device, stop, task, hear, worker_fn, run.world_size)
             finally:
                 if outcome.state != "complete":
                     _release(source)
         return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, excused=recovery.excused())
+
+
+def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any]) -> None:
+    for hear in hearers:
+        hear(rank, message)
 
 
 def _run_processes(
@@ -137,17 +152,11 @@ def _run_processes(
     device: Device,
     stop: threading.Event,
     task: str,
-    on_message: MessageHandler | None,
+    hear: MessageHandler,
     worker_fn: WorkerFunction,
     world_size: int,
 ) -> None:
     """Start worker processes, one after the other, until one is done or no other may help."""
-
-    def hear(rank: int, message: dict[str, Any]) -> None:
-        recovery.hear(rank, message)
-        if on_message is not None:
-            on_message(rank, message)
-
     is_wanted = True
     while is_wanted and not stop.is_set():
         with recovery.turn(outcome.rank, stop):

@@ -29,6 +29,7 @@ from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.worker_lock import hold_worker_lock
 from virnucpro.telemetry.worker_logging import setup_worker_logging
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +89,7 @@ def begin_logging(
     rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
 ) -> None:
     """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
-    bound: dict[str, object] = {"device": own_label()}
+    bound: dict[str, object] = {"host": host_name(), "device": own_label()}
     if assignment is not None:
         bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
         bound |= {"task": assignment.task} if assignment.task else {}

@@ -36,13 +36,16 @@ HASHED_BYTES = 4 << 30
 """Bytes of input at the most that are hashed as a whole."""
 
 
-def check_host(run: PreparedRun, owner: str) -> None:
+def check_host(run: PreparedRun, owner: str) -> str:
     """
     Check that this host can take part in *run*.
 
     Args:
         run: As the host was told.
         owner: The device task that asks.
+
+    Returns:
+        This host's name.
 
     Raises:
         HostCheckError: It cannot; names the host, the file and what differs there.
@@ -65,6 +68,7 @@ def check_host(run: PreparedRun, owner: str) -> None:
     if thread.is_alive():
         raise HostCheckError(host_name(), run.output_dir, f"did not answer for {QUICK_S:g} s: is it mounted?")
     _check_content(run)
+    return host_name()
 
 
 def _check_folder(run: PreparedRun) -> None:

@@ -24,6 +24,7 @@ from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
 from virnucpro.store.lease import LEASE_S, Lease
 from virnucpro.telemetry.durable_blocks import durable_messages
+from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -172,6 +173,11 @@ class HostRun:
         lost = RankOutcome(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
         lost.failures.append(failure.value)
         self._outcomes[rank] = _joined(before, lost)
+        if self._telemetry is not None:
+            end = ProcessEnd(
+                state="failed", failure=failure.value, reason=reason, exit_code=None, starts_again=False, excused={}
+            )
+            self._telemetry.ended(rank, end)
 
     @property
     def outcomes(self) -> list[RankOutcome]:

@@ -54,6 +54,7 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     import threading
@@ -124,6 +125,7 @@ class PreparedRun:
             precision=str(self.model_config.precision),
             token_budget=plan.token_budget,
             devices=tuple((device.label, device.token) for device in self.devices),
+            host=host_name(),
             layout=self.layout,
             block_tokens=plan.tokens,
             block_sequences=np.diff(plan.starts),

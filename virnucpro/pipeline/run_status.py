@@ -129,10 +129,10 @@ class RunStatus:
         format, state, kind, output_dir, part_of, host, pid, run_id; started and finished (ISO 8601); seconds (of this
         start), age_s (of what is said below). While it goes on: doing (words), stages (name, model, seconds, is_over),
         and of the embedding run that began last model, progress and done_before (0 to 1), seconds_left,
-        tokens_per_second, rows (durable), records. ranks: rank, device, state, progress, sequences (computed), rows,
-        tokens_per_second, seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a run
-        that is over). failed and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full; counts
-        (of ``run.json``); problems; next_step; snapshot (all of ``RunSnapshot``).
+        tokens_per_second, rows (durable), records. ranks: rank, host, device, state, progress, sequences (computed),
+        rows, tokens_per_second, seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a
+        run that is over). failed and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full;
+        counts (of ``run.json``); problems; next_step; snapshot (all of ``RunSnapshot``).
         """
         snapshot, embedding, manifest, holder = self.snapshot, self.embedding, self.manifest, self.holder
         free, size = (None, None) if snapshot is None else (snapshot.disk_free_bytes, snapshot.disk_size_bytes)
@@ -174,11 +174,11 @@ class RunStatus:
     def gpu_of(self, rank: RankSnapshot) -> GpuSample | None:
         """Return how the GPU of a rank is."""
         gpus = () if self.snapshot is None else self.snapshot.gpus
-        return next((gpu for gpu in gpus if gpu.device == rank.device), None)
+        return next((gpu for gpu in gpus if (gpu.host, gpu.device) == (rank.host, rank.device)), None)
 
     def ranks_of_before(self) -> list[dict[str, Any]]:
         """Return how the ranks of an embedding run went that is over, in the form of ``to_json``."""
-        kinds = {"rank": int, "device": str, "state": str, "sequences": int, "tokens_per_second": float}
+        kinds = {"rank": int, "host": str, "device": str, "state": str, "sequences": int, "tokens_per_second": float}
         kinds |= {"attempts": int, "failure": str, "reason": str}
         nothing = dict.fromkeys(("progress", "rows", "seconds_left", "last_progress"))
         return [
@@ -302,6 +302,7 @@ def _identification_around(output_dir: Path) -> Path | None:
 def _rank_to_json(rank: RankSnapshot) -> dict[str, Any]:
     return {
         "rank": rank.rank,
+        "host": rank.host or None,
         "device": rank.device,
         "state": rank.state.value,
         "progress": wording.rank_share(rank),

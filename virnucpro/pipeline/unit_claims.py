@@ -146,7 +146,7 @@ def write_units(
     plan = UnitPlan(run_id=run_id, plan_fingerprint=plan_fingerprint, num_devices=devices, lease_s=lease_s, units=units)
     layout = UnitsLayout(folder)
     try:
-        for inner in (layout.claims_dir, layout.done_dir, layout.owners_dir, layout.said_dir):
+        for inner in (layout.claims_dir, layout.done_dir, layout.owners_dir, layout.said_dir, layout.readings_dir):
             durable.make_folder(inner)
     except OSError as error:
         raise OutputError(folder, error.strerror or str(error)) from error

@@ -29,6 +29,8 @@ class EmbeddingFacts:
     """Tokens in one block at the most."""
     devices: tuple[tuple[str, str], ...]
     """Label and token of each rank's device."""
+    host: str
+    """The host of all of them; empty where each rank says itself where it is."""
     layout: RunLayout
     """Names of its files."""
     block_tokens: IntArray

@@ -20,7 +20,7 @@ import structlog
 
 from virnucpro.telemetry.durable_blocks import whole_blocks
 from virnucpro.telemetry.failure_report import failure_report
-from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState
+from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
 from virnucpro.telemetry.token_rate import TokenRate
 from virnucpro.telemetry.worker_logging import log_end_of_process
 
@@ -41,6 +41,8 @@ BATCH_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 class _Rank:
     """One rank, over all its processes of this start of the run."""
 
+    host: str
+    device: str
     state: RankState = RankState.WAITING
     pid: int | None = None
     attempts: int = 0
@@ -97,7 +99,7 @@ class EmbeddingTelemetry:
         self.facts = facts
         self._on_gpu, self._on_log, self._on_failure = on_gpu, on_log, on_failure
         self._lock = threading.RLock()
-        self._ranks = [_Rank() for _ in facts.devices]
+        self._ranks = [_Rank(facts.host, label) for label, _ in facts.devices]
         self._counted = np.zeros(len(facts.block_tokens), np.int64)
         """Rows of each block that are counted."""
         self._owner = np.arange(len(facts.block_tokens)) % max(1, len(facts.devices))
@@ -185,6 +187,7 @@ class EmbeddingTelemetry:
             bound={
                 "run_id": self.facts.run_id,
                 "rank": rank,
+                "host": as_it_was.host,
                 "device": as_it_was.device,
                 "attempt": as_it_was.attempts,
             },
@@ -220,6 +223,22 @@ class EmbeddingTelemetry:
             if state.pid == pid:
                 state.cpu_s, state.resident_bytes = cpu_s, resident_bytes
 
+    def costs(self) -> tuple[WorkerCost, ...]:
+        """Return what the ranks have used whose processes were looked at here."""
+        with self._lock:
+            return tuple(
+                WorkerCost(
+                    rank=number,
+                    host=rank.host,
+                    device=rank.device,
+                    model=self.facts.model,
+                    cpu_s=rank.ended_cpu_s + rank.cpu_s,
+                    resident_bytes=rank.resident_bytes,
+                )
+                for number, rank in enumerate(self._ranks)
+                if rank.cpu_s is not None
+            )
+
     def snapshot(self) -> EmbeddingSnapshot:
         """Return how the run is now."""
         facts = self.facts
@@ -254,6 +273,9 @@ class EmbeddingTelemetry:
     def _tokens_of(self, rank: int) -> int:
         """Return the planned tokens of the rank's blocks that are not durable."""
         return int(self.facts.block_tokens[(self._owner == rank) & (self._counted == 0)].sum())
+
+    def _hear_placed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.host, rank.device = str(message["host"]), str(message["device"])
 
     def _hear_heartbeat(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.pid = message.get("pid", rank.pid)
@@ -296,11 +318,11 @@ class EmbeddingTelemetry:
         if fresh.any():
             rank.last_progress = time.time()
 
-    def _hear_model_loaded(self, number: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _hear_model_loaded(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.state, rank.model_load_s = RankState.COMPUTING, float(message["seconds"])
         rank.rate.restart(time.monotonic())
         if uuid := message.get("gpu_uuid"):
-            self._on_gpu(self.facts.devices[number][0], str(uuid))
+            self._on_gpu(rank.device, str(uuid))
 
     def _hear_start(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         block = int(message["block"])
@@ -340,7 +362,8 @@ class EmbeddingTelemetry:
         rate = rank.rate.per_second(now_s) if is_computing or rank.state is RankState.FINISHING else 0.0
         return RankSnapshot(
             rank=number,
-            device=self.facts.devices[number][0],
+            device=rank.device,
+            host=rank.host,
             state=rank.state,
             pid=rank.pid,
             attempts=rank.attempts,
@@ -365,8 +388,6 @@ class EmbeddingTelemetry:
             model_load_s=rank.model_load_s,
             last_progress=rank.last_progress,
             last_batch=rank.last_batch,
-            cpu_s=None if rank.cpu_s is None else rank.ended_cpu_s + rank.cpu_s,
-            resident_bytes=rank.resident_bytes,
         )
 
 

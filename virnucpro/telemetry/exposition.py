@@ -1,5 +1,5 @@
 """
-A run's metrics for whoever asks: over HTTP on this host, and as a file at the end.
+A run's metrics for whoever asks: over HTTP, and as a file at the end.
 
 Both collect a ``prometheus_client`` registry at the moment of asking; neither knows what is in it. A reader that is
 slow, hangs or goes away holds up nobody but itself, and one that asks regularly can be waited for at the end, so that
@@ -8,6 +8,8 @@ the last figures are seen.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import socketserver
 import sys
 import threading
@@ -16,6 +18,7 @@ from http.server import ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import psutil
 from prometheus_client import MetricsHandler, generate_latest
 
 from virnucpro import durable
@@ -38,6 +41,27 @@ LONGEST_PATIENCE_S = 30.0
 _POLL_S = 0.2
 
 
+def own_address(network: str) -> str:
+    """
+    Return the IPv4 address by which this host is reached within a network.
+
+    Args:
+        network: As in 10.1.0.0/16; empty for this host alone, which is ``LOOPBACK``.
+
+    Raises:
+        OSError: This host has no address in it.
+    """
+    if not network:
+        return LOOPBACK
+    around = ipaddress.IPv4Network(network, strict=False)
+    found = [address for interface in psutil.net_if_addrs().values() for address in interface]
+    ours = [one.address for one in found if one.family == socket.AF_INET]
+    within = [one for one in ours if ipaddress.IPv4Address(one) in around]
+    if not within:
+        raise OSError(f"this host has no address in {network}")
+    return min(within, key=lambda one: ipaddress.IPv4Address(one).is_loopback)  # 0.0.0.0/0 holds both
+
+
 class MetricsServer:
     """
     Serves a registry at ``http://ADDRESS:PORT/metrics``, from threads of its own that never keep a process alive.
@@ -49,8 +73,9 @@ class MetricsServer:
     """
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = LOOPBACK) -> None:
+        self.address = address
         self._registry = registry
-        self._address = (address, port)
+        self._port = port
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -61,7 +86,7 @@ class MetricsServer:
         Raises:
             OSError: The port is taken, or not ours to use.
         """
-        self._server = _Server(self._address, self._registry)
+        self._server = _Server((self.address, self._port), self._registry)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="metrics-server", daemon=True
         )

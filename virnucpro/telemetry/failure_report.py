@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from virnucpro.errors import ResultError, printable
 from virnucpro.telemetry.log_lines import entry_line, exception_sentence, frame_lines
 from virnucpro.telemetry.log_reader import last_of_process
+from virnucpro.telemetry.wording import rank_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def failure_report(
     except ResultError as error:
         entries, unread = [], str(error)
     lines = [
-        f"rank {rank.rank} on {rank.device} failed in attempt {rank.attempts} ({failure}): {reason}",
+        f"rank {rank.rank} on {rank_place(rank)} failed in attempt {rank.attempts} ({failure}): {reason}",
         f"  {_ending(exit_code)}; {'another process follows' if starts_again else 'it is not started again'}",
         f"  last batch: {_last_batch(rank)}",
         *_exception(entries),

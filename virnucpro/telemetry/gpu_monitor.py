@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 
 from virnucpro.telemetry.snapshot import GpuSample
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,6 +198,7 @@ class _Driver:
         return GpuSample(
             device=label,
             uuid=uuid,
+            host=host_name(),
             utilization=None if rates is None else rates.gpu / 100,
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,

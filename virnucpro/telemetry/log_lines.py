@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 """From the least to the most severe."""
-BOUND = ("run_id", "task", "rank", "device", "attempt")
+BOUND = ("run_id", "task", "host", "rank", "device", "attempt")
 """What every line of a worker is bound with."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 """Of text before the first line that has a time."""
@@ -108,7 +108,7 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
         return f"{head} | {printable(entry.event)}"
     fields = dict(entry.fields)
     if entry.event == "worker.started":  # once a process
-        fields |= {name: entry.bound[name] for name in ("run_id", "task") if entry.bound.get(name)}
+        fields |= {name: entry.bound[name] for name in ("host", "run_id", "task") if entry.bound.get(name)}
     if entry.exception:
         fields["exception"] = exception_sentence(entry.exception)
     return f"{head} {log_sentence({'event': entry.event, 'fields': fields})}"

@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as MetricFamily
 
-    from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
+    from virnucpro.telemetry.snapshot import (
+        BatchSeconds,
+        EmbeddingSnapshot,
+        GpuSample,
+        RankSnapshot,
+        RunSnapshot,
+        WorkerCost,
+    )
 
     Sample = tuple[tuple[str, ...], float | BatchSeconds]
     """Values of the labels, and the value."""
     Reader = Callable[[RunSnapshot], Iterable[Sample]]
 
-RANK = ("rank", "device", "model")
+RANK = ("rank", "host", "device", "model")
 MODEL = ("model",)
 STAGE = ("stage", "model")
-GPU = ("device", "uuid")
+GPU = ("host", "device", "uuid")
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ def _of_ranks(value: Callable[[RankSnapshot], float | BatchSeconds | None]) -> R
         for embedding in snapshot.embeddings:
             for rank in embedding.ranks:
                 if (number := value(rank)) is not None:
-                    yield (str(rank.rank), rank.device, embedding.model), number
+                    yield (str(rank.rank), rank.host, rank.device, embedding.model), number
 
     return read
 
@@ -64,7 +71,16 @@ def _restarts(snapshot: RunSnapshot) -> Iterator[Sample]:
     for embedding in snapshot.embeddings:
         for rank in embedding.ranks:
             for failure, number in rank.restarts.items():
-                yield (str(rank.rank), rank.device, embedding.model, failure), number
+                yield (str(rank.rank), rank.host, rank.device, embedding.model, failure), number
+
+
+def _of_costs(value: Callable[[WorkerCost], float | None]) -> Reader:
+    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
+        for cost in snapshot.costs:
+            if (number := value(cost)) is not None:
+                yield (str(cost.rank), cost.host, cost.device, cost.model), number
+
+    return read
 
 
 def _of_embeddings(value: Callable[[EmbeddingSnapshot], float | None]) -> Reader:
@@ -89,7 +105,7 @@ def _of_gpus(value: Callable[[GpuSample], float | None]) -> Reader:
     def read(snapshot: RunSnapshot) -> Iterator[Sample]:
         for gpu in snapshot.gpus:
             if (number := value(gpu)) is not None:
-                yield (gpu.device, gpu.uuid), number
+                yield (gpu.host, gpu.device, gpu.uuid), number
 
     return read
 
@@ -97,7 +113,7 @@ def _of_gpus(value: Callable[[GpuSample], float | None]) -> Reader:
 def _throttled(snapshot: RunSnapshot) -> Iterator[Sample]:
     for gpu in snapshot.gpus:
         for reason, is_so in gpu.throttle.items():
-            yield (gpu.device, gpu.uuid, reason), float(is_so)
+            yield (gpu.host, gpu.device, gpu.uuid, reason), float(is_so)
 
 
 def _of_run(value: Callable[[RunSnapshot], float | None]) -> Reader:
@@ -192,7 +208,7 @@ METRICS = (
         "seconds",
         RANK,
         "Processor seconds, user and system, of a rank's processes.",
-        _of_ranks(lambda rank: rank.cpu_s),
+        _of_costs(lambda cost: cost.cpu_s),
     ),
     Metric(
         "virnucpro_failed_sequences_total",
@@ -264,7 +280,7 @@ METRICS = (
         "bytes",
         RANK,
         "Bytes of resident memory of the rank's process.",
-        _of_ranks(lambda rank: rank.resident_bytes),
+        _of_costs(lambda cost: cost.resident_bytes),
     ),
     Metric(
         "virnucpro_worker_tokens_left",

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 from prometheus_client import CollectorRegistry
 
-from virnucpro.config import MetricsOptions
+from virnucpro.config import HostMetricsOptions, MetricsOptions
 from virnucpro.errors import OutputError, StoppedError
+from virnucpro.telemetry import wording
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.exposition import LOOPBACK, METRICS_PATH, MetricsServer, write_textfile
+from virnucpro.telemetry.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics import RunCollector
@@ -33,8 +34,9 @@ from virnucpro.telemetry.progress import say
 from virnucpro.telemetry.pushgateway import Pushgateway
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.status_file import StatusFile
-from virnucpro.telemetry.target_file import TargetFile
+from virnucpro.telemetry.target_file import TargetFile, remove_targets_of_hosts
 from virnucpro.telemetry.trace import merge_trace, remove_spans
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +119,7 @@ class RunTelemetry:
             if self._server is not None:
                 ending.callback(self._server.stop)
             if self._target is not None:
+                ending.callback(self._guarded, remove_targets_of_hosts, self._target.path.parent, self._target.run_id)
                 ending.callback(self._target.stop)  # first of all, so that nobody finds a target that does not answer
             self._close_views()
             has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
@@ -180,7 +183,7 @@ class RunTelemetry:
     def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
         """Return what is told how an embedding run goes on."""
         self._guarded(remove_spans, [facts.layout.spans_dir])  # those of a run that was killed
-        if self._gpus is None and any(token for _, token in facts.devices):
+        if self._gpus is None and facts.host and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)
         embedding = EmbeddingTelemetry(
             facts,
@@ -191,6 +194,18 @@ class RunTelemetry:
         with self._lock:
             self._embeddings.append(embedding)
         return embedding
+
+    def for_hosts(self) -> HostMetricsOptions | None:
+        """Return where the hosts of a cluster serve what only they know; None where metrics are not served."""
+        if self._options.port is None:
+            return None
+        return HostMetricsOptions(
+            run_id=self._run_id,
+            port=self._options.port,
+            network=self._options.network,
+            driver=host_name(),
+            targets_dir=self._options.targets_dir,
+        )
 
     def say(self, text: str) -> None:
         """Show lines for a person, soon; never waits."""
@@ -221,6 +236,7 @@ class RunTelemetry:
             ),
             embeddings=tuple(embedding.snapshot() for embedding in embeddings),
             gpus=self._gpu_samples,
+            costs=tuple(cost for embedding in embeddings for cost in embedding.costs()),
             disk_free_bytes=free,
             disk_size_bytes=size,
         )
@@ -251,18 +267,18 @@ class RunTelemetry:
         self._thread.start()
 
     def _serve(self, port: int) -> None:
-        server = MetricsServer(self._registry, port)
         try:
-            port = server.start()
+            server = MetricsServer(self._registry, port, own_address(self._options.network))
+            address = f"{server.address}:{server.start()}"
         except OSError as error:
             log.warning("metrics.not_served", port=port, reason=error.strerror or str(error))
             return
         self._server = server
-        address = f"http://{LOOPBACK}:{port}{METRICS_PATH}"
-        self.say(f"metrics: {address}")
-        log.info("metrics.served", address=address)  # for Prefect; on a terminal it is said above
+        url = f"http://{address}{METRICS_PATH}"
+        self.say(f"metrics: {url}")
+        log.info("metrics.served", address=url)  # for Prefect; on a terminal it is said above
         if self._options.targets_dir is not None:
-            target = TargetFile(Path(self._options.targets_dir), self._run_id, port)
+            target = TargetFile(Path(self._options.targets_dir), self._run_id, address)
             try:
                 target.start()
                 self._target = target
@@ -346,7 +362,8 @@ class RunTelemetry:
         self._gpu_samples = self._gpus.sample()
 
     def _tell_log(self, rank: RankSnapshot, message: dict[str, Any]) -> None:
-        self.say(f"{message.get('level', 'warning')}: rank {rank.rank} ({rank.device}): {log_sentence(message)}")
+        where = wording.rank_place(rank)
+        self.say(f"{message.get('level', 'warning')}: rank {rank.rank} ({where}): {log_sentence(message)}")
 
     def _guarded(self, call: Callable[..., None], *args: Any, of: View | None = None) -> None:
         """Do something that must never end the run; a view that fails shows no more."""

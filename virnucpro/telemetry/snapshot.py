@@ -67,6 +67,8 @@ class GpuSample:
     """The run's label of it, such as ``cuda:3``."""
     uuid: str
     """NVML's name of it."""
+    host: str = ""
+    """The host that it is in."""
     utilization: float | None = None
     """Share of the last sampling period in which it computed, 0 to 1."""
     memory_used_bytes: int | None = None
@@ -84,6 +86,24 @@ class GpuSample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerCost:
+    """What a rank's processes have used of their host, as it was seen there."""
+
+    rank: int
+    """Its number."""
+    host: str
+    """Where."""
+    device: str
+    """Label of its device."""
+    model: str
+    """The embedding run's."""
+    cpu_s: float | None
+    """Processor seconds of all of them; None where they could not be read."""
+    resident_bytes: int | None
+    """Resident memory of the one that runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
     """One rank of an embedding run; counts are of this start of the run, over all its processes."""
 
@@ -91,6 +111,8 @@ class RankSnapshot:
     """Its number."""
     device: str
     """Label of its device, such as ``cuda:3`` or ``cpu``."""
+    host: str = ""
+    """Where its processes run; empty where that is not known yet."""
     state: RankState
     """What it is doing."""
     pid: int | None
@@ -131,10 +153,6 @@ class RankSnapshot:
     """Unix time at which a batch was last finished or rows became durable."""
     last_batch: Batch | None
     """What it was last given to compute."""
-    cpu_s: float | None
-    """Processor seconds of its processes; None where they could not be read."""
-    resident_bytes: int | None
-    """Resident memory of its running process."""
 
     @property
     def has_process(self) -> bool | None:
@@ -225,7 +243,9 @@ class RunSnapshot:
     embeddings: tuple[EmbeddingSnapshot, ...]
     """In the order in which they began; an identification has up to two."""
     gpus: tuple[GpuSample, ...]
-    """One a GPU of the run; none without a driver."""
+    """One a GPU of the run, of those that can be asked here; none without a driver."""
+    costs: tuple[WorkerCost, ...] = ()
+    """One a rank whose processes run here, of every embedding run."""
     disk_free_bytes: int | None
     """Bytes that the run may still write to its file system."""
     disk_size_bytes: int | None

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import time
 import types
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.telemetry.snapshot import RunSnapshot
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ class StatusFile:
         if now_s - self._written_s < WRITE_INTERVAL_S or not self._path.parent.is_dir():
             return
         self._written_s = now_s
-        status = SavedStatus(written=time.time(), host=socket.gethostname(), pid=os.getpid(), snapshot=snapshot)
+        status = SavedStatus(written=time.time(), host=host_name(), pid=os.getpid(), snapshot=snapshot)
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}{durable.TEMPORARY_SUFFIX}")
         try:
             with temporary.open("x", encoding="ascii") as file:

@@ -1,7 +1,7 @@
 """
-Tells a Prometheus on this host where a run's metrics are: one file a run, for ``file_sd_configs``.
+Tells a Prometheus where a run's metrics are: one file a run, for ``file_sd_configs``; on a cluster one more a host.
 
-The file is locked (``flock``) as long as its run lives and removed at its end. A run that was killed leaves it behind,
+A file is locked (``flock``) as long as its run lives and removed at its end. A run that was killed leaves it behind,
 and Prometheus shows its target as down, until the next run of this host that uses the folder removes it.
 """
 
@@ -11,13 +11,12 @@ import fcntl
 import json
 import os
 import re
-import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.exposition import LOOPBACK
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,18 +24,21 @@ if TYPE_CHECKING:
 
 class TargetFile:
     """
-    The file of one run.
+    The file of one run, or of what one host of a cluster serves of it.
 
     Args:
-        folder: What ``file_sd_configs`` names, as ``FOLDER/*.json``; made when it is not there. One a host: the
-            addresses in it mean this host.
+        folder: What ``file_sd_configs`` names, as ``FOLDER/*.json``; made when it is not there. Hosts may share it
+            where the addresses in it mean the same to all.
         run_id: Of the run.
-        port: Where its metrics are served.
+        address: Where the metrics are served, with the port.
+        is_of_host: They are what this host knows of the run, not the run's own: its name becomes the label ``host``.
     """
 
-    def __init__(self, folder: Path, run_id: str, port: int) -> None:
-        self.path = folder / f"virnucpro-{socket.gethostname()}-{run_id}.json"
-        self._content = [{"targets": [f"{LOOPBACK}:{port}"], "labels": {"run_id": run_id}}]
+    def __init__(self, folder: Path, run_id: str, address: str, *, is_of_host: bool = False) -> None:
+        labels = {"run_id": run_id} | ({"host": host_name()} if is_of_host else {})
+        self.run_id = run_id
+        self.path = folder / f"virnucpro-{host_name()}-{run_id}{'.host' * is_of_host}.json"
+        self._content = [{"targets": [address], "labels": labels}]
         self._descriptor: int | None = None
 
     def start(self) -> None:
@@ -77,11 +79,24 @@ def remove_forgotten_targets(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be read.
     """
-    of_this_host = re.compile(rf"virnucpro-{re.escape(socket.gethostname())}-[^-]+\.json")
+    of_this_host = re.compile(rf"virnucpro-{re.escape(host_name())}-[^-]+\.json")
     for path in folder.iterdir():
         if of_this_host.fullmatch(path.name):
             with suppress(OSError):  # its run goes on, or it is somebody else's, or just being removed
                 _remove_unless_held(path)
+
+
+def remove_targets_of_hosts(folder: Path, run_id: str) -> None:
+    """
+    Remove the files of all hosts of a run that is over: one that was killed could not.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    for path in folder.iterdir():
+        if path.name.startswith("virnucpro-") and path.name.endswith(f"-{run_id}.host.json"):
+            with suppress(OSError):  # it is just being removed
+                path.unlink()
 
 
 def _remove_unless_held(path: Path) -> None:

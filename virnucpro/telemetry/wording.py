@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.errors import printable
 from virnucpro.telemetry.snapshot import RankState
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,8 +118,14 @@ def doing(snapshot: RunSnapshot) -> str | None:
 
 
 def rank_name(rank: RankSnapshot) -> str:
-    """Return number and device of a rank; safe for a terminal."""
-    return f"rank {rank.rank} {printable(rank.device)}"
+    """Return number and place of a rank; safe for a terminal."""
+    return f"rank {rank.rank} {rank_place(rank)}"
+
+
+def rank_place(rank: RankSnapshot) -> str:
+    """Return the device of a rank, and before it its host where that is not this one; safe for a terminal."""
+    is_elsewhere = rank.host not in {"", host_name()}
+    return printable(f"{rank.host} {rank.device}" if is_elsewhere else rank.device)
 
 
 def rank_state(rank: RankSnapshot, *, now: float) -> str | None:

@@ -39,11 +39,11 @@ FILE = Path(__file__).parent / "dashboards" / "virnucpro.json"
 UID = "virnucpro-run"
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-# What a query is about. One run at a time, always: `device` and `model` alone are not unique on a host.
+# What a query is about. One run at a time, always: `host`, `device` and `model` are not unique to it.
 RUN = 'run_id="$run_id"'
 MODEL = f'{RUN}, model=~"$model"'
-RANK = f'{MODEL}, device=~"$device"'
-GPU = f'{RUN}, device=~"$device"'
+RANK = f'{MODEL}, host=~"$host", device=~"$device"'
+GPU = f'{RUN}, host=~"$host", device=~"$device"'
 # Stages of the whole run have no model.
 STAGE = f'{RUN}, model=~"$model|"'
 
@@ -70,6 +70,11 @@ def now(expr: str, legend: str = "") -> prometheus.Dataquery:
 def last(selector: str) -> str:
     """Return *selector*'s last values in the time range, so that a run that has ended still shows how it ended."""
     return f"last_over_time({selector}[$__range])"
+
+
+def in_all(counter: str) -> str:
+    """Return *counter*'s last values, summed over the ranks: one that went on on another host counts once."""
+    return f"sum by (model) (max by (model, rank) ({last(f'{counter}{{{MODEL}}}')}))"
 
 
 def steps(first: str, *others: tuple[float, str]) -> dashboard.ThresholdsConfig:
@@ -206,7 +211,7 @@ def overview() -> Iterator[Any]:
         3,
         "Rows",
         COUNT,
-        now(f"sum by (model) ({last(f'virnucpro_sequences_total{{{MODEL}}}')})", "{{model}}"),
+        now(in_all("virnucpro_sequences_total"), "{{model}}"),
         about="Rows that are durable, those of earlier starts, copies and rows from the cache included.",
     )
     yield figure(
@@ -255,7 +260,10 @@ def throughput() -> Iterator[Any]:
         12,
         "Sequences per second",
         SEQUENCES_PER_SECOND,
-        query(f"sum by (device) (rate(virnucpro_sequences_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+        query(
+            f"sum by (host, device) (rate(virnucpro_sequences_total{{{RANK}}}[$__rate_interval]))",
+            "{{host}} {{device}}",
+        ),
         about=(
             "Counted when their rows are durable, about once a minute, so over two minutes at the least. It rises to "
             "the end: the short sequences come last."
@@ -265,7 +273,9 @@ def throughput() -> Iterator[Any]:
         12,
         "Tokens per second",
         TOKENS_PER_SECOND,
-        query(f"sum by (device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+        query(
+            f"sum by (host, device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "{{host}} {{device}}"
+        ),
         about="The figure to compare devices and runs by.",
     )
 
@@ -278,8 +288,10 @@ def utilization() -> Iterator[Any]:
             24,
             "$device",
             TOKENS_PER_SECOND,
-            query(f"avg by (device) (virnucpro_gpu_utilization_ratio{{{GPU}}})", "utilisation"),
-            query(f"sum by (device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "tokens/s"),
+            query(f"avg by (host, device) (virnucpro_gpu_utilization_ratio{{{GPU}}})", "{{host}} utilisation"),
+            query(
+                f"sum by (host, device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "{{host}} tokens/s"
+            ),
             about=(
                 "Left: share of time in which the GPU computed. Right: tokens per second. Low and low: the card waits "
                 "for its input. High and falling: it is slowed down (see Throttling) or shared with somebody else."
@@ -306,7 +318,7 @@ def progress() -> Iterator[Any]:
         8,
         "Tokens left, by worker",
         TOKENS,
-        query(f"virnucpro_worker_tokens_left{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        query(f"virnucpro_worker_tokens_left{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
         about="Lines that run together end together. One that stays up is a worker that is slower, or stuck.",
     )
     yield lines(
@@ -315,7 +327,7 @@ def progress() -> Iterator[Any]:
         "s",
         query(
             f"time() - virnucpro_last_progress_timestamp_seconds{{{RANK}}} and virnucpro_worker_up{{{RANK}}}",
-            "{{rank}} {{device}} {{model}}",
+            "{{rank}} {{host}} {{device}} {{model}}",
         ),
         about="Seconds since a worker last finished a batch or made rows durable; workers that are done are left out.",
     )
@@ -359,7 +371,7 @@ def batches() -> Iterator[Any]:
             8,
             "Packing efficiency",
             "percentunit",
-            query(f"virnucpro_packing_efficiency_ratio{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+            query(f"virnucpro_packing_efficiency_ratio{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
             about="Real tokens over token budget, over all batches so far: what is missing to 100 % is not computed.",
         ).max(1)
     )
@@ -384,21 +396,24 @@ def failures() -> Iterator[Any]:
         6,
         "Worker restarts",
         COUNT,
-        query(f"sum by (device, failure) (virnucpro_worker_restarts_total{{{RANK}}})", "{{device}}: {{failure}}"),
+        query(
+            f"sum by (host, device, failure) (virnucpro_worker_restarts_total{{{RANK}}})",
+            "{{host}} {{device}}: {{failure}}",
+        ),
         about="Processes started again, by what ended the one before. No sequence is counted or computed twice for it.",
     ).no_value("none")
     yield lines(
         6,
         "Splits for want of memory",
         COUNT,
-        query(f"sum by (device) (virnucpro_oom_splits_total{{{RANK}}})", "{{device}}"),
+        query(f"sum by (host, device) (virnucpro_oom_splits_total{{{RANK}}})", "{{host}} {{device}}"),
         about="Batches computed in halves because the device was out of memory. Many: give a smaller --token-budget.",
     )
     yield bars(
         6,
         "Records not computed",
         COUNT,
-        now(f"sum by (model) ({last(f'virnucpro_cache_hits_total{{{MODEL}}}')})", "from the cache ({{model}})"),
+        now(in_all("virnucpro_cache_hits_total"), "from the cache ({{model}})"),
         now(last(f"virnucpro_deduplicated_sequences_total{{{MODEL}}}"), "copies ({{model}})"),
         now(last(f"virnucpro_skipped_records_total{{{MODEL}}}"), "skipped ({{model}})"),
         about="Rows taken from the embedding cache, records identical to another one, records that break a rule.",
@@ -408,30 +423,32 @@ def failures() -> Iterator[Any]:
 def gpus() -> Iterator[Any]:
     """The cards themselves; no data without an NVIDIA driver."""
     yield lines(
-        8, "GPU utilisation", "percentunit", query(f"virnucpro_gpu_utilization_ratio{{{GPU}}}", "{{device}}")
+        8, "GPU utilisation", "percentunit", query(f"virnucpro_gpu_utilization_ratio{{{GPU}}}", "{{host}} {{device}}")
     ).max(1)
     yield lines(
         8,
         "GPU memory",
         "bytes",
-        query(f"virnucpro_gpu_memory_used_bytes{{{GPU}}}", "{{device}} used"),
-        query(f"virnucpro_gpu_memory_total_bytes{{{GPU}}}", "{{device}} total"),
+        query(f"virnucpro_gpu_memory_used_bytes{{{GPU}}}", "{{host}} {{device}} used"),
+        query(f"virnucpro_gpu_memory_total_bytes{{{GPU}}}", "{{host}} {{device}} total"),
         about="In use by whomever: other programs on the card are in it.",
     )
-    yield lines(8, "Power", "watt", query(f"virnucpro_gpu_power_watts{{{GPU}}}", "{{device}}"))
+    yield lines(8, "Power", "watt", query(f"virnucpro_gpu_power_watts{{{GPU}}}", "{{host}} {{device}}"))
     yield (
-        lines(8, "Temperature", "celsius", query(f"virnucpro_gpu_temperature_celsius{{{GPU}}}", "{{device}}"))
+        lines(8, "Temperature", "celsius", query(f"virnucpro_gpu_temperature_celsius{{{GPU}}}", "{{host}} {{device}}"))
         .thresholds(steps(GREEN, (80, ORANGE), (90, RED)))
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(values.GraphThresholdsStyleMode.DASHED))
     )
-    yield lines(8, "Multiprocessor clock", "hertz", query(f"virnucpro_gpu_sm_clock_hertz{{{GPU}}}", "{{device}}"))
-    seen = f"max by (device, reason) (max_over_time(virnucpro_gpu_throttled{{{GPU}}}[$__range])) > 0"
+    yield lines(
+        8, "Multiprocessor clock", "hertz", query(f"virnucpro_gpu_sm_clock_hertz{{{GPU}}}", "{{host}} {{device}}")
+    )
+    seen = f"max by (host, device, reason) (max_over_time(virnucpro_gpu_throttled{{{GPU}}}[$__range])) > 0"
     yield states(
         8,
         "Throttling",
         query(
-            f"max by (device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (device, reason) ({seen})",
-            "{{device}} {{reason}}",
+            f"max by (host, device, reason) (virnucpro_gpu_throttled{{{GPU}}}) and on (host, device, reason) ({seen})",
+            "{{host}} {{device}} {{reason}}",
         ),
         {0: ("no", GREY), 1: ("slowed down", ORANGE)},
         "Why a card runs below its full clock; only reasons that were seen in this time range.",
@@ -454,7 +471,7 @@ def stages() -> Iterator[Any]:
         6,
         "Loading the model",
         "s",
-        now(last(f"virnucpro_model_load_seconds{{{RANK}}}"), "{{rank}} {{device}} {{model}}"),
+        now(last(f"virnucpro_model_load_seconds{{{RANK}}}"), "{{rank}} {{host}} {{device}} {{model}}"),
         about="Seconds that each worker's last process took to load its model.",
     ).height(12)
 
@@ -464,7 +481,7 @@ def workers() -> Iterator[Any]:
     yield states(
         8,
         "Workers",
-        query(f"virnucpro_worker_up{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        query(f"virnucpro_worker_up{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
         {0: ("down", RED), 1: ("up", GREEN)},
         "Red: it failed or was lost. Nothing: it needs no process, being done or not begun.",
     )
@@ -472,14 +489,18 @@ def workers() -> Iterator[Any]:
         8,
         "Processor",
         CORES,
-        query(f"rate(virnucpro_worker_cpu_seconds_total{{{RANK}}}[$__rate_interval])", "{{rank}} {{device}} {{model}}"),
+        query(
+            "sum by (rank, host, device, model) "
+            f"(rate(virnucpro_worker_cpu_seconds_total{{{RANK}}}[$__rate_interval]))",
+            "{{rank}} {{host}} {{device}} {{model}}",
+        ),
         about="Cores that each worker keeps busy. Above one with an idle card: preparing the input is too slow.",
     )
     yield lines(
         8,
         "Resident memory",
         "bytes",
-        query(f"virnucpro_worker_resident_memory_bytes{{{RANK}}}", "{{rank}} {{device}} {{model}}"),
+        query(f"virnucpro_worker_resident_memory_bytes{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
         about="Of the host, for each worker's process.",
     )
 
@@ -498,7 +519,10 @@ def disk() -> Iterator[Any]:
         12,
         "Written by the workers",
         "Bps",
-        query(f"sum by (device) (rate(virnucpro_written_bytes_total{{{RANK}}}[$__rate_interval]))", "{{device}}"),
+        query(
+            f"sum by (host, device) (rate(virnucpro_written_bytes_total{{{RANK}}}[$__rate_interval]))",
+            "{{host}} {{device}}",
+        ),
     )
 
 
@@ -517,6 +541,7 @@ def variables() -> Iterator[Any]:
     )
     for name, label, metric in (
         ("model", "Model", "virnucpro_run_info"),
+        ("host", "Host", "virnucpro_worker_tokens_left"),
         ("device", "Device", "virnucpro_worker_tokens_left"),
     ):
         yield (

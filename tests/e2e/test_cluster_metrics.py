@@ -1,0 +1,69 @@
+"""A run on a standing cluster of two hosts, each a Dask worker of another name, as a real Prometheus sees it."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+
+import pytest
+import yaml
+
+from tests.debian_programs import Prometheus, started
+from tests.e2e.test_clusters import command, dask_scheduler, dask_worker, environment, rows_done, wait_until
+from tests.e2e.test_prometheus import CONFIG, SCRAPE_INTERVAL, TARGETS
+from virnucpro.run_layout import RunLayout
+
+__all__ = ["environment"]  # a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    """One with the settings that we deliver, but looking often."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["global"] = {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL}
+    config["rule_files"] = [str(CONFIG.parent / path) for path in config["rule_files"]]
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config).replace(TARGETS, str(tmp_path / "targets")))
+    arguments = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]
+    with started("prometheus", *arguments, folder=tmp_path) as url:
+        yield Prometheus(url)
+
+
+def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(
+    examples_dir, tmp_path, environment, prometheus
+):
+    def hosts(query):
+        """Host -> value of a series a host; of the driver's target the host is empty."""
+        return {dict(labels).get("host", ""): value for labels, value in prometheus.vector(query).items()}
+
+    layout, targets = RunLayout(tmp_path / "run" / "out"), tmp_path / "targets"
+    with ExitStack() as stack:
+        _, address = dask_scheduler(stack, tmp_path, environment)
+        workers = {
+            name: dask_worker(stack, {**environment, "VIRNUCPRO_HOST_NAME": name}, address, tmp_path)
+            for name in ("node-1", "node-2")
+        }
+        metrics = ("--metrics-targets", str(targets), "--metrics-network", "127.0.0.0/8")
+        run = stack.enter_context(
+            command(
+                environment,
+                examples_dir / "proteins.fasta",
+                layout.output_dir,
+                *("--runner", f"dask://{address}", *metrics),
+            )
+        )
+        wait_until(lambda: hosts("up") == {"": 1, "node-1": 1, "node-2": 1}, seconds=120)
+        wait_until(lambda: hosts("virnucpro_worker_resident_memory_bytes").keys() == workers.keys(), seconds=120)
+        wait_until(lambda: hosts("virnucpro_worker_tokens_left").keys() >= workers.keys(), seconds=60)
+        wait_until(lambda: rows_done(layout), seconds=120)
+        workers["node-1"].kill()
+        wait_until(lambda: hosts("up").get("node-1") == 0, seconds=60)
+        assert hosts("up")[""] == hosts("up")["node-2"] == 1
+        assert run.wait(300) == 0, (tmp_path / "run" / "stderr").read_text()
+    assert list(targets.iterdir()) == [], "the run has taken away the file of the killed host"
+    time.sleep(1)
+    by_rank = "max by (rank) (last_over_time(virnucpro_sequences_total[10m]))"
+    assert prometheus.number(f"sum({by_rank})") == json.loads(layout.manifest.read_text())["counts"]["rows"]
