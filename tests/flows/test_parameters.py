@@ -53,6 +53,7 @@ def flow_refuses(flow, parameters):
         {"hardware": {"workers": 3}},
         {"limits": {"time_limit_minutes": 0.5, "worker_retries": 0}},
         {"monitoring": {"metrics_port": None, "pushgateway": "http://gateway:9091"}},
+        {"monitoring": {"metrics_port": 0, "metrics_network": "10.1.0.0/16"}},
     ],
 )
 def test_what_makes_sense_is_taken(flow, box):
@@ -77,6 +78,7 @@ def test_what_makes_sense_is_taken(flow, box):
         {"limits": {"worker_retries": 64}},
         {"limits": {"time_limit_minutes": -1}},
         {"monitoring": {"metrics_port": 65536}},
+        {"monitoring": {"metrics_network": "node7"}},
         {"monitoring": {"pushgateway": "file:///etc/passwd"}},
         {"cache": {"cache_gib": 0}},
         {"output_dir": ""},

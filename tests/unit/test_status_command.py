@@ -160,6 +160,18 @@ def test_whoever_asks_never_makes_a_run_fail_that_starts(layout):
 # --- states -----------------------------------------------------------------------------------------------------------
 
 
+def test_where_ranks_are_on_other_hosts_each_is_shown_with_its_own(layout):
+    ranks = [rank_snapshot(0), rank_snapshot(1, host="node-7"), rank_snapshot(2, host="")]
+    manifest("running").write(layout.manifest)
+    with RunLock(layout.lock, run_id="abc"):
+        write_live(layout, run_snapshot(*ranks))
+        lines = shown(layout.output_dir).splitlines()
+        as_json = json.loads(shown(layout.output_dir, "--json"))
+    assert lines[3].split()[:3] == ["rank", "host", "device"]
+    assert [line.split()[1] for line in lines[4:7]] == [os.uname().nodename, "node-7", "cuda:2"]
+    assert [rank["host"] for rank in as_json["ranks"]] == [os.uname().nodename, "node-7", None]
+
+
 def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
     ranks = [
         rank_snapshot(0, restarts={"died": 1}, seconds_left=83.0),

@@ -400,4 +400,6 @@ def test_a_hundred_percent_is_the_end_and_nothing_less():
 def test_names_from_outside_are_safe_for_a_terminal():
     rank = rank_snapshot(device="cuda\x1b]0;forged\x07\nrank 1")
     assert wording.rank_name(rank) == r"rank 0 cuda\x1b]0;forged\x07\nrank 1"
+    elsewhere = replace(rank, host="node-7", device="cuda:3")
+    assert wording.rank_name(elsewhere) == "rank 0 node-7 cuda:3"
     assert wording.stage_title(stage_snapshot("embed", model="m\x1b[2J")) == r"computing embeddings with m\x1b[2J"
