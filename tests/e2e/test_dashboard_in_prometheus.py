@@ -31,6 +31,7 @@ def rank_at(rank, elapsed_s, now_s, run_id):
     batches = elapsed_s * (rank + 1) // 10
     return rank_snapshot(
         rank,
+        host=f"node-{rank + 1}",
         state=RankState.COMPUTING if rank == 0 else RankState.FAILED,
         rows=500 + 3 * elapsed_s,
         tokens=TOKENS_PER_SECOND[run_id] * (rank + 1) * elapsed_s,
