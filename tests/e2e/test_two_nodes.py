@@ -23,7 +23,7 @@ from tests.prefect_service import prefect_service, started, wait_until
 from virnucpro.run_layout import RunLayout
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # that of the first test holds the fixtures, too
 
 SLOTS = 2
 """Logical GPUs of a node."""
