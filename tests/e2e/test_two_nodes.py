@@ -147,7 +147,10 @@ def claimed_by(layout, node):
             with suppress(OSError, ValueError):
                 if json.loads(path.read_text())["host"] == node.name:
                     found |= {path.name}
-        claims = "".join(path.read_text() for path in (units / "claims").glob("*") if path.is_file())
+        claims = ""
+        for path in (units / "claims").glob("*"):
+            with suppress(OSError):  # it was given back meanwhile
+                claims += path.read_text()
         found = {owner for owner in found if owner in claims}
     return found
 
