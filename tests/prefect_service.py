@@ -78,13 +78,14 @@ class PrefectService:
             check=False,
         )
 
-    def deploy(self, entrypoint: str, name: str, **environ: str) -> UUID:
+    def deploy(self, entrypoint: str, name: str, *, queue: str | None = None, **environ: str) -> UUID:
         """
         Make a deployment of the pool as ``prefect deploy`` would, without starting a program for it; return its id.
 
         Args:
             entrypoint: ``FILE:FLOW`` under the repository, which the flow runs in.
             name: Of the deployment.
+            queue: Of the pool that its runs go to.
             environ: Variables of the flow's process.
         """
         from prefect.flows import load_flow_from_entrypoint
@@ -96,6 +97,7 @@ class PrefectService:
                 client.create_flow_from_name(flow.name),
                 name,
                 work_pool_name=POOL,
+                work_queue_name=queue,
                 entrypoint=entrypoint,
                 pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(REPOSITORY)}}],
                 job_variables={"env": environ},
