@@ -14,7 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture  # noqa: TC002
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
+from prefect.settings import PREFECT_API_URL
 
+from flows.api_reach import check_api_reached
 from flows.parent_lines import log_level
 from flows.runners import Cluster
 from virnucpro.config import HostMetricsOptions, RunLimits
@@ -96,10 +98,13 @@ class OnCluster:
 
         Raises:
             HostCheckError: A host does not see the input or the folder that the run has; nothing was embedded.
-            ConfigurationError: A host does not answer.
+            ConfigurationError: A host does not answer, or does not reach the Prefect API.
+            ClusterLostError: The cluster's scheduler is gone.
             VirNucProError: No task could take part.
         """
         with self._hosts:
+            if url := PREFECT_API_URL.value():
+                self._cluster.on_every_host(check_api_reached, url, timeout_s=ANSWER_S)
             hosts = self._cluster.on_every_host(check_host, self._run, "check", timeout_s=ANSWER_S)
             self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
@@ -107,6 +112,7 @@ class OnCluster:
                 self._running[rank] = self._cluster.submit(embed_on_host, parameters)
             try:
                 while self._running and not self._hosts.is_done():
+                    self._cluster.look()
                     self._take_ended()
                     time.sleep(LOOK_S)
             except BaseException:
@@ -138,11 +144,18 @@ class OnCluster:
     def _let_end(self) -> None:
         """Wait until the tasks have ended; those that never began are taken back."""
         deadline_s = time.monotonic() + LEAVE_S
-        while self._running and time.monotonic() < deadline_s:
+        waiting: set[int] = set()
+        while self._running and self._cluster.is_there() and time.monotonic() < deadline_s:
             self._take_ended()
+            not_begun = {rank for rank, future in self._running.items() if not self._cluster.has_begun(future)}
+            for rank in not_begun & waiting:  # at the second look: one that has just ended is not running either
+                self._cluster.drop(self._running.pop(rank))
+                self._hosts.take_unused(rank)
+            waiting = not_begun
             time.sleep(LOOK_S)
-        for future in self._running.values():
-            self._cluster.drop(future)
+        if self._cluster.is_there():
+            for future in self._running.values():
+                self._cluster.drop(future)
 
     def _take_ended(self) -> None:
         """Take in how tasks went that have ended since the last look."""

@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.task_runners import TaskRunner
 
+from flows.slurm import SlurmJobs
 from virnucpro.config import RUNNERS
-from virnucpro.errors import ConfigurationError, VirNucProError, printable
+from virnucpro.errors import ClusterLostError, ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.devices import count_gpus
 
 Result = TypeVar("Result")
@@ -86,6 +88,9 @@ class Cluster(ABC):
         on_cpus: Whether the tasks compute on CPUs all the same.
     """
 
+    engine: str
+    """``ray`` or ``dask``."""
+
     def __init__(self, runner: TaskRunner[Any], slots: int, *, has_gpus: bool, on_cpus: bool) -> None:
         self.slots = slots
         self.device_type = "cuda" if has_gpus and not on_cpus else "cpu"
@@ -102,9 +107,28 @@ class Cluster(ABC):
         """Whether a device task has ended, so that its state is at hand."""
         return self._is_over(cast("Any", future).wrapped_future)
 
+    def has_begun(self, _future: PrefectFuture[Any]) -> bool:
+        """Whether a device task has found its slot; True as well where the engine does not say."""
+        return True
+
     def drop(self, future: PrefectFuture[Any]) -> None:
         """Take back a device task, if it has not begun."""
         self._cancel(cast("Any", future).wrapped_future)
+
+    def is_there(self) -> bool:
+        """Whether its scheduler can be reached; without it no task comes back."""
+        return True
+
+    def look(self) -> None:
+        """
+        See to the cluster; called again and again while tasks run.
+
+        Raises:
+            ClusterLostError: Its scheduler is gone.
+            ConfigurationError: No host of it is left.
+        """
+        if not self.is_there():
+            raise ClusterLostError(self.engine)
 
     def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
@@ -182,13 +206,16 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
     Raises:
         ConfigurationError: The cluster cannot be reached, or has nothing to compute with.
     """
-    with (_ray if runner.engine == "ray" else _dask)(runner, workers, on_cpus) as cluster:
+    start = _ray if runner.engine == "ray" else _slurm if runner.address == "slurm" else _dask
+    with start(runner, workers, on_cpus) as cluster:
         if cluster.slots < 1:
             raise ConfigurationError(f"the cluster of {runner.engine} has no worker that computes: start some")
         yield cluster
 
 
 class _RayCluster(Cluster):
+    engine = "ray"
+
     def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool) -> None:
         self._ray = _imported("ray", "ray")
         found = self._ray.cluster_resources()
@@ -236,13 +263,29 @@ class _RayCluster(Cluster):
 
 
 class _DaskCluster(Cluster):
-    def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool, starts_them: bool) -> None:
+    engine = "dask"
+
+    def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool, jobs: SlurmJobs | None = None) -> None:
         self._client = cast("Any", runner).client
         found = self._client.scheduler_info(n_workers=-1)["workers"].values()
         gpus = int(sum(worker["resources"].get("GPU", 0) for worker in found))
         available = gpus or len(found)
-        slots = workers if starts_them and workers else min(available, workers or available)
+        slots = workers if jobs is not None else min(available, workers or available)  # others come later
         super().__init__(runner, slots, has_gpus=gpus > 0, on_cpus=on_cpus)
+        self._jobs = jobs
+
+    def look(self) -> None:
+        super().look()
+        if self._jobs is not None:
+            self._jobs.look()
+
+    def is_there(self) -> bool:
+        # whoever lost the connection has lost its tasks as well, though it may connect again
+        return bool(self._client.status == "running")
+
+    def has_begun(self, future: PrefectFuture[Any]) -> bool:
+        key = cast("Any", future).wrapped_future.key
+        return any(key in keys for keys in self._client.processing().values())
 
     def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
         wanted = {"GPU": gpus} if gpus else None
@@ -302,15 +345,21 @@ def _dask(runner: Runner, workers: int, on_cpus: bool) -> Iterator[Cluster]:
         slot = {"resources": {"GPU": 1}} if gpus else {}
         own = {**one_a_slot, **slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": "ERROR"}
         task_runner = prefect_dask.DaskTaskRunner(cluster_kwargs=own)
-    elif runner.address == "slurm":
-        jobs = {"n_workers": workers or 1}
-        task_runner = prefect_dask.DaskTaskRunner(cluster_class="dask_jobqueue.SLURMCluster", cluster_kwargs=jobs)
     else:
         task_runner = prefect_dask.DaskTaskRunner(address=f"tcp://{runner.address}")
     logging.getLogger("distributed").setLevel(logging.WARNING)
     # workers of Dask start processes of their own: ours
     with dask.config.set({"distributed.worker.daemon": False}), _connected("dask", runner, task_runner):
-        yield _DaskCluster(task_runner, workers, on_cpus=on_cpus, starts_them=runner.address == "slurm")
+        yield _DaskCluster(task_runner, workers, on_cpus=on_cpus)
+
+
+@contextmanager
+def _slurm(_runner: Runner, workers: int, on_cpus: bool) -> Iterator[Cluster]:
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    prefect_dask = _imported("prefect_dask", "dask")
+    with SlurmJobs(workers or 1) as jobs, prefect_dask.DaskTaskRunner(cluster=jobs.cluster) as task_runner:
+        jobs.wait_for_worker()
+        yield _DaskCluster(task_runner, workers or 1, on_cpus=on_cpus, jobs=jobs)
 
 
 @contextmanager
@@ -326,6 +375,8 @@ def _connected(engine: str, runner: Runner, task_runner: TaskRunner[Any]) -> Ite
     try:
         yield
     finally:
+        # a run that ends minds no lost connection
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         task_runner.__exit__(None, None, None)
 
 
@@ -342,9 +393,13 @@ def _show_ray_token() -> None:
 
 
 def _imported(package: str, engine: str) -> Any:
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigurationError(
             f"the runner {engine} needs the package {package.replace('_', '-')}: pip install 'virnucpro[{engine}]'"
         ) from error
+    finally:
+        if signal.getsignal(signal.SIGINT) is not on_ctrl_c:  # dask-jobqueue would end the process, and with 0
+            signal.signal(signal.SIGINT, on_ctrl_c)

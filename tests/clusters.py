@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
+from distributed import Client
 
-from tests.faults.processes import ROOT
+from tests.faults.processes import ROOT, make_proteins
+from virnucpro.run_layout import RunLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def environment_of_commands(home):
@@ -30,17 +39,18 @@ def environment_of_commands(home):
 
 
 @contextmanager
-def command(environment, fasta, out, *options):
-    """``virnucpro embed`` in a process of its own."""
+def command(environment, fasta, out, *options, program=("virnucpro",)):
+    """``virnucpro embed`` in a process of its own, or that of another *program*."""
     arguments = ["embed", str(fasta), "--output", str(out), "--workers", "2", *options]
     out.parent.mkdir(exist_ok=True)
     with (out.parent / "stderr").open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "virnucpro", *arguments],
+            [sys.executable, "-m", *program, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  also in a shell's background
         )
     try:
         yield process
@@ -48,6 +58,44 @@ def command(environment, fasta, out, *options):
         if process.poll() is None:
             process.terminate()
         process.wait(60)
+
+
+@dataclass(frozen=True)
+class SlowRun:
+    """A run of half a minute on two workers, with a part on disk every second: its input and the program for it."""
+
+    fasta: Path
+    program: tuple[str, ...]
+
+    @classmethod
+    def made(cls, folder):
+        """Write what it needs into *folder*."""
+        make_proteins(folder / "slow.fasta", random.Random(3), 2000)
+        control = folder / "control.json"
+        control.write_text(json.dumps({"how": "none", "times": 0, "before_batch": -1, "slow_s": 0.1}))
+        return cls(folder / "slow.fasta", ("tests.faults.hash_command", str(control)))
+
+    def on(self, environment, out, *options):
+        """Run it, as ``command`` does; with the runner of *options*."""
+        return command(environment, self.fasta, out, *options, program=self.program)
+
+    def expected(self, environment, out):
+        """Return the bytes that a cluster's run on this machine gives."""
+        with self.on(environment, out, "--runner", "threads", "--devices", "cpu") as run:
+            assert run.wait(240) == 0, said(out)
+        return RunLayout(out).embeddings.read_bytes()
+
+
+def said(out):
+    """Return what a command has said on standard error so far."""
+    return (out.parent / "stderr").read_text(errors="replace")
+
+
+def free_port():
+    """Return a port of 127.0.0.1 that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait_until(condition, *, seconds):
@@ -68,7 +116,7 @@ def worker_process(layout, rank):
         pids = [json.loads(line)["pid"] for line in lines if '"worker.started"' in line]
         return psutil.Process(pids[-1]) if pids and psutil.pid_exists(pids[-1]) else None
 
-    return wait_until(started, seconds=120)
+    return wait_until(started, seconds=240)
 
 
 def rows_done(layout):
@@ -85,10 +133,14 @@ def dask_scheduler(stack, folder, environment):
     return process, address.removeprefix("tcp://")
 
 
-def dask_worker(stack, environment, address, folder):
-    """Start a worker with one slot."""
+def dask_workers(stack, environment, address, folder, *, count):
+    """Start workers with one slot each; return them once the scheduler knows them."""
     arguments = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(folder)]
-    return started(stack, environment, "distributed.cli.dask_worker", f"tcp://{address}", *arguments)
+    url = f"tcp://{address}"
+    workers = [started(stack, environment, "distributed.cli.dask_worker", url, *arguments) for _ in range(count)]
+    with Client(url, set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=120)
+    return workers
 
 
 def started(stack, environment, module, *arguments):

@@ -387,6 +387,22 @@ class HostCheckError(VirNucProError):
         super().__init__(f"host {printable(host)} cannot take part in this run: {printable(self.path)}: {what}")
 
 
+class ClusterLostError(VirNucProError):
+    """
+    The scheduler of a cluster is gone in the middle of a run; what is finished is kept.
+
+    Attributes:
+        engine: ``ray`` or ``dask``.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        super().__init__(
+            f"the scheduler of {engine} is gone, and with it all tasks: start the same command again to continue, on a "
+            "new cluster or without one"
+        )
+
+
 class WorkersFailedError(VirNucProError, RuntimeError):
     """
     Workers failed, so that rows are missing.

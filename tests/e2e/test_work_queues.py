@@ -10,7 +10,7 @@ from tests import hash_flows
 from tests.conftest import REPOSITORY
 from tests.prefect_service import POOL
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_a_run_is_taken_by_a_worker_of_its_queue_alone_and_a_queue_runs_no_more_at_a_time_than_its_limit(

@@ -19,6 +19,7 @@ import pytest
 from tests import fakes
 from tests.device_tasks import Host
 from virnucpro import durable
+from virnucpro.config import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError
 from virnucpro.pipeline import host_check
 from virnucpro.pipeline.device_task import device_here, weights_here
@@ -26,10 +27,11 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_run import HostRun, device_tasks
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding, run_multi_gpu_inference
 from virnucpro.pipeline.run_completion import aggregate_run, close_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import owners_of_done
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.run_lock import RunLock
@@ -54,11 +56,13 @@ def proteins(tmp_path):
 class SharedRun:
     """One start of a run on several hosts."""
 
-    def __init__(self, stack, tmp_path, fasta, config, *, tasks=2, lease_s=60.0, run_id="abcdef012345"):
+    def __init__(self, stack, tmp_path, fasta, config, *, tasks=2, lease_s=60.0, run_id="abcdef012345", **prepared):
         layout = RunLayout(tmp_path / "out")
         self.tmp_path, self.stack = tmp_path, stack
         stack.enter_context(RunLock(layout.lock, run_id=run_id))
-        self.run = prepare_run([fasta], layout.output_dir, config, device_tasks(tasks, "cpu"), run_id=run_id)
+        self.run = prepare_run(
+            [fasta], layout.output_dir, config, device_tasks(tasks, "cpu"), run_id=run_id, **prepared
+        )
         self.telemetry = EmbeddingTelemetry(self.run.facts())
         self.hosts = HostRun(self.run, self.telemetry, lease_s=lease_s)
         stack.enter_context(self.hosts)
@@ -129,6 +133,23 @@ def test_two_hosts_share_a_run_which_is_counted_and_closed_like_any_other(tmp_pa
     assert len(run.run.layout.worker_logs()) == 2
 
 
+def test_hosts_that_share_a_run_give_the_shards_of_one_machine(tmp_path, proteins, shared):
+    fasta, sequences = proteins
+    config = with_its_sha256(fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.05}))
+    alone = run_embedding([fasta], tmp_path / "alone", config, [CPU], result_form=ResultForm.SHARDED).output_path
+    run = shared(fasta, config, result_form=ResultForm.SHARDED)
+    for task in [run.host("host-a", 0), run.host("host-b", 1)]:
+        run.hosts.take(task.outcome())
+    aggregation = run.aggregate()
+    assert close_run(run.run, run.hosts.outcomes, aggregation, stages_s={}).state == "complete"
+    together = aggregation.output_path
+    assert [path.name for path in sorted(together.iterdir())] == [path.name for path in sorted(alone.iterdir())]
+    assert all(path.read_bytes() == (alone / path.name).read_bytes() for path in together.iterdir())
+    with read_embeddings(together) as rows:
+        assert all(np.array_equal(rows[name], fakes.hash_vector(sequence)) for name, sequence in sequences.items())
+    assert verify_run(run.run.layout.output_dir).problems == []
+
+
 def test_a_host_that_is_lost_in_mid_run_is_replaced_and_the_bytes_are_those_of_one_machine(tmp_path, shared):
     config = replace(configure_model(device_type="cpu"), token_budget=1024, sequences_per_part=16)
     expected, _ = run_multi_gpu_inference([EXAMPLE], tmp_path / "alone", config, 1)
@@ -158,6 +179,22 @@ def test_a_host_that_comes_later_or_comes_back_takes_part(tmp_path, proteins, sh
     assert [outcome.state for outcome in run.hosts.outcomes] == ["complete"] * 2
     assert all(outcome.sequences for outcome in run.hosts.outcomes)
     assert run.aggregate().num_rows == len(sequences)
+
+
+def test_a_task_that_begins_when_nothing_is_left_starts_no_process_and_one_that_never_began_is_no_failure(
+    tmp_path, proteins, shared
+):
+    config = with_its_sha256(fakes.faulty_config(tmp_path / "faults.json", {"how": "none"}))
+    run = shared(proteins[0], config, tasks=3)
+    run.hosts.take(run.host("host-a", 0).outcome())
+    late = run.host("host-b", 1).outcome()
+    run.hosts.take(late)
+    run.hosts.take_unused(2)
+    assert (late.rank.state, late.rank.host, late.rank.pids) == ("complete", "host-b", [])
+    assert [outcome.state for outcome in run.hosts.outcomes] == ["complete", "complete", "stopped"]
+    aggregation = run.aggregate()
+    assert aggregation.is_complete
+    assert close_run(run.run, run.hosts.outcomes, aggregation, stages_s={}).lost_ranks == ""
 
 
 def test_a_sequence_that_kills_its_process_is_given_up_there_and_listed_with_its_reason(tmp_path, proteins, shared):

@@ -12,6 +12,7 @@ from virnucpro.errors import (
     CacheError,
     ClassifierFileError,
     ClassifierMismatchError,
+    ClusterLostError,
     ConfigurationError,
     DeviceError,
     DiskSpaceError,
@@ -63,6 +64,7 @@ EXAMPLES = [
     (SequenceError("id7", "not finite"), 70),
     (HostCheckError("node7", "in.fa", "has another size"), 78),
     (HostCheckError("node7", "out", "cannot be written to", exit_code=ExitCode.CANNOT_WRITE), 73),
+    (ClusterLostError("dask"), 70),
     (WorkersFailedError({1: "died"}, partial_path=None, **FAILED), 3),
     (StoppedError(), 130),
 ]

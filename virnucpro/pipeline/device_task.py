@@ -30,7 +30,7 @@ from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
-from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, read_units
+from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
 from virnucpro.store.lease import LapseWatch, Lease, words_of
 from virnucpro.this_host import host_name
@@ -104,6 +104,9 @@ def run_device_task(
     owner = new_owner()
     check_host(run, owner)
     units = run.layout.units(run.run_id)
+    if all_done(units.folder):  # there was no room for this task before
+        idle = RankOutcome(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
+        return DeviceOutcome(host=host_name(), owner="", rank=idle)
     with _watching_driver(units, stop), device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device:
         outcome = RankOutcome(
             rank=rank, device=device.label, host=host_name(), state="stopped", failure=FailureClass.STOPPED.value

@@ -179,6 +179,12 @@ class HostRun:
             )
             self._telemetry.ended(rank, end)
 
+    def take_unused(self, rank: int) -> None:
+        """Take in that a device task was taken back before it began: there was no room for it in time."""
+        before = self._outcomes[rank]
+        unused = RankOutcome(rank=rank, device=before.device, host=before.host, state="stopped")
+        self._outcomes[rank] = _joined(before, unused)
+
     @property
     def outcomes(self) -> list[RankOutcome]:
         """How each rank went, as far as is known."""

@@ -403,6 +403,17 @@ def owners_of_done(folder: Path, units: Iterable[int]) -> dict[int, str]:
     return {unit: owner for unit, owner in named if owner is not None}
 
 
+def all_done(folder: Path) -> bool:
+    """
+    Whether every unit of a start of a run is done.
+
+    Raises:
+        ResultError: The units cannot be read.
+        OSError: The folder cannot be read.
+    """
+    return len(numbers_in(UnitsLayout(folder).done_dir, afresh=True)) >= len(read_units(folder))
+
+
 def numbers_in(folder: Path, *, afresh: bool = False) -> set[int]:
     """
     Return the units that have a file in *folder*, of claims or of done units.

@@ -1,0 +1,69 @@
+"""Identification and training with their embedding on a cluster: the files of a run on threads, byte for byte."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.clusters import environment_of_commands
+from tests.trainings import make_genomes
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+
+OF_THE_START = {"run.json", "metrics.prom", "report.html"}
+"""Files that tell when, where and how long."""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Of the commands: a Prefect of their own."""
+    return environment_of_commands(tmp_path_factory.mktemp("prefect"))
+
+
+def results(environment, folder, *arguments):
+    """Run a command into *folder*; return its files but logs and what tells of the start, by their paths."""
+    command = [sys.executable, "-m", "virnucpro", *arguments, "--output", str(folder), "--devices", "cpu"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
+    assert ended.returncode == 0, ended.stderr
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): (folder / path).read_bytes()
+        for path in files
+        if path.name not in OF_THE_START and not {"logs", "work"} & set(path.parts)
+    }
+
+
+@pytest.fixture(scope="module")
+def contigs(examples_dir, tmp_path_factory):
+    """The shortest of the example contigs."""
+    records = sorted((examples_dir / "contigs.fasta").read_text().split(">")[1:], key=len)[:6]
+    path = tmp_path_factory.mktemp("contigs") / "contigs.fasta"
+    path.write_text("".join(f">{record}" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def predicted(contigs, environment, tmp_path_factory):
+    """Return the files of an identification on threads."""
+    return results(environment, tmp_path_factory.mktemp("threads") / "out", "predict", str(contigs), "--workers", "2")
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_an_identification_on_a_cluster_gives_the_files_of_one_on_threads(
+    runner, contigs, predicted, environment, tmp_path
+):
+    on_cluster = results(environment, tmp_path / "out", "predict", str(contigs), "--workers", "2", "--runner", runner)
+    assert {"contigs.tsv", "viral.fasta", "dna/embeddings.h5", "protein/embeddings.h5"} <= predicted.keys()
+    assert on_cluster == predicted
+
+
+def test_a_training_whose_embedding_is_on_a_cluster_gives_the_weights_of_one_on_threads(environment, tmp_path):
+    genomes = [str(path) for path in make_genomes(tmp_path, codons=600)]
+    options = ("train", *genomes, "--pieces", "60", "--epochs", "2", "--workers", "2")
+    alone = results(environment, tmp_path / "threads", *options)
+    on_cluster = results(environment, tmp_path / "dask", *options, "--runner", "dask")
+    weights = {name for name in alone if name.endswith(".safetensors")}
+    assert len(weights) == 2
+    assert {name: alone[name] for name in weights} == {name: on_cluster[name] for name in weights}

@@ -1,0 +1,58 @@
+"""The scheduler of a cluster dies in the middle of a run: the command says so and ends, and its folder continues."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from tests.clusters import (
+    SlowRun,
+    dask_scheduler,
+    dask_workers,
+    environment_of_commands,
+    rows_done,
+    said,
+    wait_until,
+    worker_process,
+)
+from virnucpro.run_layout import RunLayout
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+
+ENDED_WITHIN_S = 30.0
+"""Seconds after its scheduler within which a command has ended, and no worker computes any more."""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Of the commands: a Prefect of their own."""
+    return environment_of_commands(tmp_path_factory.mktemp("prefect"))
+
+
+def test_when_dasks_scheduler_dies_the_run_ends_and_the_same_command_continues_it(tmp_path, environment):
+    slow_run, layout = SlowRun.made(tmp_path), RunLayout(tmp_path / "dask" / "out")
+    expected = slow_run.expected(environment, tmp_path / "threads" / "out")
+    with ExitStack() as stack:
+        scheduler, address = dask_scheduler(stack, tmp_path, environment)
+        dask_workers(stack, environment, address, tmp_path, count=2)
+        with slow_run.on(environment, layout.output_dir, "--runner", f"dask://{address}") as run:
+            workers = [worker_process(layout, rank) for rank in range(2)]
+            wait_until(lambda: rows_done(layout), seconds=240)
+            scheduler.kill()
+            killed_s = time.monotonic()
+            assert run.wait(240) == 70, said(layout.output_dir)
+            ended_s = time.monotonic() - killed_s
+        wait_until(lambda: not any(worker.is_running() for worker in workers), seconds=60)
+        idle_s = time.monotonic() - killed_s
+    print(f"after its scheduler the command lived {ended_s:.1f} s, the last worker at the most {idle_s:.1f} s")
+    assert max(ended_s, idle_s) < ENDED_WITHIN_S
+    assert "the scheduler of dask is gone" in said(layout.output_dir)
+    assert "Traceback" not in said(layout.output_dir)
+    with slow_run.on(environment, layout.output_dir, "--runner", "dask", "--devices", "cpu") as run:
+        assert run.wait(240) == 0, said(layout.output_dir)
+    assert layout.embeddings.read_bytes() == expected
+    (finished,) = re.findall(r"blocks_finished=(\d+)", said(layout.output_dir))
+    assert int(finished) > 0
