@@ -9,8 +9,9 @@ import pytest
 
 from tests.strategies import MadeRun, flip_bit
 from virnucpro.errors import OutputError
+from virnucpro.pipeline import finished_blocks
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
-from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, write_part
+from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, read_block_numbers, write_part
 
 
 @pytest.fixture
@@ -230,6 +231,23 @@ def test_a_part_goes_only_when_all_its_blocks_are_in_the_shard(run):
     assert 3 in sealed
     assert (6 in sealed) != (partly in left), "block 6 is in the shard or still in its part"
     assert find_finished_blocks(run.layout, run.plan).blocks == {0, 1, 3, 6}
+
+
+def test_sealing_does_not_open_the_parts_that_begin_with_blocks_of_others(run, monkeypatch):
+    mine, of_others = [run.write_part([0, 3]), run.write_part([6])], [run.write_part([1, 4]), run.write_part([2, 9])]
+    odd = run.layout.parts_dir / "part_odd.h5"
+    odd.write_bytes(b"left by somebody")
+    opened = []
+
+    def read(path):
+        opened.append(path)
+        return read_block_numbers(path)
+
+    monkeypatch.setattr(finished_blocks, "read_block_numbers", read)
+    assert seal(run, 0, 3) == num_rows(run, [0, 3, 6])
+    assert sorted(opened) == mine
+    assert part_paths(run.layout.parts_dir) == [*of_others, odd]
+    assert find_finished_blocks(run.layout, run.plan).blocks == {0, 1, 2, 3, 4, 6, 9}
 
 
 def test_a_shard_that_cannot_be_written_leaves_every_part(run):

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.errors import OutputError, ResultError
+from virnucpro.pipeline import unit_claims
 from virnucpro.pipeline.unit_claims import (
     UnitClaims,
     UnitSource,
@@ -134,6 +135,26 @@ def test_a_unit_is_done_once_all_its_blocks_are_durable(tmp_path):
     assert numbers_in(UnitsLayout(tmp_path).done_dir) == {1}
     claims.settle(first.blocks[-1:])
     assert owners_of_done(tmp_path, range(len(plan))) == {0: "a", 1: "a"}
+
+
+def test_owners_that_begin_together_do_not_all_try_the_same_units(tmp_path, monkeypatch):
+    owners = 64
+    make_units(tmp_path, blocks=100 * owners, devices=owners)
+    lost = 0
+
+    class Counting(UnitClaims):
+        def _claim(self, unit):
+            nonlocal lost
+            is_ours = super()._claim(unit)
+            lost += not is_ours
+            return is_ours
+
+    everybody = [Counting(UnitSource(tmp_path, f"owner-{number}")) for number in range(owners)]
+    monkeypatch.setattr(unit_claims, "numbers_in", lambda *_, **__: set())  # all have looked before any has claimed
+    taken = [one.take().number for one in everybody]
+    assert len(set(taken)) == owners
+    assert max(taken) < 2 * owners, "the units at the end, which are small, are kept for the end"
+    assert lost < 8 * owners, "in the order of the units it is 31.5 tries an owner"
 
 
 def test_the_next_process_of_an_owner_gets_its_unfinished_units_first_and_knows_that_they_were_begun(tmp_path):

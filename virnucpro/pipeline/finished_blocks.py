@@ -18,10 +18,10 @@ import structlog
 
 from virnucpro import durable
 from virnucpro.errors import ResultError, SourceGoneError
-from virnucpro.store.parts import SealedBlocks, part_paths, read_block_numbers, write_shard
+from virnucpro.store.parts import SealedBlocks, first_block, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
     from virnucpro.data.packing import BlockPlan
@@ -59,6 +59,7 @@ def find_finished_blocks(
     *,
     among: Container[int] | None = None,
     always: Path | None = None,
+    parts: Sequence[Path] | None = None,
     excused: Container[int] = frozenset(),
     on_step: Callable[[], None] = lambda: None,
 ) -> FinishedBlocks:
@@ -70,6 +71,7 @@ def find_finished_blocks(
         plan: The plan that blocks must have been computed by.
         among: Only files that hold one of these blocks are read; None reads all.
         always: A file that is read whatever it holds.
+        parts: Parts that are looked at, beside every shard; None looks at all of the folder.
         excused: Index positions of sequences that a finished block may lack.
         on_step: Called after each file: this may take long.
 
@@ -78,7 +80,7 @@ def find_finished_blocks(
     """
     found = FinishedBlocks()
     checked: list[SealedBlocks] = []
-    for path in [*layout.shards(), *part_paths(layout.parts_dir)]:
+    for path in [*layout.shards(), *(part_paths(layout.parts_dir) if parts is None else parts)]:
         on_step()
         try:
             if among is not None and path != always and not any(b in among for b in read_block_numbers(path).tolist()):
@@ -159,7 +161,8 @@ def seal_shard(
     Put everything that is finished of *mine* into the rank's shard, and remove the parts that are now in it.
 
     Parts of which only some blocks belong to this rank (left by a run with another number of ranks) stay where they
-    are: aggregation reads them there.
+    are: aggregation reads them there. Those that begin with another rank's block are not even opened: a thousand ranks
+    that each look into every part of the folder would keep its file system busy for longer than themselves.
 
     Args:
         rank: Whose shard.
@@ -177,7 +180,8 @@ def seal_shard(
         ResultError: The shard did not come out whole.
     """
     shard = layout.shard(rank)
-    found = find_finished_blocks(layout, plan, among=mine, always=shard, on_step=on_step)
+    begun = [path for path in part_paths(layout.parts_dir) if first_block(path) in mine]
+    found = find_finished_blocks(layout, plan, among=mine, always=shard, parts=begun, on_step=on_step)
     parts = {
         path
         for path, blocks in found.contents.items()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import threading
 import time
@@ -201,6 +202,7 @@ class UnitClaims:
         self._given: set[int] = set()
         """Units that were handed out in this process."""
         self._done: set[int] = set()
+        self._chooser = random.Random(source.owner)  # noqa: S311  nobody is to be kept from guessing
         self._watch = LapseWatch(self.plan.lease_s)
         self._looked_s: float | None = None
         self._left_by_earlier = sorted(self._claimed_units() - numbers_in(self._layout.done_dir))
@@ -222,8 +224,10 @@ class UnitClaims:
                     return self._hand_out(unit, is_fresh=False)
             self._done |= numbers_in(self._layout.done_dir)
             claimed = numbers_in(self._layout.claims_dir, afresh=True)
-            for unit in range(len(self.plan)):
-                if unit not in claimed and unit not in self._done and unit not in self._given and self._claim(unit):
+            gone = claimed | self._done | self._given
+            free = [unit for unit in range(len(self.plan)) if unit not in gone]
+            for unit in self._in_own_order(free):
+                if self._claim(unit):
                     return self._hand_out(unit, is_fresh=True)
             return self._take_over(claimed - self._done - self._given)
 
@@ -296,6 +300,16 @@ class UnitClaims:
             for unit in self._claimed_units() - numbers_in(self._layout.done_dir):
                 self._remove_claim(unit, self.owner)
             self._undone.clear()
+
+    def _in_own_order(self, free: list[int]) -> list[int]:
+        """
+        Return free units in the order in which we try them: the next few, one a device, as only we shuffle them.
+
+        Else a thousand owners that begin together would all try the first one, 999 of them the second, and so on.
+        """
+        near = free[: self.plan.num_devices]
+        self._chooser.shuffle(near)
+        return [*near, *free[len(near) :]]
 
     def _claimed_units(self) -> set[int]:
         """Return the units that have a claim of this owner."""

@@ -273,6 +273,12 @@ def part_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part_*.h5"))
 
 
+def first_block(part: Path) -> int | None:
+    """Return the number of the first block of a part, which its name tells; None where it is not one of our names."""
+    number = part.name.split("_")[1]
+    return int(number) if number.isdecimal() else None
+
+
 def write_shard(
     path: Path,
     sources: Sequence[SealedBlocks],
