@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,6 +58,35 @@ def test_a_part_gives_back_blocks_positions_ids_and_rows(tmp_path):
     assert rows_of(source).tobytes() == np.concatenate([item.embeddings for item in blocks]).tobytes()
     assert source.hidden_dim == 4
     assert read_block_numbers(path).tolist() == [2, 7, 9]
+
+
+def test_rows_from_anywhere_are_announced_to_the_system_before_they_are_read(tmp_path, monkeypatch):
+    source = SealedBlocks.open(write_part(tmp_path, [block(1, 400, width=1 << 13)], plan_fingerprint="p"))
+    announced, read, ahead = [], [], 0
+    advise, pread = os.posix_fadvise, os.pread
+
+    def tell(descriptor, offset, num_bytes, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        announced.append((num_bytes, offset))
+        advise(descriptor, offset, num_bytes, advice)
+
+    def look(descriptor, num_bytes, offset):
+        nonlocal ahead
+        read.append((num_bytes, offset))
+        ahead = max(ahead, len(announced) - len(read))
+        return pread(descriptor, num_bytes, offset)
+
+    numbers = np.arange(0, 400, 4)
+    numbers = numbers[numbers != 200]
+    expected = rows_of(source)[numbers]
+    monkeypatch.setattr(os, "posix_fadvise", tell)
+    monkeypatch.setattr(os, "pread", look)
+    found = [rows for _, rows in source.iter_rows_at(numbers)]
+    assert np.concatenate(found).tobytes() == expected.tobytes()
+    of_rows = [one for one in read if one[0] >= source.hidden_dim * 4]
+    assert of_rows == announced
+    assert len(of_rows) == len(numbers)
+    assert 32 <= ahead <= 128
 
 
 def test_a_part_is_an_hdf5_file_that_anyone_can_open(tmp_path):

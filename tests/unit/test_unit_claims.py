@@ -157,6 +157,29 @@ def test_owners_that_begin_together_do_not_all_try_the_same_units(tmp_path, monk
     assert lost < 8 * owners, "in the order of the units it is 31.5 tries an owner"
 
 
+def test_whoever_takes_a_free_unit_lists_the_claims_only_and_whoever_waits_lists_them_seldom(tmp_path, monkeypatch):
+    listed = []
+
+    def looked(folder, *, afresh=False):
+        listed.append(folder.name)
+        return numbers_in(folder, afresh=afresh)
+
+    make_units(tmp_path, lease_s=6)
+    claims, other = (UnitClaims(UnitSource(tmp_path, name)) for name in "ab")
+    monkeypatch.setattr(unit_claims, "numbers_in", looked)
+    first = claims.take()
+    assert listed == ["claims"]
+    claims.settle(first.blocks)
+    while (unit := claims.take()) is not None:
+        claims.settle(unit.blocks[:-1])
+    monkeypatch.setattr(unit_claims, "UNITS_LOOKED_AT_A_SECOND", 0.001)
+    listed.clear()
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    assert other.wait(stop) is None
+    assert listed == ["done", "claims", "done"], "one look in half a second, since each takes long"
+
+
 def test_the_next_process_of_an_owner_gets_its_unfinished_units_first_and_knows_that_they_were_begun(tmp_path):
     make_units(tmp_path)
     before = UnitClaims(UnitSource(tmp_path, "a"))

@@ -51,7 +51,10 @@ PIECES_OF_A_SHARE = 8
 MOST_UNITS_OF_A_SHARE = 128
 """No unit is smaller than this part of what each device would get of the whole work, except the last."""
 LOOK_INTERVAL_S = 1.0
-"""Seconds between two looks of somebody who waits whether everything is done."""
+"""Seconds between two looks of somebody who waits whether everything is done, at the least."""
+UNITS_LOOKED_AT_A_SECOND = 5000
+"""Units of a run for which somebody who waits looks a second later: each look lists them all, and near the end of a run
+on a thousand devices hundreds wait."""
 
 
 def new_owner() -> str:
@@ -222,14 +225,13 @@ class UnitClaims:
                 unit = self._left_by_earlier.pop(0)
                 if unit not in self._given:
                     return self._hand_out(unit, is_fresh=False)
-            self._done |= numbers_in(self._layout.done_dir)
-            claimed = numbers_in(self._layout.claims_dir, afresh=True)
+            claimed = numbers_in(self._layout.claims_dir, afresh=True)  # and with them what is done
             gone = claimed | self._done | self._given
             free = [unit for unit in range(len(self.plan)) if unit not in gone]
             for unit in self._in_own_order(free):
                 if self._claim(unit):
                     return self._hand_out(unit, is_fresh=True)
-            return self._take_over(claimed - self._done - self._given)
+            return self._take_over(claimed)
 
     def iter_now(self) -> Iterator[ClaimedUnit]:
         """Yield units as long as there are some to be had, each claimed when it is asked for."""
@@ -244,7 +246,7 @@ class UnitClaims:
 
         Args:
             stop: Ends the waiting.
-            on_wait: Called about once a second.
+            on_wait: Called about once a second, less often in a run of many units.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -253,7 +255,8 @@ class UnitClaims:
             if (unit := self.take()) is not None:
                 return unit
             on_wait()
-            stop.wait(min(LOOK_INTERVAL_S, self.plan.lease_s / RENEWALS_IN_A_LEASE))
+            interval_s = max(LOOK_INTERVAL_S, len(self.plan) / UNITS_LOOKED_AT_A_SECOND)
+            stop.wait(min(interval_s, self.plan.lease_s / RENEWALS_IN_A_LEASE))
         return None
 
     def all_done(self) -> bool:
@@ -325,13 +328,14 @@ class UnitClaims:
         """Whether the unit is ours now; a link that NFS has made but reported as refused is seen as well."""
         return self._put(self._layout.claims_dir, unit) or self._owner_of(unit) == self.owner
 
-    def _take_over(self, units: set[int]) -> ClaimedUnit | None:
-        """Take a unit whose owner is gone; looks as often as leases are renewed."""
+    def _take_over(self, claimed: set[int]) -> ClaimedUnit | None:
+        """Take a unit that is not done and whose owner is gone; looks as often as leases are renewed."""
         now_s = time.monotonic()
         if self._looked_s is not None and now_s - self._looked_s < self.plan.lease_s / RENEWALS_IN_A_LEASE:
             return None
         self._looked_s = now_s
-        for unit in sorted(units):
+        self._done |= numbers_in(self._layout.done_dir)
+        for unit in sorted(claimed - self._done - self._given):
             owner = self._owner_of(unit)
             if owner is None or not self._watch.has_lapsed(self._layout.owner(owner)):
                 continue
