@@ -5,7 +5,7 @@
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
-# make bench-large   those of larger models, and of blocks, workers and threads; under an hour
+# make bench-large   those of larger models, of blocks, workers and threads, and of scale (docs/scale.md); over an hour
 # make gpu-check   what only a GPU can show, under 10 minutes: any Python with torch 2.10 or later will do
 # make venv   only set up .venv
 
@@ -94,6 +94,8 @@ bench-large: $(BENCH_READY)
 	$(PY) benchmarks/embedding.py --rows 150M:chunks,650M:chunks --write embedding_large
 	$(PY) benchmarks/scaling.py --write
 	$(PY) benchmarks/sharded_output.py --write
+	$(PY) benchmarks/scale_rates.py --write
+	$(PY) benchmarks/scale_page.py
 	$(PY) benchmarks/report.py
 
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.

@@ -1,0 +1,230 @@
+"""
+The tables and plots of ``docs/scale.md``, from the newest measured rates and the model of scale.
+
+Run it as ``python benchmarks/scale_page.py``. To measure the rates anew: ``python benchmarks/scale_rates.py --write``
+before it. This measures nothing, and the same rates give the same page.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.scale_model import (  # noqa: E402
+    CHANGES,
+    GPU_RATES,
+    GPUS,
+    SEQUENCES,
+    SMALLER,
+    Assumptions,
+    Rates,
+    Run,
+    latest,
+    medians,
+)
+from benchmarks.scale_wording import duration, number, power, size  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "scale.md"
+ASSUMED = {
+    "gpu_tokens_per_second": "tokens/s of one GPU with ESM-2 3B, bf16",
+    "block_tokens": "tokens of a block",
+    "weights_bytes": "bytes of the weights, read once a host",
+    "gpus_per_host": "GPUs of a host",
+    "client_bytes_per_second": "bytes/s between the file system and one host",
+    "shared_bytes_per_second": "bytes/s of the file system in all",
+    "scattered_read_s": "s until a row from anywhere in a large file is there",
+    "reads_at_once": "such reads at the same time",
+    "operation_s": "s of an operation on a name",
+    "names_per_second": "names/s listed, of the file system in all",
+    "driver_memory_bytes": "bytes of the driver's memory",
+}
+"""What the fields of ``Assumptions`` are called."""
+
+
+def tables(report: dict[str, Any]) -> dict[str, str]:
+    """Return the parts of the page that follow from a result of ``scale_rates.py``, by the names of their marks."""
+    rates = Rates.of(report)
+    return {
+        "measured": _measured(report),
+        "assumed": _assumed(),
+        **{f"time {power(count)}": _times(count, rates) for count in SEQUENCES},
+        "gpu rates": _gpu_rates(rates),
+        "smaller": _smaller(rates),
+        "sizes": _sizes(rates),
+        "changes": _changes(rates),
+    }
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _measured(report: dict[str, Any]) -> str:
+    rates, median = Rates.of(report), medians(report)
+
+    def spread(name: str, what: str, digits: int = 2) -> str:
+        middle, least, most = (
+            f"{report['rates'][name][what][key]:,.{digits}f}" for key in ("median", "least", "greatest")
+        )
+        return f"{middle} ({least} to {most})"
+
+    def several(stem: str, ends: str, what: str, digits: int = 1) -> str:
+        return ", ".join(f"{median[stem + end][what]:,.{digits}f}" for end in ends.split())
+
+    def pair(rate: tuple[float, float]) -> str:
+        return f"{1e6 * rate[0]:.2f} µs a row, {1e9 * rate[1]:.2f} ns a byte"
+
+    long, part = median["index_1_000_000"], median["part"]
+    units = "1_000 10_000 30_000"
+    own_rate, rate_8m = (median[f"embedding_{name}"]["tokens_per_second"] for name in ("bundled", "8M"))
+    in_index = f"{rates.index_file_bytes + rates.id_bytes:.0f}, {rates.index_memory_bytes:.0f}"
+    rows = [
+        ["a protein: tokens, bytes in FASTA", f"{rates.tokens:,.0f}, {rates.record_bytes:,.0f}"],
+        ["index, processor s for 10^6 proteins", spread("index_1_000_000", "cpu_s")],
+        ["index, MB a processor s", f"{long['fasta_bytes'] / long['cpu_s'] / 1e6:,.0f}"],
+        ["index, bytes of a record: in the file with its id, peak of memory", in_index],
+        ["plan of 10^5, 10^6, 10^7, processor s", several("plan_", "100_000 1_000_000 10_000_000", "cpu_s", 3)],
+        ["plan, bytes a sequence: peak, held", f"{rates.plan_memory_bytes:.0f}, {rates.plan_held_bytes:.0f}"],
+        ["a part of 4,096 rows, MB/s", spread("part", "mb_per_second", 0)],
+        ["the same, MB a processor s", f"{part['mb_per_cpu_second']:,.0f}"],
+        ["sealing a rank's shard, processor", pair(rates.seal_s)],
+        ["sealing 20 small parts among 100, 1,000, 4,000 others, processor ms", _among(median)],
+        ["result in one file, processor", pair(rates.single_s)],
+        ["result in shards, processor", pair(rates.sharded_s)],
+        ["validating shards, processor", pair(rates.validate_s)],
+        ["result, bytes of memory a row, peak", f"{rates.result_memory_bytes:.0f}"],
+        ["claiming a unit of 1,000, 10,000, 30,000, processor ms", several("claims_", units, "take_ms")],
+        ["marking a unit of as many done, processor ms", several("claims_", units, "settle_ms", 2)],
+        ["counting the done half of as many, processor ms", several("claims_", units, "count_done_ms")],
+        [
+            "tries lost to others, an owner, where 64, 256 begin at once",
+            several("start_of_", "64 256", "lost_tries_each"),
+        ],
+        ["a task of Prefect, ms", spread("prefect", "task_ms")],
+        ["Prefect's own server, s to start", spread("prefect", "start_s", 1)],
+        ["a worker, s until ESM-2 8M is in memory", spread("embedding_8M", "start_s")],
+        ["one word of a worker, processor µs of the driver", spread("following", "word_us")],
+        ["a look for new words, processor µs a worker", spread("following", "look_us_per_owner")],
+        ["one thread of this CPU, tokens/s: bundled encoder, ESM-2 8M", f"{own_rate:,.0f}, {rate_8m:,.0f}"],
+        ["this disk, MB/s: written and synced", spread("files", "write_mb_per_second", 0)],
+        ["this disk, MB/s: read, not from memory", spread("files", "read_mb_per_second", 0)],
+        ["this disk, ms for a row of 10 KB from anywhere, one by one", spread("files", "scattered_row_ms", 3)],
+        ["the same, told of ahead, as the result is written", spread("result_wide", "scattered_row_ms", 3)],
+    ]
+    where = report["machine"]
+    versions = ", ".join(f"{name} {where[name]}" for name in ("torch", "numpy", "h5py", "prefect"))
+    how = f"{where['cpu']}, {where['system']}, Python {where['python']}, {versions}; {where['date'][:10]}."
+    return _table(["measured here", f"median of {report['rounds']} (range)"], rows) + f"\n\n{how}"
+
+
+def _among(median: dict[str, dict[str, float]]) -> str:
+    return ", ".join(f"{value:.0f}" for value in median["sealing_among_others"].values())
+
+
+def _assumed() -> str:
+    values = vars(Assumptions())
+    return _table(["assumed, not measured", "value"], [[what, number(values[name])] for name, what in ASSUMED.items()])
+
+
+def _times(count: int, rates: Rates) -> str:
+    runs = [Run(count, gpus, rates) for gpus in GPUS]
+    stages = [run.stages_s() for run in runs]
+    rows = [[name, *(duration(each[name]) for each in stages)] for name in stages[0]]
+    rows.append(["**all**", *(f"**{duration(run.total_s())}**" for run in runs)])
+    rows.append(["longest", *(run.longest() for run in runs)])
+    rows.append(["GPUs compute, of the time", *(f"{run.efficiency():.0%}" for run in runs)])
+    rows.append(["GPU hours while the driver works alone", *(f"{run.idle_gpu_hours():,.1f}" for run in runs)])
+    return _table([f"{count:,} sequences; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
+
+
+def _gpu_rates(rates: Rates) -> str:
+    rows = []
+    for name, rate in GPU_RATES.items():
+        assumed = replace(Assumptions(), gpu_tokens_per_second=rate)
+        runs = [Run(10**8, gpus, rates, assumed) for gpus in GPUS]
+        rows.append([name, *(f"{duration(run.total_s())}, {run.efficiency():.0%}" for run in runs)])
+    return _table(["10^8 sequences: all, computing; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
+
+
+def _smaller(rates: Rates) -> str:
+    assumed = replace(Assumptions(), **SMALLER)
+    rows = []
+    for count in SEQUENCES:
+        runs = [Run(count, gpus, rates, assumed) for gpus in GPUS]
+        rows.append(
+            [power(count), *(f"{duration(run.total_s())}, {run.longest()}, {run.efficiency():.0%}" for run in runs)]
+        )
+    return _table(["ESM-2 650M: all, longest, computing; GPUs:", *(f"{gpus:,}" for gpus in GPUS)], rows)
+
+
+def _sizes(rates: Rates) -> str:
+    runs = [Run(count, 1000, rates) for count in SEQUENCES]
+    disks, memories = [run.disk_bytes() for run in runs], [run.memory_bytes() for run in runs]
+    plans = [4 * each["plan (every worker)"] for each in memories]
+    rows = [[f"disk: {name}", *(size(each[name]) for each in disks)] for name in disks[0]]
+    rows.append(["disk: asked for at the start", *(size(run.asked_bytes()) for run in runs)])
+    rows += [[f"memory: {name}", *(size(each[name]) for each in memories)] for name in memories[0]]
+    rows.append(["memory: plans of a host's four workers", *(size(each) for each in plans)])
+    rows.append(
+        [f"fits {size(Assumptions().driver_memory_bytes)} a host", *("yes" if run.fits() else "**no**" for run in runs)]
+    )
+    rows.append(["files: parts, at the most", *(f"{run.parts:,}" for run in runs)])
+    rows.append(["files: of the result", *(f"{run.result_files:,}" for run in runs)])
+    rows.append(
+        ["opening the result reads", *(size(run.directory_bytes()) if run.is_sharded else "every id" for run in runs)]
+    )
+    rows.append(["going on with a finished embedding: its check", *(duration(run.continuing_s()) for run in runs)])
+    rows.append(["1,000 GPUs: files opened a second", *(f"{run.opens_per_second():,.0f}" for run in runs)])
+    rows.append(["1,000 GPUs: units", *(f"{run.units:,}" for run in runs)])
+    rows.append(["1,000 GPUs: names listed to claim them", *(power(run.names_listed()) for run in runs)])
+    rows.append(["1,000 GPUs: names a second at the end", *(power(run.names_per_second_at_the_end()) for run in runs)])
+    rows.append(
+        ["1,000 GPUs: of a driver's processor, to hear them", *(f"{run.following_share():.0%}" for run in runs)]
+    )
+    return _table(["sequences:", *(f"{count:,}" for count in SEQUENCES)], rows)
+
+
+def _changes(rates: Rates) -> str:
+    places = ((10**6, 8), (10**8, 32), (10**8, 1000), (10**10, 1000))
+    rows = []
+    for name, design in CHANGES.items():
+        runs = [Run(count, gpus, rates, design=design) for count, gpus in places]
+        rows.append([name, *(f"{duration(run.total_s())}, {run.efficiency():.0%}" for run in runs)])
+    return _table(["all, computing", *(f"{power(count)} on {gpus:,}" for count, gpus in places)], rows)
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """
+    Return *page* with every part between its marks.
+
+    Raises:
+        ValueError: A mark is not there.
+    """
+    for name, text in parts.items():
+        begin, end = f"<!-- scale: {name} -->", "<!-- end -->"
+        before, mark, rest = page.partition(begin)
+        _, closing, after = rest.partition(end)
+        if not (mark and closing):
+            raise ValueError(f"{PAGE.name} has no {begin} ... {end}")
+        page = f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    """Write the tables and the plots."""
+    from benchmarks.scale_plots import plot  # noqa: PLC0415  matplotlib is of the extra ``bench``
+
+    report = latest()
+    PAGE.write_text(filled(PAGE.read_text(), tables(report)))
+    for path in plot(Rates.of(report), PAGE.parent):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
