@@ -119,7 +119,7 @@ def _measured(report: dict[str, Any]) -> str:
     ]
     where = report["machine"]
     versions = ", ".join(f"{name} {where[name]}" for name in ("torch", "numpy", "h5py", "prefect"))
-    how = f"{where['cpu']}, {where['system']}, Python {where['python']}, {versions}; {where['date'][:10]}."
+    how = f"{where['cpu']}, {where['system']}, Python {where['python']}, {versions};\n{where['date'][:10]}."
     return _table(["measured here", f"median of {report['rounds']} (range)"], rows) + f"\n\n{how}"
 
 
