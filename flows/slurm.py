@@ -126,12 +126,12 @@ class SlurmJobs:
         Raises:
             ConfigurationError: No job is left.
         """
-        if time.monotonic() - self._looked_s < LOOK_S:
-            return None
-        self._looked_s = time.monotonic()
         ids = self._ids()
         workers = self._workers()
         self._arrived |= {job for job in ids if any(name == job or name.startswith(f"{job}-") for name in workers)}
+        if time.monotonic() - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = time.monotonic()
         if (queued := _queue()) is None:
             return None
         ended = {job: number for job, number in ids.items() if number not in queued}

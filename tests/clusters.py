@@ -80,7 +80,7 @@ class SlowRun:
         return command(environment, self.fasta, out, *options, program=self.program)
 
     def expected(self, environment, out):
-        """Return the bytes that a cluster's run on this machine gives."""
+        """Return the bytes that the run gives without a cluster."""
         with self.on(environment, out, "--runner", "threads", "--devices", "cpu") as run:
             assert run.wait(240) == 0, said(out)
         return RunLayout(out).embeddings.read_bytes()

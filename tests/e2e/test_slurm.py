@@ -100,6 +100,18 @@ def test_a_job_that_ends_before_the_run_is_submitted_again_and_the_bytes_are_the
     assert not cluster.jobs()
 
 
+def test_one_job_may_have_several_workers(cluster, environment, slow_run, tmp_path, expected):
+    layout = RunLayout(tmp_path / "one" / "out")
+    two = {**environment, "DASK_JOBQUEUE__SLURM__PROCESSES": "2"}
+    with slow_run.on(two, layout.output_dir, *ON_SLURM) as run:
+        workers = [worker_process(layout, rank) for rank in range(2)]
+        assert len(cluster.jobs()) == 1
+        assert len({worker.ppid() for worker in workers}) == 2
+        assert run.wait(300) == 0, said(layout.output_dir)
+    assert layout.embeddings.read_bytes() == expected
+    assert not cluster.jobs()
+
+
 def test_ctrl_c_cancels_the_jobs_and_the_run_goes_on_without_slurm(cluster, environment, slow_run, tmp_path, expected):
     layout = RunLayout(tmp_path / "interrupted" / "out")
     with slow_run.on(environment, layout.output_dir, *ON_SLURM) as run:
