@@ -57,7 +57,7 @@ class SlurmJobs:
         if settings["memory"] is None:
             raise ConfigurationError(
                 "dask-jobqueue has no settings for SLURM: write what a job is to ~/.config/dask/jobqueue.yaml, "
-                "as deployments/clusters/README.md shows"
+                "as deployments/clusters/slurm.md shows"
             )
         processes = settings["processes"] or 1
         self._num_jobs = -(-workers // processes)

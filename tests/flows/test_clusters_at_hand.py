@@ -29,7 +29,7 @@ def test_slurm_without_settings_of_dask_jobqueue_leads_to_the_guide(monkeypatch,
     for program in ("sbatch", "squeue", "scancel"):
         (tmp_path / program).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "~/.config/dask/jobqueue.yaml, as deployments/clusters/README.md shows" in refusal("dask://slurm")
+    assert "~/.config/dask/jobqueue.yaml, as deployments/clusters/slurm.md shows" in refusal("dask://slurm")
 
 
 @contextmanager
