@@ -33,7 +33,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def environment(cluster, tmp_path_factory):
     """Of the commands: dask-jobqueue's settings are those of the guide, as far as this host goes."""
-    guide = (REPOSITORY / "deployments" / "clusters" / "README.md").read_text()
+    guide = (REPOSITORY / "deployments" / "clusters" / "slurm.md").read_text()
     (block,) = re.findall(r"```yaml\n(jobqueue:.*?)```", guide, re.DOTALL)
     settings = yaml.safe_load(block)
     settings["jobqueue"]["slurm"] |= {
