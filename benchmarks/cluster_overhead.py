@@ -65,7 +65,6 @@ class Run:
 
     def figures(self) -> dict[str, float]:
         """Return what was measured."""
-        assert self.process.returncode == 0, (self.layout.output_dir.parent / "stderr").read_text()
         lines = self.layout.worker_log(0).read_text().splitlines()
         at = [datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() for line in (lines[0], lines[-1])]
         (rank,) = json.loads(self.layout.manifest.read_text())["ranks"]
@@ -125,6 +124,8 @@ def _round(engine: str, fasta: Path, folder: Path, cores: list[int]) -> dict[str
     }
     while sum(run.look() for run in runs.values()):
         time.sleep(LOOK_S)
+    for run in runs.values():
+        assert run.process.returncode == 0, (run.layout.output_dir.parent / "stderr").read_text()
     digests = {hashlib.sha256(run.layout.embeddings.read_bytes()).hexdigest() for run in runs.values()}
     assert len(digests) == 1, "the runs differ"
     return {name: {key: round(value, 2) for key, value in run.figures().items()} for name, run in runs.items()}
@@ -159,8 +160,8 @@ def _write_proteins(source: Path, target: Path, count: int) -> None:
     """Write the first *count* proteins of a file; once there are no more, the same ones backwards."""
     data = source.read_bytes()
     text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode()
-    records = [record.partition("\n") for record in text.split(">")[1:]]
-    proteins = [(name.split()[0], letters.replace("\n", "")) for name, _, letters in records]
+    records = [record.partition("\n") for record in f"\n{text}".split("\n>")[1:]]
+    proteins = [(name.split()[0], letters.replace("\n", "").rstrip("*")) for name, _, letters in records]
     proteins += [(f"{name}_reversed", letters[::-1]) for name, letters in proteins]
     assert count <= len(proteins), f"no more than {len(proteins):,} can be had"
     target.write_text("".join(f">{name}\n{letters}\n" for name, letters in proteins[:count]))
