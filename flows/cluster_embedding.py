@@ -17,8 +17,8 @@ from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 
 from flows.api_reach import check_api_reached
+from flows.cluster import Cluster
 from flows.parent_lines import log_level
-from flows.runners import Cluster
 from virnucpro.config import HostMetricsOptions, RunLimits
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from flows.cluster import Cluster
 from flows.parameters import Hardware
-from flows.runners import Cluster, runner_of, started
+from flows.runners import runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.telemetry.run_telemetry import RunTelemetry

@@ -1,0 +1,136 @@
+"""A cluster of Dask: for the time of the run on this machine, one that stands, or workers that SLURM starts."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, cast
+
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner
+
+from flows.cluster import Cluster, connected, imported
+from flows.slurm import SlurmJobs
+from virnucpro.errors import ConfigurationError, VirNucProError, printable
+from virnucpro.pipeline.devices import count_gpus
+
+_START_S = 60
+"""Seconds that workers of a standing cluster have to appear."""
+
+
+@contextmanager
+def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluster]:
+    """
+    Start a cluster on this machine, or connect to the one at *address*.
+
+    Args:
+        address: ``HOST:PORT`` of its scheduler; empty for one of our own.
+        workers: Device tasks wanted; 0 for one a slot.
+        on_cpus: Compute on CPUs, also where slots are GPUs.
+
+    Raises:
+        ConfigurationError: It cannot be reached, or no worker comes.
+    """
+    prefect_dask, dask = imported("prefect_dask", "dask"), imported("dask", "dask")
+    if address:
+        task_runner = prefect_dask.DaskTaskRunner(address=f"tcp://{address}")
+    else:
+        gpus = 0 if on_cpus else count_gpus()
+        one_a_slot = {"n_workers": workers or gpus or os.cpu_count() or 1, "threads_per_worker": 1}
+        slot = {"resources": {"GPU": 1}} if gpus else {}
+        own = {**one_a_slot, **slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": "ERROR"}
+        task_runner = prefect_dask.DaskTaskRunner(cluster_kwargs=own)
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    what = f"dask at {printable(address)}" if address else "dask on this machine"
+
+    def ready() -> None:
+        task_runner.client.wait_for_workers(1, timeout=_START_S)
+
+    # workers of Dask start processes of their own: ours
+    with dask.config.set({"distributed.worker.daemon": False}), connected(task_runner, what, ready=ready):
+        try:
+            yield _DaskCluster(task_runner, workers, on_cpus=on_cpus)
+        finally:
+            # a run that ends minds no lost connection
+            logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def slurm_cluster(*, workers: int, on_cpus: bool) -> Iterator[Cluster]:
+    """
+    Have SLURM start workers, and wait for the first.
+
+    Args:
+        workers: Wanted.
+        on_cpus: Compute on CPUs, also where slots are GPUs.
+
+    Raises:
+        ConfigurationError: There is no SLURM, or it takes or keeps no job.
+    """
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    prefect_dask = imported("prefect_dask", "dask")
+    with SlurmJobs(workers) as jobs, prefect_dask.DaskTaskRunner(cluster=jobs.cluster) as task_runner:
+        jobs.wait_for_worker()
+        yield _DaskCluster(task_runner, workers, on_cpus=on_cpus, jobs=jobs)
+
+
+class _DaskCluster(Cluster):
+    engine = "dask"
+
+    def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool, jobs: SlurmJobs | None = None) -> None:
+        self._client = cast("Any", runner).client
+        found = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        gpus = int(sum(worker["resources"].get("GPU", 0) for worker in found))
+        available = gpus or len(found)
+        slots = workers if jobs is not None else min(available, workers or available)  # others come later
+        super().__init__(runner, slots, has_gpus=gpus > 0, on_cpus=on_cpus)
+        self._jobs = jobs
+
+    def look(self) -> None:
+        super().look()
+        if self._jobs is not None:
+            self._jobs.look()
+
+    def is_there(self) -> bool:
+        # whoever lost the connection has lost its tasks as well, though it may connect again
+        return bool(self._client.status == "running")
+
+    def has_begun(self, future: PrefectFuture[Any]) -> bool:
+        key = cast("Any", future).wrapped_future.key
+        return any(key in keys for keys in self._client.processing().values())
+
+    def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
+        wanted = {"GPU": gpus} if gpus else None
+        submit = self._client.submit
+        return {
+            host: submit(function, *args, workers=[worker], resources=wanted, allow_other_workers=False, pure=False)
+            for host, worker in self._one_worker_a_host().items()
+        }
+
+    def _one_worker_a_host(self) -> dict[str, str]:
+        found = self._client.scheduler_info(n_workers=-1)["workers"].items()
+        return {
+            worker["host"]: address for address, worker in found if worker["resources"].get("GPU") or not self._has_gpus
+        }
+
+    def _is_over(self, call: Any) -> bool:
+        return bool(call.done())
+
+    def _answer(self, call: Any, host: str) -> Any:
+        try:
+            return call.result()
+        except VirNucProError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the host at {printable(host)} did not answer: {printable(str(error))}"
+            ) from error
+
+    def _cancel(self, call: Any) -> None:
+        with suppress(Exception):  # it has ended, or its host has
+            call.cancel()
+
+    def _resources(self) -> AbstractContextManager[Any]:
+        if not self._has_gpus:
+            return nullcontext()
+        return cast("AbstractContextManager[Any]", imported("dask", "dask").annotate(resources={"GPU": 1}))

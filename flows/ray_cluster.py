@@ -1,0 +1,97 @@
+"""A cluster of Ray: one for the time of the run on this machine, or one that stands, by the port of its client."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from prefect.task_runners import TaskRunner
+
+from flows.cluster import Cluster, connected, imported
+from virnucpro.errors import ConfigurationError, printable
+
+
+@contextmanager
+def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluster]:
+    """
+    Start a cluster on this machine, or connect to the one at *address*.
+
+    Args:
+        address: ``HOST:PORT`` of its client server; empty for one of our own.
+        workers: Device tasks wanted; 0 for one a slot.
+        on_cpus: Compute on CPUs, also where slots are GPUs.
+
+    Raises:
+        ConfigurationError: It cannot be reached.
+    """
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if not address:
+        options |= {"num_cpus": workers or os.cpu_count() or 1, "include_dashboard": False}
+        options |= {"num_gpus": 0} if on_cpus else {}
+    where = f"ray://{address}" if address else None
+    task_runner = imported("prefect_ray", "ray").RayTaskRunner(address=where, init_kwargs=options)
+    with connected(task_runner, f"ray at {printable(address)}" if address else "ray on this machine"):
+        yield _RayCluster(task_runner, workers, on_cpus=on_cpus)
+
+
+class _RayCluster(Cluster):
+    engine = "ray"
+
+    def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool) -> None:
+        self._ray = imported("ray", "ray")
+        found = self._ray.cluster_resources()
+        gpus = int(found.get("GPU", 0))
+        available = gpus or int(found.get("CPU", 0))
+        super().__init__(runner, min(available, workers or available), has_gpus=gpus > 0, on_cpus=on_cpus)
+
+    def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        wanted = "GPU" if self._has_gpus else "CPU"
+        call = self._ray.remote(function).options
+        options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0}
+        return {
+            node["NodeManagerAddress"]: call(
+                **options, scheduling_strategy=affinity(node["NodeID"], soft=False)
+            ).remote(*args)
+            for node in self._ray.nodes()
+            if node["Alive"] and node["Resources"].get(wanted)
+        }
+
+    def _is_over(self, call: Any) -> bool:
+        ended, _ = self._ray.wait([call], timeout=0)
+        return bool(ended)
+
+    def _answer(self, call: Any, host: str) -> Any:
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:
+            raise ConfigurationError(
+                f"the host at {printable(host)} did not answer: {printable(str(error))}"
+            ) from error
+
+    def _cancel(self, call: Any) -> None:
+        with suppress(Exception):  # it has ended, or its host has
+            self._ray.cancel(call)
+
+    def _resources(self) -> AbstractContextManager[Any]:
+        slot = {"num_gpus": 1, "num_cpus": 0} if self._has_gpus else {"num_cpus": 1}
+        # where a host dies its task runs again, on whichever has room, or on one that comes back
+        options = {**slot, "max_retries": -1}
+        remote_options = imported("prefect_ray.context", "ray").remote_options
+        return cast("AbstractContextManager[Any]", remote_options(**options))
+
+
+def show_token() -> None:
+    """
+    Have Ray's client show the token of this user, where there is one; before Ray is imported.
+
+    ``ray start`` asks for it by itself where it finds one, the client shows it only when it is told to, and without it
+    the connection times out without a reason. Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
+    """
+    token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if token or (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
