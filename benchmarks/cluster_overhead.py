@@ -1,15 +1,16 @@
 """
-What an engine adds to the work: a run on threads beside the same run on a cluster of Ray or Dask, at the same time.
+What an engine adds to the work: runs on threads and on a cluster of Ray or Dask for the run, one after the other.
 
-Run it as ``python benchmarks/cluster_overhead.py [--engine ray] [--sequences 26000] [--rounds 2] [--write]``; 26,000
-proteins take one core about ten minutes. Input: real proteins (``../shared/data/proteins/uniprot_20000.fasta.gz``, or
-``--fasta``), and after the last of them the same ones reversed; the bundled encoder, one worker, one thread. Both runs
-of a round have a core for all their processes, the engine's too, and change cores from round to round: what else the
-machine does holds up both. Both are flow runs of the same command; they must give the same bytes.
+Run it as ``python benchmarks/cluster_overhead.py [--engine ray] [--sequences 40000] [--workers 2] [--rounds 1]
+[--write]``; 40,000 proteins take two cores about ten minutes. Input: real proteins
+(``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``), and after the last of them the same ones reversed;
+the bundled encoder, workers of one thread. Both runs of a round are flow runs of the same command, and have the whole
+machine; their order changes from round to round. They must give the same bytes.
 
-``work_s`` is what is compared: from the first line in a worker's log to the last. What comes before (Prefect's server,
-the engine, its task's imports) and after (leaving, putting together, checking) is reported apart, as are the CPU
-seconds of the workers, of the command's own process and of all other processes: the engine's, and Prefect's server.
+``work_s`` is what is compared: from the first line in a worker's log to the last, on average over the workers. What
+comes before (Prefect's server, the engine, its tasks' imports) and after (leaving, putting together, checking) is
+reported apart, as are the CPU seconds of the workers, of the command's own process and of all other processes: the
+engine's, and Prefect's server.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gzip
 import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -65,18 +67,26 @@ class Run:
 
     def figures(self) -> dict[str, float]:
         """Return what was measured."""
-        lines = self.layout.worker_log(0).read_text().splitlines()
-        at = [datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() for line in (lines[0], lines[-1])]
-        (rank,) = json.loads(self.layout.manifest.read_text())["ranks"]
-        workers_s = sum(seconds for pid, seconds in self.cpu_s.items() if pid in rank["pids"])
+        ranks = json.loads(self.layout.manifest.read_text())["ranks"]
+        work_s = statistics.mean(_work_s(self.layout, rank["rank"]) for rank in ranks)
+        pids = {pid for rank in ranks for pid in rank["pids"]}
+        workers_s = sum(seconds for pid, seconds in self.cpu_s.items() if pid in pids)
         command_s = self.cpu_s[self.process.pid]
         return {
-            "work_s": at[1] - at[0],
-            "before_and_after_s": self.wall_s - (at[1] - at[0]),
+            "work_s": work_s,
+            "before_and_after_s": self.wall_s - work_s,
             "workers_cpu_s": workers_s,
             "command_cpu_s": command_s,
             "others_cpu_s": sum(self.cpu_s.values()) - workers_s - command_s,
         }
+
+
+def _work_s(layout: RunLayout, rank: int) -> float:
+    lines = layout.worker_log(rank).read_text().splitlines()
+    first_s, last_s = (
+        datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() for line in (lines[0], lines[-1])
+    )
+    return last_s - first_s
 
 
 def main() -> None:
@@ -84,27 +94,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["ray", "dask"], default="ray")
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
-    parser.add_argument("--sequences", type=int, default=26_000)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sequences", type=int, default=40_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="keep the result in benchmarks/results")
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        parser.error("two cores are needed: one for each of two runs")
     rounds = []
     with tempfile.TemporaryDirectory(prefix="vnp-") as folder:
         fasta = Path(folder) / "proteins.fasta"
         _write_proteins(args.fasta, fasta, args.sequences)
         for number in range(args.rounds):
-            rounds.append(_round(args.engine, fasta, Path(folder) / str(number), cores[:: 1 - 2 * (number % 2)]))
-            print(json.dumps(rounds[-1]), flush=True)
+            order = ("threads", args.engine) if number % 2 == 0 else (args.engine, "threads")
+            rounds.append(_round(order, fasta, Path(folder) / str(number), args.workers))
     ratios = {
         "work": spread([one[args.engine]["work_s"] / one["threads"]["work_s"] for one in rounds], 4),
         "cpu": spread([_cpu_s(one[args.engine]) / _cpu_s(one["threads"]) for one in rounds], 4),
     }
     report = {
         "machine": machine("torch", "prefect", "prefect-ray", "ray", "prefect-dask", "distributed"),
-        "input": f"{args.sequences:,} proteins, one worker of one thread on one core a run, at the same time",
+        "input": f"{args.sequences:,} proteins, {args.workers} workers of one thread, one run after the other",
         "engine": args.engine,
         "rounds": rounds,
         "ratios": ratios,
@@ -118,24 +126,25 @@ def _cpu_s(figures: dict[str, float]) -> float:
     return sum(seconds for name, seconds in figures.items() if name.endswith("_cpu_s"))
 
 
-def _round(engine: str, fasta: Path, folder: Path, cores: list[int]) -> dict[str, Any]:
-    runs = {
-        name: _started(name, fasta, folder / name, core) for name, core in zip(("threads", engine), cores, strict=True)
-    }
-    while sum(run.look() for run in runs.values()):
-        time.sleep(LOOK_S)
-    for run in runs.values():
+def _round(order: tuple[str, str], fasta: Path, folder: Path, workers: int) -> dict[str, Any]:
+    figures, digests = {}, set()
+    for name in order:
+        run = _started(name, fasta, folder / name, workers)
+        while run.look():
+            time.sleep(LOOK_S)
         assert run.process.returncode == 0, (run.layout.output_dir.parent / "stderr").read_text()
-    digests = {hashlib.sha256(run.layout.embeddings.read_bytes()).hexdigest() for run in runs.values()}
+        figures[name] = {key: round(value, 2) for key, value in run.figures().items()}
+        digests.add(hashlib.sha256(run.layout.embeddings.read_bytes()).hexdigest())
+        print(json.dumps({name: figures[name]}), flush=True)
     assert len(digests) == 1, "the runs differ"
-    return {name: {key: round(value, 2) for key, value in run.figures().items()} for name, run in runs.items()}
+    return figures
 
 
-def _started(runner: str, fasta: Path, folder: Path, core: int) -> Run:
+def _started(runner: str, fasta: Path, folder: Path, workers: int) -> Run:
     layout = RunLayout(folder / "out")
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "virnucpro", "embed", str(fasta), "--output", str(layout.output_dir), "--flow"]
-    command += ["--runner", runner, "--workers", "1", "--devices", "cpu"]
+    command += ["--runner", runner, "--workers", str(workers), "--devices", "cpu"]
     environ = {
         **os.environ,
         "PREFECT_HOME": str(folder / "prefect"),
@@ -147,7 +156,7 @@ def _started(runner: str, fasta: Path, folder: Path, core: int) -> Run:
     }
     with (folder / "stderr").open("wb") as said:
         process = subprocess.Popen(
-            ["taskset", "--cpu-list", str(core), *command],
+            command,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
