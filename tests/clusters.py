@@ -133,13 +133,13 @@ def dask_scheduler(stack, folder, environment):
     return process, address.removeprefix("tcp://")
 
 
-def dask_workers(stack, environment, address, folder, *, count):
-    """Start workers with one slot each; return them once the scheduler knows them."""
+def dask_workers(stack, environments, address, folder):
+    """Start a worker with one slot in each of these environments; return them once the scheduler knows them."""
     arguments = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(folder)]
     url = f"tcp://{address}"
-    workers = [started(stack, environment, "distributed.cli.dask_worker", url, *arguments) for _ in range(count)]
+    workers = [started(stack, one, "distributed.cli.dask_worker", url, *arguments) for one in environments]
     with Client(url, set_as_default=False) as client:
-        client.wait_for_workers(count, timeout=120)
+        client.wait_for_workers(len(workers), timeout=120)
     return workers
 
 

@@ -9,12 +9,10 @@ from contextlib import ExitStack
 import pytest
 import yaml
 
+from tests.clusters import command, dask_scheduler, dask_workers, environment_of_commands, rows_done, wait_until
 from tests.debian_programs import Prometheus, started
-from tests.e2e.test_clusters import command, dask_scheduler, dask_worker, environment, rows_done, wait_until
 from tests.e2e.test_prometheus import CONFIG, SCRAPE_INTERVAL, TARGETS
 from virnucpro.run_layout import RunLayout
-
-__all__ = ["environment"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -33,19 +31,19 @@ def prometheus(tmp_path):
 
 
 def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(
-    examples_dir, tmp_path, environment, prometheus
+    examples_dir, tmp_path, prometheus
 ):
     def hosts(query):
         """Host -> value of a series a host; of the driver's target the host is empty."""
         return {dict(labels).get("host", ""): value for labels, value in prometheus.vector(query).items()}
 
+    environment = environment_of_commands(tmp_path / "prefect")
     layout, targets = RunLayout(tmp_path / "run" / "out"), tmp_path / "targets"
     with ExitStack() as stack:
         _, address = dask_scheduler(stack, tmp_path, environment)
-        workers = {
-            name: dask_worker(stack, {**environment, "VIRNUCPRO_HOST_NAME": name}, address, tmp_path)
-            for name in ("node-1", "node-2")
-        }
+        names = ("node-1", "node-2")
+        environments = [{**environment, "VIRNUCPRO_HOST_NAME": name} for name in names]
+        workers = dict(zip(names, dask_workers(stack, environments, address, tmp_path), strict=True))
         metrics = ("--metrics-targets", str(targets), "--metrics-network", "127.0.0.0/8")
         run = stack.enter_context(
             command(

@@ -63,7 +63,7 @@ def test_a_standing_cluster_of_dask_that_loses_a_worker_gives_the_same_bytes(
     layout = RunLayout(tmp_path / "dask" / "out")
     with ExitStack() as stack:
         scheduler, address = dask_scheduler(stack, tmp_path, environment)
-        workers = dask_workers(stack, environment, address, tmp_path, count=2)
+        workers = dask_workers(stack, [environment] * 2, address, tmp_path)
         runner = ("--runner", f"dask://{address}")
         with command(environment, examples_dir / "proteins.fasta", layout.output_dir, *runner) as run:
             worker_process(layout, 0)

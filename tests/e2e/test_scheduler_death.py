@@ -37,7 +37,7 @@ def test_when_dasks_scheduler_dies_the_run_ends_and_the_same_command_continues_i
     expected = slow_run.expected(environment, tmp_path / "threads" / "out")
     with ExitStack() as stack:
         scheduler, address = dask_scheduler(stack, tmp_path, environment)
-        dask_workers(stack, environment, address, tmp_path, count=2)
+        dask_workers(stack, [environment] * 2, address, tmp_path)
         with slow_run.on(environment, layout.output_dir, "--runner", f"dask://{address}") as run:
             workers = [worker_process(layout, rank) for rank in range(2)]
             wait_until(lambda: rows_done(layout), seconds=240)

@@ -150,6 +150,8 @@ def test_hosts_that_share_a_run_give_the_shards_of_one_machine(tmp_path, protein
     assert verify_run(run.run.layout.output_dir).problems == []
 
 
+@pytest.mark.slow
+@pytest.mark.long  # a minute; the cluster of two nodes shows the same in the shorter form
 def test_a_host_that_is_lost_in_mid_run_is_replaced_and_the_bytes_are_those_of_one_machine(tmp_path, shared):
     config = replace(configure_model(device_type="cpu"), token_budget=1024, sequences_per_part=16)
     expected, _ = run_multi_gpu_inference([EXAMPLE], tmp_path / "alone", config, 1)
