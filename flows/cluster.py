@@ -23,6 +23,8 @@ Result = TypeVar("Result")
 
 _LOOK_S = 0.1
 """Seconds between two looks at calls on hosts."""
+_SAY_S = 10.0
+"""Seconds after which a person is told that a GPU is waited for."""
 
 
 class Cluster(ABC):
@@ -58,6 +60,14 @@ class Cluster(ABC):
         """Whether a device task has ended, so that its state is at hand."""
         return self._is_over(cast("Any", future).wrapped_future)
 
+    def result(self, future: PrefectFuture[Any]) -> Any:
+        """Return what a device task that has ended returned, or the error that ended it."""
+        try:
+            future.wait()
+            return future.state.result(raise_on_failure=False)
+        except Exception as error:  # noqa: BLE001  # its state was never told
+            return error
+
     def has_begun(self, _future: PrefectFuture[Any]) -> bool:
         """Whether a device task has found its slot; True as well where the engine does not say."""
         return True
@@ -89,13 +99,24 @@ class Cluster(ABC):
             ConfigurationError: A host did not answer in time; what the function raised on a host is raised as it is.
         """
         calls = self._call_hosts(function, args, gpus=0)
-        late = self._wait_for(calls, timeout_s)
-        for host in late:
-            self._cancel(calls[host])
-        found = [self._answer(call, host) for host, call in calls.items() if host not in late]
-        if late:
-            raise ConfigurationError(f"the host at {printable(late[0])} did not answer for {timeout_s:g} s")
-        return found
+        try:
+            return self._answers(calls, timeout_s)
+        except BaseException:
+            for call in calls.values():
+                self._cancel(call)
+            raise
+
+    def _answers(self, calls: dict[str, Any], timeout_s: float) -> list[Any]:
+        """Return what all hosts answer; the first that refuses is told at once, whoever else is still thinking."""
+        deadline_s = time.monotonic() + timeout_s
+        found: dict[str, Any] = {}
+        while late := [host for host in calls if host not in found]:
+            if time.monotonic() > deadline_s:
+                raise ConfigurationError(f"the host at {printable(late[0])} did not answer for {timeout_s:g} s")
+            found |= {host: self._answer(calls[host], host) for host in late if self._is_over(calls[host])}
+            if len(found) < len(calls):
+                time.sleep(_LOOK_S)
+        return [found[host] for host in calls]
 
     def on_a_gpu_of_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
@@ -105,7 +126,7 @@ class Cluster(ABC):
         raised as it is.
         """
         calls = self._call_hosts(function, args, gpus=1)
-        if len(self._wait_for(calls, timeout_s, least=1)) == len(calls):
+        if len(self._wait_for(calls, min(_SAY_S, timeout_s), least=1)) == len(calls):
             get_run_logger().warning("waiting for a GPU: no host of the cluster has a free one yet")
             self._wait_for(calls, float("inf"), least=1)
         late = self._wait_for(calls, timeout_s)

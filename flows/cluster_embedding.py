@@ -23,7 +23,7 @@ from virnucpro.config import HostMetricsOptions, RunLimits
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.host_check import check_host
+from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons
@@ -33,11 +33,12 @@ from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.this_host import host_name
 
 ANSWER_S = 30.0
-"""Seconds that the hosts have to answer whether they can take part; a check by itself takes no more than ten."""
+"""Seconds that the hosts have to answer whether they can take part, beside those of hashing the input."""
 LOOK_S = 0.5
 """Seconds between two looks at the tasks."""
 LEAVE_S = 60.0
-"""Seconds that tasks have to end once there is nothing left to do."""
+"""Seconds that tasks have to end once there is nothing left to do; those that show that they live (they seal, which
+takes minutes where there are many rows) have as long as they need."""
 
 
 def _name() -> str:
@@ -91,6 +92,7 @@ class OnCluster:
         self._hosts = HostRun(run, embedding)
         self._running: dict[int, PrefectFuture[Any]] = {}
         self._problems: list[VirNucProError] = []
+        self._all_done = False
 
     def embed(self) -> None:
         """
@@ -105,13 +107,14 @@ class OnCluster:
         with self._hosts:
             if url := PREFECT_API_URL.value():
                 self._cluster.on_every_host(check_api_reached, url, timeout_s=ANSWER_S)
-            hosts = self._cluster.on_every_host(check_host, self._run, "check", timeout_s=ANSWER_S)
+            limit_s = ANSWER_S + hashing_s(self._run)
+            hosts = self._cluster.on_every_host(check_host, self._run, "check", timeout_s=limit_s)
             self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
                 parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}
                 self._running[rank] = self._cluster.submit(embed_on_host, parameters)
             try:
-                while self._running and not self._hosts.is_done():
+                while self._running and not self._is_done():
                     self._cluster.look()
                     self._take_ended()
                     time.sleep(LOOK_S)
@@ -145,7 +148,7 @@ class OnCluster:
         """Wait until the tasks have ended; those that never began are taken back."""
         deadline_s = time.monotonic() + LEAVE_S
         waiting: set[int] = set()
-        while self._running and self._cluster.is_there() and time.monotonic() < deadline_s:
+        while self._running and self._cluster.is_there() and (time.monotonic() < deadline_s or self._some_seal()):
             self._take_ended()
             not_begun = {rank for rank, future in self._running.items() if not self._cluster.has_begun(future)}
             for rank in not_begun & waiting:  # at the second look: one that has just ended is not running either
@@ -154,8 +157,18 @@ class OnCluster:
             waiting = not_begun
             time.sleep(LOOK_S)
         if self._cluster.is_there():
-            for future in self._running.values():
+            for rank, future in self._running.items():
                 self._cluster.drop(future)
+                if self._all_done:
+                    self._hosts.take_unused(rank)
+
+    def _is_done(self) -> bool:
+        self._all_done = self._hosts.is_done()
+        return self._all_done
+
+    def _some_seal(self) -> bool:
+        """Whether all is computed, and a task that has not ended is at work still."""
+        return self._all_done and bool(self._hosts.ranks_at_work() & self._running.keys())
 
     def _take_ended(self) -> None:
         """Take in how tasks went that have ended since the last look."""
@@ -163,8 +176,7 @@ class OnCluster:
             if not self._cluster.has_ended(future):
                 continue
             del self._running[rank]
-            future.wait()
-            found = future.state.result(raise_on_failure=False)
+            found = self._cluster.result(future)
             if isinstance(found, DeviceOutcome):
                 self._hosts.take(found)
                 continue

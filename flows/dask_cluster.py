@@ -1,7 +1,6 @@
 """A cluster of Dask: for the time of the run on this machine, one that stands, or workers that SLURM starts."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, cast
@@ -12,6 +11,7 @@ from prefect.task_runners import TaskRunner
 from flows.cluster import Cluster, connected, imported
 from flows.slurm import SlurmJobs
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
+from virnucpro.pipeline.cpu_workers import usable_cores
 from virnucpro.pipeline.devices import count_gpus
 
 _START_S = 60
@@ -36,7 +36,7 @@ def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Clust
         task_runner = prefect_dask.DaskTaskRunner(address=f"tcp://{address}")
     else:
         gpus = 0 if on_cpus else count_gpus()
-        one_a_slot = {"n_workers": workers or gpus or os.cpu_count() or 1, "threads_per_worker": 1}
+        one_a_slot = {"n_workers": workers or gpus or usable_cores(), "threads_per_worker": 1}
         slot = {"resources": {"GPU": 1}} if gpus else {}
         own = {**one_a_slot, **slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": "ERROR"}
         task_runner = prefect_dask.DaskTaskRunner(cluster_kwargs=own)
@@ -94,6 +94,15 @@ class _DaskCluster(Cluster):
     def is_there(self) -> bool:
         # whoever lost the connection has lost its tasks as well, though it may connect again
         return bool(self._client.status == "running")
+
+    def result(self, future: PrefectFuture[Any]) -> Any:
+        call = cast("Any", future).wrapped_future
+        if call.status == "finished":
+            return super().result(future)
+        try:  # a worker could not load it, or too many were lost with it: Prefect has not heard of that
+            return call.exception()
+        except Exception as error:  # noqa: BLE001  # it is what the caller asks for
+            return error
 
     def has_begun(self, future: PrefectFuture[Any]) -> bool:
         key = cast("Any", future).wrapped_future.key

@@ -120,12 +120,14 @@ def embed(
                 allow_empty=sequences.allow_empty,
                 **model_settings(hardware, cache, monitoring),
             )
+            place = Path(output_dir)
+            if cluster_here() is not None:  # whose hosts have another working directory
+                place = place.absolute()
+                model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
             workers = cluster.slots if (cluster := cluster_here()) else hardware.workers or None
             claim = devices_for(claimed, model_config, fasta_files, workers=workers)
             with run_telemetry(metrics) as telemetry:
-                outcome = _embed_in(
-                    RunLayout(Path(output_dir)), fasta_files, model_config, claim, telemetry, result, limits
-                )
+                outcome = _embed_in(RunLayout(place), fasta_files, model_config, claim, telemetry, result, limits)
                 publish_embedding(outcome)
             outcome.raise_unless(allow_partial=result.allow_partial)
             return _final_state(outcome)
@@ -184,6 +186,10 @@ def _embed_in(
         return _embed_and_aggregate(
             run, telemetry, worker_retries=limits.worker_retries, keep_shards=result.keep_shards
         )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else path
 
 
 def _final_state(result: RunResult) -> State[Any]:

@@ -10,7 +10,8 @@ from typing import Any, cast
 from prefect.task_runners import TaskRunner
 
 from flows.cluster import Cluster, connected, imported
-from virnucpro.errors import ConfigurationError, printable
+from virnucpro.errors import ConfigurationError, VirNucProError, printable
+from virnucpro.pipeline.cpu_workers import usable_cores
 
 
 @contextmanager
@@ -28,7 +29,8 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
     """
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if not address:
-        options |= {"num_cpus": workers or os.cpu_count() or 1, "include_dashboard": False}
+        # "local" is Ray's word for one of our own, also where another runs or RAY_ADDRESS names one
+        options |= {"address": "local", "num_cpus": workers or usable_cores(), "include_dashboard": False}
         options |= {"num_gpus": 0} if on_cpus else {}
     where = f"ray://{address}" if address else None
     task_runner = imported("prefect_ray", "ray").RayTaskRunner(address=where, init_kwargs=options)
@@ -67,7 +69,9 @@ class _RayCluster(Cluster):
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            if isinstance(error.cause, VirNucProError):
+                raise error.cause from None
+            raise ConfigurationError(f"the host at {printable(host)} failed: {printable(str(error.cause))}") from error
         except self._ray.exceptions.RayError as error:
             raise ConfigurationError(
                 f"the host at {printable(host)} did not answer: {printable(str(error))}"

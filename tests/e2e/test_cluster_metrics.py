@@ -30,9 +30,7 @@ def prometheus(tmp_path):
         yield Prometheus(url)
 
 
-def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(
-    examples_dir, tmp_path, prometheus
-):
+def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(examples_dir, tmp_path, prometheus):
     def hosts(query):
         """Host -> value of a series a host; of the driver's target the host is empty."""
         return {dict(labels).get("host", ""): value for labels, value in prometheus.vector(query).items()}

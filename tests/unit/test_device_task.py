@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -20,8 +21,8 @@ from tests import fakes
 from tests.device_tasks import Host
 from virnucpro import durable
 from virnucpro.config import ResultForm
-from virnucpro.errors import ExitCode, HostCheckError
-from virnucpro.pipeline import host_check
+from virnucpro.errors import ExitCode, HostCheckError, OutputError
+from virnucpro.pipeline import host_check, host_run
 from virnucpro.pipeline.device_task import device_here, weights_here
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.host_check import check_host
@@ -33,6 +34,7 @@ from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.lease import Lease
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -148,6 +150,35 @@ def test_hosts_that_share_a_run_give_the_shards_of_one_machine(tmp_path, protein
     with read_embeddings(together) as rows:
         assert all(np.array_equal(rows[name], fakes.hash_vector(sequence)) for name, sequence in sequences.items())
     assert verify_run(run.run.layout.output_dir).problems == []
+
+
+def test_a_folder_that_does_not_answer_is_asked_again_for_as_long_as_a_lease_lasts(proteins, shared, monkeypatch):
+    run = shared(proteins[0], fakes.hash_config(), lease_s=0.4)
+
+    def away(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(host_run, "numbers_in", away)
+    assert not run.hosts.is_done()
+    time.sleep(0.5)
+    with pytest.raises(OutputError, match="Stale file handle"):
+        run.hosts.is_done()
+    monkeypatch.undo()
+    assert not run.hosts.is_done()
+
+
+def test_ranks_whose_tasks_show_that_they_live_are_told(proteins, shared):
+    run = shared(proteins[0], fakes.hash_config(), lease_s=0.4)
+    units = run.run.layout.units(run.run.run_id)
+    assert run.hosts.ranks_at_work() == set()
+    with Lease(units.owner("host-a.1.x"), {"rank": 1}, lease_s=0.4):
+        time.sleep(0.6)
+        assert run.hosts.ranks_at_work() == {1}
+    assert run.hosts.ranks_at_work() == set()
+    units.owner("host-b.1.x").write_text('{"rank": 0}')  # killed: nobody renews it
+    assert run.hosts.ranks_at_work() == {0}
+    time.sleep(0.6)
+    assert run.hosts.ranks_at_work() == set()
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from virnucpro.pipeline.unit_claims import (
     write_units,
 )
 from virnucpro.run_layout import UnitsLayout
+from virnucpro.store import lease
 from virnucpro.store.lease import LapseWatch, Lease
 
 LEASE_S = 1.5
@@ -263,6 +264,24 @@ def test_an_owner_whose_lease_lapsed_is_robbed_by_one_of_many_only(tmp_path):
 
 
 # --- leases ---
+
+
+def test_a_read_that_hangs_tells_nothing_of_whether_a_lease_lapses(tmp_path, monkeypatch):
+    path = tmp_path / "owner"
+    path.write_text("{}")
+    watch = LapseWatch(0.3)
+    assert not watch.has_lapsed(path)
+
+    def hangs(path):
+        time.sleep(0.5)
+        return path.read_bytes()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lease, "_bytes_of", hangs)
+        assert not watch.has_lapsed(path), "the file system was away, for the owner as well"
+    assert not watch.has_lapsed(path)
+    time.sleep(0.4)
+    assert watch.has_lapsed(path)
 
 
 def test_a_lease_is_judged_by_the_clock_of_who_looks_never_by_its_dates(tmp_path):

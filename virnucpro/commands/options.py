@@ -139,7 +139,12 @@ Devices = Annotated[
 ]
 
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="CPU workers.", show_default="one a core, as memory and input allow")
+    int | None,
+    typer.Option(
+        min=1,
+        help="CPU workers; of a cluster (--runner) its tasks at the most, of SLURM the workers of its jobs.",
+        show_default="one a core, as memory and input allow; of a cluster what it has; of SLURM one",
+    ),
 ]
 
 WorkersPerDevice = Annotated[

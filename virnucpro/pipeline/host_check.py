@@ -34,6 +34,8 @@ SAMPLE = 64
 """Records of the input that are read."""
 HASHED_BYTES = 4 << 30
 """Bytes of input at the most that are hashed as a whole."""
+SLOW_BYTES_A_S = 20 << 20
+"""Bytes a second that a host reads of the input at the least, while all others read it, too."""
 
 
 def check_host(run: PreparedRun, owner: str) -> str:
@@ -69,6 +71,11 @@ def check_host(run: PreparedRun, owner: str) -> str:
         raise HostCheckError(host_name(), run.output_dir, f"did not answer for {QUICK_S:g} s: is it mounted?")
     _check_content(run)
     return host_name()
+
+
+def hashing_s(run: PreparedRun) -> float:
+    """Return the seconds that a host may take to hash the input."""
+    return min(sum(file.read_size_bytes for file in run.open_index().files), HASHED_BYTES) / SLOW_BYTES_A_S
 
 
 def _check_folder(run: PreparedRun) -> None:

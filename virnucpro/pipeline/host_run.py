@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from virnucpro.errors import OutputError
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
@@ -22,7 +24,7 @@ from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
-from virnucpro.store.lease import LEASE_S, Lease
+from virnucpro.store.lease import LEASE_S, LapseWatch, Lease, words_of
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.this_host import host_name
@@ -94,6 +96,9 @@ class HostRun:
         self._layout = run.layout.units(run.run_id)
         self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
         self._excused: dict[int, tuple[str, int]] = {}
+        self._owners = LapseWatch(lease_s)
+        self._refused_s: float | None = None
+        """When the folder refused to be read, and has since."""
         self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
@@ -148,11 +153,29 @@ class HostRun:
         """
         Whether every unit is done; device tasks that have not begun are of no use any more.
 
+        A folder that does not answer is asked again: a network file system may be away for a while.
+
         Raises:
-            OSError: The folder cannot be read.
+            OutputError: It has not answered for as long as a lease lasts.
         """
         assert self.units is not None, "asked outside of the context"
-        return self.num_done() >= len(self.units)
+        try:
+            num_done = self.num_done()
+        except OSError as error:
+            now_s = time.monotonic()
+            self._refused_s = self._refused_s or now_s
+            if now_s - self._refused_s > self._lease_s:
+                raise OutputError(self._layout.done_dir, error.strerror or str(error)) from error
+            return False
+        self._refused_s = None
+        return num_done >= len(self.units)
+
+    def ranks_at_work(self) -> set[int]:
+        """Return the ranks whose tasks give signs of life."""
+        with suppress(OSError):
+            alive = [path for path in self._layout.owners_dir.iterdir() if not self._owners.has_lapsed(path)]
+            return {rank for path in alive if isinstance(rank := words_of(path).get("rank"), int)}
+        return set()
 
     def take(self, outcome: DeviceOutcome) -> None:
         """Take in how a device task went. A rank may have several, one after the other: what they did adds up."""

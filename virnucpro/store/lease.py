@@ -124,9 +124,11 @@ class LapseWatch:
 
     def has_lapsed(self, path: Path) -> bool:
         """Look at a lease file; whether it has been the same, or absent, for as long as a lease lasts."""
+        began_s = time.monotonic()
         content, now_s = _bytes_of(path), time.monotonic()
         before = self._seen.get(path)
-        if before is None or before[0] != content:
+        has_hung = now_s - began_s > self.lease_s / 3  # the file system was away, for the owner's words as well
+        if before is None or before[0] != content or has_hung:
             self._seen[path] = content, now_s
             return False
         return now_s - before[1] > self.lease_s

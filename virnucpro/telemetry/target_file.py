@@ -100,7 +100,8 @@ def remove_targets_of_hosts(folder: Path, run_id: str) -> None:
 
 
 def _remove_unless_held(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # for writing: over NFS an exclusive lock needs it
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
