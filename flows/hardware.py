@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 from flows.cluster import Cluster
 from flows.parameters import Hardware
-from flows.runners import runner_of, started
+from flows.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -32,6 +32,7 @@ def computing_on(hardware: Hardware) -> Iterator[DeviceClaim]:
     if (kept_claim := _KEPT.get()) is not None:
         yield kept_claim
         return
+    check_runner_allowed(hardware.runner)
     runner = runner_of(hardware.runner)
     if runner.engine == "threads":
         yield claim_devices(

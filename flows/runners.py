@@ -6,17 +6,23 @@ run; ``ray://HOST:PORT`` or ``dask://HOST:PORT``, a cluster that stands; ``dask:
 dask-jobqueue's configuration says. The engines are existing ones, imported only when they are asked for.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect.runtime import deployment
+
 from flows.cluster import Cluster, imported
 from flows.dask_cluster import dask_cluster, slurm_cluster
 from flows.ray_cluster import ray_cluster, show_token
 from virnucpro.config import RUNNERS
 from virnucpro.errors import ConfigurationError, printable
+
+ALLOWED_RUNNERS = "VIRNUCPRO_RUNNERS"
+"""Environment variable of the worker: standing clusters and SLURM, by their names as runners, separated by commas."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,26 @@ def runner_of(name: str) -> Runner:
     if address == "slurm":
         imported("dask_jobqueue", engine)
     return Runner("ray" if engine == "ray" else "dask", address)
+
+
+def check_runner_allowed(name: str) -> None:
+    """
+    Refuse a cluster that the worker does not name: whoever runs one can run code here, and reads the settings of tasks.
+
+    Clusters that are made on this machine are always allowed. Others a person's own command may use, unless the
+    variable is set; of a deployment a run may use those that the variable has.
+
+    Raises:
+        ConfigurationError: It is another one.
+    """
+    setting = os.environ.get(ALLOWED_RUNNERS)
+    if "://" not in name or (setting is None and deployment.id is None):
+        return
+    if name not in (allowed := [one.strip() for one in (setting or "").split(",") if one.strip()]):
+        raise ConfigurationError(
+            f"runner: {printable(name)} is not one that the worker allows "
+            f"({ALLOWED_RUNNERS}: {', '.join(map(printable, allowed)) or 'none'}); nothing was connected to"
+        )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.cluster import Cluster
 from flows.ray_cluster import show_token
-from flows.runners import Runner, runner_of
+from flows.runners import Runner, check_runner_allowed, runner_of
 from virnucpro.errors import ConfigurationError, HostCheckError
 
 LATE_S = 0.5
@@ -127,6 +127,29 @@ def test_a_runner_without_an_address_is_on_this_machine(name):
 def test_a_name_that_no_runner_has_is_refused(name):
     with pytest.raises(ConfigurationError, match="no runner is called"):
         runner_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "is_deployed", "is_allowed"),
+    [
+        ("dask", None, True, True),
+        ("dask://elsewhere:8786", None, False, True),
+        ("dask://elsewhere:8786", None, True, False),
+        ("dask://elsewhere:8786", "ray://head:10001, dask://slurm", True, False),
+        ("dask://elsewhere:8786", "ray://head:10001", False, False),
+        ("dask://slurm", "ray://head:10001, dask://slurm", True, True),
+    ],
+)
+def test_a_run_of_a_deployment_uses_the_clusters_that_its_worker_names(
+    name, setting, is_deployed, is_allowed, monkeypatch
+):
+    monkeypatch.delenv("VIRNUCPRO_RUNNERS", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("VIRNUCPRO_RUNNERS", setting)
+    if is_deployed:
+        monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "6b5b9f0c")
+    with nullcontext() if is_allowed else pytest.raises(ConfigurationError, match="dask://elsewhere:8786 is not one"):
+        check_runner_allowed(name)
 
 
 @pytest.mark.parametrize("where", ["home", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "nowhere"])
