@@ -55,7 +55,15 @@ class Hosts:
         first, second = self.nodes
         ports = {"head": "6379", "client": "10001"} if self.place.is_real else {"head": "26379", "client": "26001"}
         temporary = Path(mkdtemp(prefix="vnp-ray-"))  # sockets' paths must be short
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        (temporary / "venv").symlink_to(sys.prefix)  # Ray starts its client's server by a shell, unquoted
+        ray = [
+            str(temporary / "venv" / "bin" / "python"),
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--disable-usage-stats",
+        ]
         slots = ["--num-cpus", str(SLOTS), "--num-gpus", str(SLOTS), "--min-worker-port", "0", "--max-worker-port", "0"]
         head = ["--head", "--node-ip-address", first.address, "--port", ports["head"], "--include-dashboard", "false"]
         head += ["--ray-client-server-port", ports["client"], "--temp-dir", str(temporary)]
