@@ -226,6 +226,8 @@ def test_a_run_whose_process_is_killed_is_crashed_and_leaves_no_orphan_and_a_ret
     assert seconds < 3
     assert "-9" in crashed.state.message
     check_it_says_how_to_continue(job, run)
+    with suppress(AssertionError):  # runner and worker each report the crash, and a retry in between runs twice
+        wait_until(lambda: worker.log.read_text().count(f"'{run}' as crashed") > 1, limit_s=15)
     retry(service, run)
     job.check_complete(run, before)
 
