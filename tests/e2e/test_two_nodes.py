@@ -182,7 +182,8 @@ def test_a_cluster_that_loses_a_node_and_gets_it_back_gives_the_bytes_of_threads
                 limit_s=120,
                 log=run.log,
             )
-            wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
+            if proteins.suffix == ".gz":  # the shorter run has rows at its end only
+                wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
             assert run.poll() is None, run.log.read_text()
             before = claimed_by(layout, second)
             second.kill()
