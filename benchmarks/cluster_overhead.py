@@ -1,11 +1,12 @@
 """
 What an engine adds to the work: runs on threads and on a cluster of Ray or Dask for the run, one after the other.
 
-Run it as ``python benchmarks/cluster_overhead.py [--engine ray] [--sequences 40000] [--workers 2] [--rounds 1]
-[--write]``; 40,000 proteins take two cores about ten minutes. Input: real proteins
+Run it as ``python benchmarks/cluster_overhead.py [--engine ray dask] [--sequences 40000] [--workers 2] [--rounds 1]
+[--write]``; 40,000 proteins take two cores about ten minutes a run. Input: real proteins
 (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``), and after the last of them the same ones reversed;
-the bundled encoder, workers of one thread. Both runs of a round are flow runs of the same command, and have the whole
-machine; their order changes from round to round. They must give the same bytes.
+the bundled encoder, workers of one thread. All runs of a round are flow runs of the same command, and have the whole
+machine; the one on threads is in the middle, and the order is turned round from round to round. They must give the same
+bytes.
 
 ``work_s`` is what is compared: from the first line in a worker's log to the last, on average over the workers. What
 comes before (Prefect's server, the engine, its tasks' imports) and after (leaving, putting together, checking) is
@@ -43,7 +44,7 @@ LOOK_S = 1.0
 
 @dataclass
 class Run:
-    """One of the two runs of a round."""
+    """One of the runs of a round."""
 
     process: subprocess.Popen[bytes]
     layout: RunLayout
@@ -92,7 +93,7 @@ def _work_s(layout: RunLayout, rank: int) -> float:
 def main() -> None:
     """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["ray", "dask"], default="ray")
+    parser.add_argument("--engine", choices=["ray", "dask"], nargs="+", default=["ray", "dask"])
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
     parser.add_argument("--sequences", type=int, default=40_000)
     parser.add_argument("--workers", type=int, default=2)
@@ -103,30 +104,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vnp-") as folder:
         fasta = Path(folder) / "proteins.fasta"
         _write_proteins(args.fasta, fasta, args.sequences)
+        order = [args.engine[0], "threads", *args.engine[1:]]
         for number in range(args.rounds):
-            order = ("threads", args.engine) if number % 2 == 0 else (args.engine, "threads")
             rounds.append(_round(order, fasta, Path(folder) / str(number), args.workers))
+            order.reverse()
     ratios = {
-        "work": spread([one[args.engine]["work_s"] / one["threads"]["work_s"] for one in rounds], 4),
-        "cpu": spread([_cpu_s(one[args.engine]) / _cpu_s(one["threads"]) for one in rounds], 4),
+        engine: {
+            "work": spread([one[engine]["work_s"] / one["threads"]["work_s"] for one in rounds], 4),
+            "workers_cpu": spread([one[engine]["workers_cpu_s"] / one["threads"]["workers_cpu_s"] for one in rounds], 4),
+            "cpu": spread([_cpu_s(one[engine]) / _cpu_s(one["threads"]) for one in rounds], 4),
+        }
+        for engine in args.engine
     }
     report = {
         "machine": machine("torch", "prefect", "prefect-ray", "ray", "prefect-dask", "distributed"),
         "input": f"{args.sequences:,} proteins, {args.workers} workers of one thread, one run after the other",
-        "engine": args.engine,
         "rounds": rounds,
         "ratios": ratios,
     }
     print(json.dumps(ratios, indent=2))
     if args.write:
-        print(write_result(f"cluster_overhead_{args.engine}", report))
+        print(write_result("cluster_overhead", report))
 
 
 def _cpu_s(figures: dict[str, float]) -> float:
     return sum(seconds for name, seconds in figures.items() if name.endswith("_cpu_s"))
 
 
-def _round(order: tuple[str, str], fasta: Path, folder: Path, workers: int) -> dict[str, Any]:
+def _round(order: list[str], fasta: Path, folder: Path, workers: int) -> dict[str, Any]:
     figures, digests = {}, set()
     for name in order:
         run = _started(name, fasta, folder / name, workers)

@@ -9,6 +9,7 @@ that stood still for so long and goes on afterwards is therefore possible, and w
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from contextlib import suppress
@@ -66,14 +67,14 @@ class Lease:
 
     def renew(self) -> None:
         """
-        Write the file with other bytes than before, in place: who reads half of it sees a change all the same.
+        Write the file with other bytes than before, in place and without emptying it: there is always an owner in it.
 
         Raises:
             OSError: The system refused.
         """
         with self._lock:
             self._renewals += 1
-            self.path.write_bytes(lease_bytes(self._about, self._renewals))
+            _write_over(self.path, lease_bytes(self._about, self._renewals))
 
     def say(self, **words: str | int | bool) -> None:
         """
@@ -146,6 +147,15 @@ def words_of(path: Path) -> dict[str, Any]:
 def lease_bytes(about: Mapping[str, Any], renewals: int) -> bytes:
     """Return what stands in the file of an owner that has renewed its lease so often."""
     return json.dumps({**about, "renewals": renewals}).encode()
+
+
+def _write_over(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
 
 
 def _bytes_of(path: Path) -> bytes:

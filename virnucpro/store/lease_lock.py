@@ -70,13 +70,14 @@ class LeaseLock:
             holder = _parsed(content)
             if is_same_space(holder):
                 has_lapsed = is_gone(holder)
-                is_renewed = not has_lapsed
+                renewed = b"" if has_lapsed else content
             else:
                 has_lapsed = watch.has_lapsed(self.path)
                 time.sleep(self._lease_s / RENEWALS_IN_A_LEASE)
-                is_renewed = _read(self.path) not in (content, b"")
-            if is_renewed:
-                raise RunLockedError(self.path.parent, content.decode("utf-8", "replace"))
+                after = _read(self.path)
+                renewed = b"" if after == content else after
+            if renewed:
+                raise RunLockedError(self.path.parent, renewed.decode("utf-8", "replace"))
             if has_lapsed:
                 self._take_away(content)
         self._lease.__enter__()
