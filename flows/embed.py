@@ -225,6 +225,7 @@ def _embed_and_aggregate(
             embedding.over()
         with stage("aggregate"):
             aggregation = aggregate_shards(run, computing.outcomes(), computing.reasons())
+            embedding.aggregated(run.missing_of_blocks(aggregation.missing_positions))
         with stage("validate"):
             validate_embeddings(run, aggregation)
         return close_run(run, computing.outcomes(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)

@@ -232,6 +232,8 @@ def test_a_task_that_begins_when_nothing_is_left_starts_no_process_and_one_that_
 
 def test_a_sequence_that_kills_its_process_is_given_up_there_and_listed_with_its_reason(tmp_path, proteins, shared):
     fasta, sequences = proteins
+    with fasta.open("a") as file:
+        file.write(f">its_copy\n{sequences['protein_31']}\n")
     control = {"how": "none", "poison": {sequences["protein_31"]: "segfault"}}
     run = shared(fasta, with_its_sha256(fakes.faulty_config(tmp_path / "faults.json", control)), tasks=1)
     outcome = run.host("host-a", 0).outcome()
@@ -239,9 +241,12 @@ def test_a_sequence_that_kills_its_process_is_given_up_there_and_listed_with_its
     assert outcome.rank.state == "complete"
     ((position, (failure, attempts)),) = outcome.excused.items()
     assert (run.run.open_index().sequence_id(position), failure) == ("protein_31", "died")
-    assert run.aggregate().num_missing == 1
+    aggregation = run.aggregate()
     listed = run.run.layout.failed_sequences.read_text().splitlines()
-    assert listed[1:] == [f"protein_31\tdied\t{attempts}"]
+    assert listed[1:] == [f"{name}\tdied\t{attempts}" for name in ("protein_31", "its_copy")]
+    deaf = EmbeddingTelemetry(run.run.facts())
+    deaf.aggregated(run.run.missing_of_blocks(aggregation.missing_positions))
+    assert deaf.snapshot().rows == aggregation.num_rows == len(sequences) - 1
 
 
 def test_the_units_of_a_host_whose_device_is_broken_are_free_for_the_others_at_once(tmp_path, proteins, shared):

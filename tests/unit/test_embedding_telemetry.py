@@ -201,6 +201,36 @@ def test_a_block_that_lacked_a_sequence_counts_the_rest_when_it_is_whole():
     assert run.snapshot().rows == 5
 
 
+def test_rows_that_a_killed_host_did_not_live_to_name_count_once_the_result_is_known_and_for_their_owner():
+    run = two_ranks()
+    begins(run, 0)
+    begins(run, 1)
+    for rank, block in [(0, 0), (0, 2), (1, 1), (1, 3), (1, 5)]:
+        computes(run, rank, block)
+    durable(run, 0, 0)
+    durable(run, 1, 1, 3, 5)
+    ends(run, 0, "failed", "died")  # block 2 was durable, block 4 as well
+    say(run, 1, {"kind": "claimed", "runs": [[4, 4, 1]]})  # and lacked a sequence
+    ends(run, 1)
+    run.over()
+    states = [rank.state for rank in run.snapshot().ranks]
+    assert run.snapshot().rows == 17
+    for _ in range(2):
+        run.aggregated(np.array([0, 0, 0, 0, 1, 0]))
+        assert [rank.rows for rank in run.snapshot().ranks] == [9, 15]
+        assert run.snapshot().tokens_left == 0
+    assert [rank.state for rank in run.snapshot().ranks] == states
+
+
+def test_ranks_of_which_every_word_was_lost_have_what_the_result_holds():
+    run = two_ranks()
+    run.over()
+    assert [rank.rows for rank in run.snapshot().ranks] == [None, None]
+    run.aggregated(np.array([0, 4, 0, 4, 0, 4]))
+    assert [rank.rows for rank in run.snapshot().ranks] == [13, None]
+    assert [rank.tokens_left for rank in run.snapshot().ranks] == [0, 300]
+
+
 def test_failed_and_quarantined_sequences_are_told_apart_and_counted_once():
     run = two_ranks()
     begins(run, 0)

@@ -20,6 +20,7 @@ from tests.fakes import another_user
 from virnucpro.errors import OutputError
 from virnucpro.telemetry import exposition
 from virnucpro.telemetry.exposition import (
+    LEAST_PATIENCE_S,
     LONGEST_PATIENCE_S,
     SCRAPER_HEADER,
     MetricsServer,
@@ -217,9 +218,12 @@ def test_a_scraper_is_waited_for_as_long_as_its_rhythm_says(registry):
         assert server.patience_s == 0
         scrape(port)
         assert server.patience_s == LONGEST_PATIENCE_S
-        time.sleep(0.3)
         scrape(port)
-        assert 0.6 <= server.patience_s < 3
+        assert LEAST_PATIENCE_S <= server.patience_s < LONGEST_PATIENCE_S
+    visits = exposition._Visits()
+    for asked_s, patience_s in [(0, LONGEST_PATIENCE_S), (10, 20), (10.25, LEAST_PATIENCE_S), (90, LONGEST_PATIENCE_S)]:
+        visits.note(asked_s)
+        assert visits.patience_s == patience_s
 
 
 def test_the_wait_ends_with_a_scrape_that_began_after_it(registry):

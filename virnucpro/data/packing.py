@@ -50,7 +50,11 @@ class BlockPlan:
 
     def block_of(self, position: int) -> int:
         """Return the block of the sequence at index position *position*, which is one of ``positions``."""
-        return int(np.searchsorted(self.starts, np.searchsorted(self.positions, position), side="right")) - 1
+        return int(self.blocks_of(np.array([position]))[0])
+
+    def blocks_of(self, positions: IntArray) -> IntArray:
+        """Return the block of each sequence at index *positions*, all of which are among ``positions``; int64."""
+        return np.searchsorted(self.starts, np.searchsorted(self.positions, positions), side="right") - 1
 
     def rows(self, copied: IntArray) -> IntArray:
         """
@@ -60,8 +64,7 @@ class BlockPlan:
             copied: int64 (copies,), of the index.
         """
         rows = np.diff(self.starts)
-        blocks = np.searchsorted(self.starts, np.searchsorted(self.positions, copied), side="right") - 1
-        np.add.at(rows, blocks, 1)
+        np.add.at(rows, self.blocks_of(copied), 1)
         return rows
 
     def rank_blocks(self, rank: int, world_size: int) -> range:

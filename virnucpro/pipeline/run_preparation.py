@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
 COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
 
 
@@ -135,6 +137,12 @@ class PreparedRun:
             copies=len(index) - len(plan.positions),
             skipped=index.num_skipped,
         )
+
+    def missing_of_blocks(self, positions: IntArray) -> IntArray:
+        """Return how many of the records at index *positions*, copies among them, are of each block; int64 (B,)."""
+        index = self.open_index()
+        plan = self.plan(index)
+        return np.bincount(plan.blocks_of(index.representatives[positions]), minlength=len(plan))
 
     def open_index(self) -> SequenceIndex:
         """Open the run's index."""

@@ -21,7 +21,7 @@ import structlog
 from virnucpro.telemetry.durable_blocks import whole_blocks
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.snapshot import Batch, BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
-from virnucpro.telemetry.token_rate import TokenRate
+from virnucpro.telemetry.token_rate import TokenRate, seconds_left
 from virnucpro.telemetry.worker_logging import log_end_of_process
 
 if TYPE_CHECKING:
@@ -211,6 +211,23 @@ class EmbeddingTelemetry:
                 if rank.state not in {RankState.WAITING, RankState.COMPLETE, RankState.LOST}:
                     rank.state, rank.pid, rank.resident_bytes = RankState.STOPPED, None, None
 
+    def aggregated(self, missing: IntArray) -> None:
+        """
+        Take in what the result holds: of a host that was killed, nobody may have said that rows were durable.
+
+        Args:
+            missing: int64 (B,): records of each block that have no row.
+        """
+        with self._lock:
+            fresh = np.maximum(self.facts.block_rows - missing - self._counted, 0)
+            self._counted += fresh
+            tokens = np.where(self._counted, 0, self.facts.block_tokens)
+            rows, left = (np.bincount(self._owner, what, len(self._ranks)).astype(int) for what in (fresh, tokens))
+            for number, rank in enumerate(self._ranks):
+                rank.rows += int(rows[number])
+                rank.has_said_rows |= rank.rows > 0
+                rank.tokens_left = min(rank.tokens_left, int(left[number]))
+
     def pids(self) -> dict[int, int]:
         """Return rank -> process, of those that run."""
         with self._lock:
@@ -255,7 +272,7 @@ class EmbeddingTelemetry:
                 tokens=int(facts.block_tokens.sum()),
                 tokens_left=sum(rank.tokens_left for rank in ranks),
                 tokens_before=self._tokens_before,
-                seconds_left=_seconds_left(ranks, is_over=self._is_over),
+                seconds_left=seconds_left(ranks, is_over=self._is_over),
                 failed=self._records_by_reason(self._failed),
                 quarantined=self._records_by_reason(self._quarantined),
                 is_over=self._is_over,
@@ -389,16 +406,3 @@ class EmbeddingTelemetry:
             last_progress=rank.last_progress,
             last_batch=rank.last_batch,
         )
-
-
-def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
-    """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
-    if not any(rank.tokens_left for rank in ranks):
-        return 0.0
-    if is_over:
-        return None
-    rates = [rank.tokens_per_second for rank in ranks if rank.tokens_per_second]
-    if not rates:
-        return None
-    usual = sum(rates) / len(rates)
-    return max(rank.tokens_left / (rank.tokens_per_second or usual) for rank in ranks)

@@ -36,6 +36,8 @@ READER_LIMIT_S = 10.0
 """Seconds for a reader to send its request, and again to take the answer."""
 MOST_READERS = 16
 """At the same time; more are turned away."""
+LEAST_PATIENCE_S = 5.0
+"""Seconds for which a scraper that has come before is waited for in any case: a busy machine keeps no rhythm."""
 LONGEST_PATIENCE_S = 30.0
 """Seconds that the end of a run waits for a scraper at the most."""
 _POLL_S = 0.2
@@ -98,7 +100,8 @@ class MetricsServer:
         """
         Seconds within which a scraper's next visit is to be expected; 0 when none has come.
 
-        Twice the time between its last two visits; after a single one, and at the most, ``LONGEST_PATIENCE_S``.
+        Twice the time between its last two visits, ``LEAST_PATIENCE_S`` at the least; after a single one, and at the
+        most, ``LONGEST_PATIENCE_S``.
         """
         return self._server.visits.patience_s if self._server is not None else 0.0
 
@@ -142,7 +145,7 @@ class _Visits:
                 return 0.0
             if self._before is None:
                 return LONGEST_PATIENCE_S
-            return min(2 * abs(self._last - self._before), LONGEST_PATIENCE_S)
+            return min(max(2 * abs(self._last - self._before), LEAST_PATIENCE_S), LONGEST_PATIENCE_S)
 
     def wait_for_next(self, limit_s: float) -> bool:
         began_s = time.monotonic()

@@ -1,8 +1,18 @@
-"""How fast a rank computes now: over the last minute, since long sequences come first and cost more a token."""
+"""
+How fast a rank computes now, and how long the run will take.
+
+Rates are over the last minute, since long sequences come first and cost more a token.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.telemetry.snapshot import RankSnapshot
 
 RATE_WINDOW_S = 60.0
 """Seconds of computing that a rate is taken over."""
@@ -31,3 +41,16 @@ class TokenRate:
         (first_s, before), (last_s, done) = self._marks[0], self._marks[-1]
         end_s = last_s if now_s - last_s < RATE_WINDOW_S else now_s
         return (done - before) / (end_s - first_s) if end_s > first_s else 0.0
+
+
+def seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
+    """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
+    if not any(rank.tokens_left for rank in ranks):
+        return 0.0
+    if is_over:
+        return None
+    rates = [rank.tokens_per_second for rank in ranks if rank.tokens_per_second]
+    if not rates:
+        return None
+    usual = sum(rates) / len(rates)
+    return max(rank.tokens_left / (rank.tokens_per_second or usual) for rank in ranks)
