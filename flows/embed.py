@@ -40,10 +40,12 @@ from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from flows.telemetry import run_telemetry
 from virnucpro.config import ModelConfig, ResultForm, RunLimits
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
@@ -108,10 +110,11 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         metrics = metrics_options(monitoring)
-        with computing_on(hardware) as claimed:
-            model_config = configure_model(
+
+        def configured(device_type: str) -> ModelConfig:
+            return configure_model(
                 model,
-                device_type=claimed.type,
+                device_type=device_type,
                 max_residues=sequences.max_residues or None,
                 long_policy=sequences.long,
                 gaps=sequences.gaps,
@@ -120,6 +123,13 @@ def embed(
                 allow_empty=sequences.allow_empty,
                 **model_settings(hardware, cache, monitoring),
             )
+
+        def check() -> None:
+            configured(CPU.type)
+            check_readable(fasta_files)
+
+        with computing_on(hardware, check) as claimed:
+            model_config = configured(claimed.type)
             place = Path(output_dir)
             if cluster_here() is not None:  # whose hosts have another working directory
                 place = place.absolute()

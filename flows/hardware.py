@@ -5,7 +5,7 @@ The flow ``embed`` within ``predict`` is told by its parameters what any run is 
 or that its cluster is there, it learns here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -21,9 +21,14 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 
 
 @contextmanager
-def computing_on(hardware: Hardware) -> Iterator[DeviceClaim]:
+def computing_on(hardware: Hardware, check: Callable[[], None]) -> Iterator[DeviceClaim]:
     """
     Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
+
+    Args:
+        hardware: Which.
+        check: Is called before a cluster is asked for, which may be waited for for hours; raises what would be found
+            out only then.
 
     Raises:
         DeviceError: A device that is not there.
@@ -39,6 +44,7 @@ def computing_on(hardware: Hardware) -> Iterator[DeviceClaim]:
             hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
         )
         return
+    check()
     with started(runner, workers=hardware.workers, on_cpus=hardware.devices.strip() == "cpu") as cluster:
         token = _CLUSTER.set(cluster)
         try:

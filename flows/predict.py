@@ -36,9 +36,11 @@ from flows.parameters import (
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
 from flows.telemetry import run_telemetry
+from virnucpro.data.index_build import check_readable
 from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.prediction import (
     embedding_dir,
@@ -114,8 +116,9 @@ def predict(
             },
         )
         metrics = metrics_options(monitoring)
-        with computing_on(hardware) as claim:
-            config = configure_prediction(
+
+        def configured(device_type: str) -> PredictionConfig:
+            return configure_prediction(
                 classifier=classifier,
                 dna_model=models.dna_model or None,
                 protein_model=models.protein_model or None,
@@ -124,12 +127,19 @@ def predict(
                 threshold=threshold,
                 formats=result.formats,
                 keep_chunks=result.keep_chunks,
-                device_type=claim.type,
+                device_type=device_type,
                 gaps=contigs.gaps,
                 on_bad_record=contigs.on_bad_record,
                 allow_empty=contigs.allow_empty,
                 **model_settings(hardware, cache, monitoring),
             )
+
+        def check() -> None:
+            configured(CPU.type)
+            check_readable(input_files)
+
+        with computing_on(hardware, check) as claim:
+            config = configured(claim.type)
             # how each embedding run is told to run: the frames of the contigs are its input, and may be none
             boxes = {
                 "hardware": hardware,

@@ -33,8 +33,10 @@ from flows.parameters import (
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import cut_pieces, evaluate_classifier, read_genomes, split_genomes, train_classifier
 from flows.telemetry import run_telemetry
+from virnucpro.data.index_build import check_readable
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import TrainingLayout
@@ -49,7 +51,8 @@ from virnucpro.training.classifier_training import (
     stages_to_embed,
     training_result,
 )
-from virnucpro.training.training_run import TrainingRun, training_failure_noted
+from virnucpro.training.labelled_genomes import files_of
+from virnucpro.training.training_run import TrainingRun, files_to_read, training_failure_noted
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
 _Path = Annotated[str, Field(min_length=1)]
@@ -113,20 +116,28 @@ def train(
             },
         )
         metrics = metrics_options(monitoring)
-        with computing_on(hardware) as claim:
-            making = training.model_dump() | {
-                "name": training.name or Path(output_dir).absolute().name,
-                "most_epochs": training.most_epochs or None,
-                "command": training.command or f"the flow train, with the parameters {training.model_dump_json()}",
-            }
-            config = configure_training(
+        making = training.model_dump() | {
+            "name": training.name or Path(output_dir).absolute().name,
+            "most_epochs": training.most_epochs or None,
+            "command": training.command or f"the flow train, with the parameters {training.model_dump_json()}",
+        }
+
+        def configured(device_type: str) -> TrainingConfig:
+            return configure_training(
                 **making,
                 labels=Path(labels) if labels else None,
                 annotations=[Path(path) for path in annotations],
                 leave_out=[Path(path) for path in leave_out],
-                device_type=claim.type,
+                device_type=device_type,
                 **model_settings(hardware, cache, monitoring),
             )
+
+        def check() -> None:
+            config = configured(CPU.type)
+            check_readable(files_to_read(files_of([Path(path) for path in labelled]), config))
+
+        with computing_on(hardware, check) as claim:
+            config = configured(claim.type)
             # how each embedding run is told to run: the frames of the pieces are its input
             boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}
             parameters = {

@@ -21,8 +21,11 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows import progress
 from flows.embed import embed, run_from_command_line
+from flows.predict import predict
 from flows.progress import ProgressArtifacts
+from flows.train import train
 from tests import fakes
+from tests.clusters import free_port
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs_of_runs, worker_processes
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
@@ -201,6 +204,22 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
             fasta_files=[str(small)], output_dir=str(tmp_path / "b"), hardware={"devices": "cpu"}, model="nonsense"
         )
     assert not (tmp_path / "a" / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("work", "given", "wrong", "told"),
+    [
+        (embed, "fasta_files", {"fasta_files": ["/no/such.fasta"]}, "/no/such.fasta: No such file"),
+        (embed, "fasta_files", {"model": "nonsense"}, "nonsense"),
+        (predict, "input_files", {"input_files": ["/no/such.fasta"]}, "/no/such.fasta: No such file"),
+        (train, "labelled", {"labels": "/no/such.tsv"}, "/no/such.tsv: No such file"),
+    ],
+)
+def test_a_mistake_is_told_before_a_cluster_is_asked_for(tmp_path, small, work, given, wrong, told):
+    parameters = {given: [str(small)], "output_dir": str(tmp_path / "out"), **wrong}
+    nobody = f"dask://127.0.0.1:{free_port()}"
+    state = work(**parameters, hardware={"runner": nobody}, return_state=True)
+    assert told in state.message
 
 
 @pytest.mark.slow

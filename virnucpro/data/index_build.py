@@ -110,6 +110,23 @@ def build_index(
     _write(scanned, problems, index_path, rules, hashing=hashing)
 
 
+def check_readable(input_files: Sequence[str | Path]) -> None:
+    """
+    Check that every file of an input can be opened, long before it is read.
+
+    Raises:
+        BadInputError: One cannot, as ``build_index`` would say; tells every problem.
+    """
+    problems = Problems()
+    for path in input_files:
+        try:
+            with open_regular(os.fspath(path)):
+                pass
+        except BadInputError as error:
+            problems.extend(error)
+    problems.raise_if_any()
+
+
 def _nothing_left(problems: Problems, paths: list[str]) -> BadInputError:
     """Return the error of an input all of whose records are bad; shows the first of them."""
     text = b"".join(problems.skipped.pieces())

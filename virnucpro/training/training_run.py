@@ -115,7 +115,7 @@ def prepare_training(
     """
     layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
-    read = [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
+    read = files_to_read(files, config)
     for folder in (layout.output_dir, layout.work_dir):
         if folder.is_dir():
             durable.remove_strays(folder)
@@ -159,6 +159,11 @@ def prepare_training(
         _remove_earlier(run)
     manifest.write(layout.manifest)
     return run
+
+
+def files_to_read(files: Sequence[Path], config: TrainingConfig) -> list[Path]:
+    """Return every file that a training reads: the *files* of genomes, and those that its settings name."""
+    return [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
 
 
 @contextmanager
