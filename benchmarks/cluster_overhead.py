@@ -108,14 +108,7 @@ def main() -> None:
         for number in range(args.rounds):
             rounds.append(_round(order, fasta, Path(folder) / str(number), args.workers))
             order.reverse()
-    ratios = {
-        engine: {
-            "work": spread([one[engine]["work_s"] / one["threads"]["work_s"] for one in rounds], 4),
-            "workers_cpu": spread([one[engine]["workers_cpu_s"] / one["threads"]["workers_cpu_s"] for one in rounds], 4),
-            "cpu": spread([_cpu_s(one[engine]) / _cpu_s(one["threads"]) for one in rounds], 4),
-        }
-        for engine in args.engine
-    }
+    ratios = {engine: _ratios(rounds, engine) for engine in args.engine}
     report = {
         "machine": machine("torch", "prefect", "prefect-ray", "ray", "prefect-dask", "distributed"),
         "input": f"{args.sequences:,} proteins, {args.workers} workers of one thread, one run after the other",
@@ -125,6 +118,15 @@ def main() -> None:
     print(json.dumps(ratios, indent=2))
     if args.write:
         print(write_result("cluster_overhead", report))
+
+
+def _ratios(rounds: list[dict[str, Any]], engine: str) -> dict[str, Any]:
+    pairs = [(one[engine], one["threads"]) for one in rounds]
+    return {
+        "work": spread([there["work_s"] / here["work_s"] for there, here in pairs], 4),
+        "workers_cpu": spread([there["workers_cpu_s"] / here["workers_cpu_s"] for there, here in pairs], 4),
+        "cpu": spread([_cpu_s(there) / _cpu_s(here) for there, here in pairs], 4),
+    }
 
 
 def _cpu_s(figures: dict[str, float]) -> float:

@@ -52,6 +52,14 @@ def test_every_rank_runs_in_its_own_spawned_process_and_reports(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("here", "there"), [("65536", None), ("131072", "131072")])
+def test_what_dask_sets_for_its_own_memory_does_not_reach_a_worker(tmp_path, monkeypatch, here, there):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", here)
+    _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)
+    assert reports[0]["trim"] == there
+    assert os.environ["MALLOC_TRIM_THRESHOLD_"] == here
+
+
 def test_a_worker_starts_in_under_two_seconds_without_torch_or_prefect(tmp_path):
     began_s = time.time()
     _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)

@@ -31,7 +31,7 @@ from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, print
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnContext, SpawnProcess
 
@@ -44,6 +44,8 @@ _MAX_SENTENCE_BYTES = 600
 """Bytes of an error's text, at the most."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
+TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
+"""Of the C library, in bytes; what Dask's nannies set it to."""
 _START_LOCK = threading.Lock()
 """Held while a process starts: the environment and ``__main__`` belong to the whole parent process."""
 
@@ -207,7 +209,7 @@ class WorkerProcess:
         # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _START_LOCK, _environment(VISIBLE_VARIABLE, self.device.token), _hidden_main():
+            with _START_LOCK, _environment({VISIBLE_VARIABLE: self.device.token, **_without_dasks()}), _hidden_main():
                 self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -264,23 +266,37 @@ def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:
     return module, name
 
 
-@contextmanager
-def _environment(variable: str, value: str) -> Iterator[None]:
+def _without_dasks() -> dict[str, str | None]:
     """
-    Give the processes that are started in the block another value of *variable*.
+    Return what takes back a setting that Dask's nannies make: to give every freed 64 KiB back to the system.
+
+    It costs a worker on CPUs half as much time again, for pages that it touches anew (``benchmarks/cluster_overhead``).
+    Source: https://distributed.dask.org/en/stable/worker-memory.html#automatically-trim-memory
+    """
+    return {TRIM_VARIABLE: None} if os.environ.get(TRIM_VARIABLE) == DASKS_TRIM else {}
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """
+    Give the processes that are started in the block other values of variables, or None of them.
 
     It is put past ``os.environ``, which stays as it is: Prefect's threads walk through that at any time, and fail on a
     variable that goes away meanwhile.
     """
-    os.putenv(variable, value)
+    _put(changes)
     try:
         yield
     finally:
-        before = os.environ.get(variable)
-        if before is None:
+        _put({variable: os.environ.get(variable) for variable in changes})
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for variable, value in values.items():
+        if value is None:
             os.unsetenv(variable)
         else:
-            os.putenv(variable, before)
+            os.putenv(variable, value)
 
 
 @contextmanager
