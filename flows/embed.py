@@ -6,6 +6,7 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import Field
 from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
 from flows.cluster_embedding import OnCluster
+from flows.cluster_result import result_on_hosts
 from flows.command_line import run_here
 from flows.hardware import cluster_here, computing_on
 from flows.hooks import say_how_to_continue
@@ -233,11 +235,12 @@ def _embed_and_aggregate(
             raise
         finally:
             embedding.over()
-        with stage("aggregate"):
-            aggregation = aggregate_shards(run, computing.outcomes(), computing.reasons())
-            embedding.aggregated(run.missing_of_blocks(aggregation.missing_positions))
-        with stage("validate"):
-            validate_embeddings(run, aggregation)
+        with nullcontext() if cluster is None else result_on_hosts(cluster, run) as hosts:
+            with stage("aggregate"):
+                aggregation = aggregate_shards(run, computing.outcomes(), computing.reasons(), hosts)
+                embedding.aggregated(run.missing_of_blocks(aggregation.missing_positions))
+            with stage("validate"):
+                validate_embeddings(run, aggregation, hosts)
         return close_run(run, computing.outcomes(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 

@@ -32,6 +32,7 @@ from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS
+from virnucpro.pipeline.result_passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
@@ -171,15 +172,17 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
 
 
 @task(name="aggregate_shards", cache_policy=NO_CACHE, persist_result=False)
-def aggregate_shards(run: PreparedRun, outcomes: list[RankOutcome], reasons: Reasons) -> Aggregation:
+def aggregate_shards(
+    run: PreparedRun, outcomes: list[RankOutcome], reasons: Reasons, hosts: ResultPasses | None
+) -> Aggregation:
     """Put the result together in the order of the input, and list what is missing."""
-    return aggregate_run(run, outcomes, reasons)
+    return aggregate_run(run, outcomes, reasons, hosts=hosts)
 
 
 @task(name="validate_embeddings", cache_policy=NO_CACHE, persist_result=False)
-def validate_embeddings(run: PreparedRun, aggregation: Aggregation) -> None:
+def validate_embeddings(run: PreparedRun, aggregation: Aggregation, hosts: ResultPasses | None) -> None:
     """Prove that the result is whole and that the counts add up."""
-    validate_run(run, aggregation)
+    validate_run(run, aggregation, hosts=hosts)
 
 
 @task(name="index_contigs", cache_policy=NO_CACHE, persist_result=False)

@@ -221,6 +221,25 @@ class UnitsLayout:
         return self.readings_dir / owner
 
     @property
+    def result_dir(self) -> Path:
+        """The work on the result that any host may do: a numbered folder for each pass over its files."""
+        return self.folder / "result"
+
+    @property
+    def task(self) -> Path:
+        """What is to be done with each file of a pass."""
+        return self.folder / "task.json"
+
+    @property
+    def written_dir(self) -> Path:
+        """What the hosts have written in a pass, until the driver moves it to its place."""
+        return self.folder / "written"
+
+    def answer(self, item: int) -> Path:
+        """What has come of one file of a pass."""
+        return self.said_dir / f"{item}.json"
+
+    @property
     def driver(self) -> Path:
         """The sign of life of the process that shares the work out, and its word that everybody is to stop."""
         return self.folder / "driver"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from tests.clusters import (
     dask_workers,
     environment_of_commands,
     rows_done,
+    said,
     wait_until,
     worker_process,
 )
@@ -80,6 +82,25 @@ def test_a_cluster_of_dask_for_the_time_of_a_run_gives_the_same_bytes(examples_d
     with command(environment, examples_dir / "proteins.fasta", layout.output_dir, "--runner", "dask") as run:
         assert run.wait(300) == 0, (tmp_path / "dask" / "stderr").read_text()
     assert layout.embeddings.read_bytes() == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+def test_the_shards_of_a_result_are_written_by_the_tasks_of_a_cluster(examples_dir, tmp_path, environment, engine):
+    found = {}
+    for runner in ("threads", engine):
+        layout = RunLayout(tmp_path / runner / "out")
+        options = ("--runner", runner, "--devices", "cpu", "--flow", "--result-form", "sharded")
+        program = {"program": ("tests.small_shards",)}
+        with command(environment, examples_dir / "proteins.fasta", layout.output_dir, *options, **program) as run:
+            assert run.wait(300) == 0, said(layout.output_dir)
+        found[runner] = {path.name: path.read_bytes() for path in layout.sharded_embeddings.folder.iterdir()}
+    assert len(found["threads"]) == 8 + 1
+    assert found[engine] == found["threads"]
+    passes = re.findall(r"result_passes.done kind=(\w+) files=(\d+) here=(\d+)", said(layout.output_dir))
+    print(engine, passes)
+    assert [kind for kind, _, _ in passes] == ["check", "write", "validate"]
+    assert all(int(here) < int(files) for _, files, here in passes), "hosts had their share"
 
 
 @pytest.mark.parametrize("name", ["ray://127.0.0.1:1", "dask://127.0.0.1:1"])

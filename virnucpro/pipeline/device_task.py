@@ -28,11 +28,12 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
+from virnucpro.pipeline.host_watch import watching_driver
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
-from virnucpro.store.lease import LapseWatch, Lease, words_of
+from virnucpro.store.lease import Lease
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -43,13 +44,10 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.pipeline.worker_process import WorkerFunction
-    from virnucpro.run_layout import UnitsLayout
 
 log = structlog.get_logger(__name__)
 
 GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
-WATCH_INTERVAL_S = 1.0
-"""Seconds between two looks whether the driver wants us to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,11 @@ def run_device_task(
     if all_done(units.folder):  # there was no room for this task before
         idle = RankOutcome(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
         return DeviceOutcome(host=host_name(), owner="", rank=idle)
-    with _watching_driver(units, stop), device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device:
+    lease_s = read_units(units.folder).lease_s
+    with (
+        watching_driver(units.driver, stop, lease_s=lease_s),
+        device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device,
+    ):
         outcome = RankOutcome(
             rank=rank, device=device.label, host=host_name(), state="stopped", failure=FailureClass.STOPPED.value
         )
@@ -123,7 +125,7 @@ def run_device_task(
             metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
         )
         about = {**place, "pid": os.getpid(), "rank": rank}
-        with Lease(units.owner(owner), about, lease_s=read_units(units.folder).lease_s), words, reading as seen_here:
+        with Lease(units.owner(owner), about, lease_s=lease_s), words, reading as seen_here:
             words.hear(rank, {"kind": "placed", **place})
             recovery = Recovery(
                 num_blocks=run.num_blocks,
@@ -190,32 +192,6 @@ def _release(source: UnitSource) -> None:
         UnitClaims(source).release()
     except VirNucProError as error:  # the folder is gone, or will be free once our lease has lapsed
         log.warning("units.not_released", reason=str(error))
-
-
-@contextmanager
-def _watching_driver(units: UnitsLayout, stop: threading.Event) -> Iterator[None]:
-    """Set *stop* when the driver says so, or gives no sign of life for as long as a lease lasts."""
-    lease_s = read_units(units.folder).lease_s
-    watch, ending = LapseWatch(lease_s), threading.Event()
-
-    def look() -> None:
-        while not ending.wait(min(WATCH_INTERVAL_S, lease_s / 6)):
-            if words_of(units.driver).get("stopping"):
-                log.info("device_task.stopping", reason="the run is told to stop")
-            elif watch.has_lapsed(units.driver):
-                log.warning("device_task.stopping", reason=f"no sign of life of the run's driver for {lease_s:g} s")
-            else:
-                continue
-            stop.set()
-            return
-
-    thread = threading.Thread(target=look, name="watch-driver", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
 
 
 @contextmanager

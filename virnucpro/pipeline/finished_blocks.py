@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.store.parts import SealedBlocks, first_block, part_paths, read_block_numbers, write_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.data.packing import BlockPlan
     from virnucpro.run_layout import RunLayout
 
 log = structlog.get_logger(__name__)
+
+NO_SEALS: Mapping[Path, bytes] = MappingProxyType({})
+"""Nobody else has checked anything."""
 
 
 @dataclass
@@ -61,6 +65,7 @@ def find_finished_blocks(
     always: Path | None = None,
     parts: Sequence[Path] | None = None,
     excused: Container[int] = frozenset(),
+    seals: Mapping[Path, bytes] = NO_SEALS,
     on_step: Callable[[], None] = lambda: None,
 ) -> FinishedBlocks:
     """
@@ -73,6 +78,7 @@ def find_finished_blocks(
         always: A file that is read whatever it holds.
         parts: Parts that are looked at, beside every shard; None looks at all of the folder.
         excused: Index positions of sequences that a finished block may lack.
+        seals: Of files whose every byte and number other hosts have checked just now.
         on_step: Called after each file: this may take long.
 
     Returns:
@@ -85,9 +91,10 @@ def find_finished_blocks(
         try:
             if among is not None and path != always and not any(b in among for b in read_block_numbers(path).tolist()):
                 continue
-            source = SealedBlocks.open(path)
+            source = SealedBlocks.open(path, checked=seals.get(path))
             _check_plan(source, plan)
-            source.check()
+            if path not in seals:
+                source.check()
         except (FileNotFoundError, SourceGoneError):  # its rank sealed it into a shard just now
             continue
         except (ResultError, OSError) as error:
@@ -103,20 +110,24 @@ def find_finished_blocks(
     return found
 
 
-def find_all_finished(layout: RunLayout, plan: BlockPlan) -> FinishedBlocks:
+def find_all_finished(
+    layout: RunLayout, plan: BlockPlan, *, check: Callable[[list[Path]], Mapping[Path, bytes]] | None = None
+) -> FinishedBlocks:
     """
     Check the parts and shards of a run that others may still be sealing, and look again where that hid a block.
 
     Args:
         layout: The run's folder.
         plan: The plan that blocks must have been computed by.
+        check: Has files checked by several hosts, every byte and number; returns the seals of those that are right.
 
     Returns:
         What may be used: every finished block that was on disk from the beginning.
     """
     while True:
         before = _listed(layout)
-        found = find_finished_blocks(layout, plan)
+        seals = NO_SEALS if check is None else check(list(before))
+        found = find_finished_blocks(layout, plan, seals=seals)
         if len(found.blocks) == len(plan) or _listed(layout) == before:
             return found
         log.info("blocks.looked_for_again", finished=len(found.blocks), blocks=len(plan))

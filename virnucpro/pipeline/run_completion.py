@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.rank_runner import RankOutcome
+    from virnucpro.pipeline.result_passes import ResultPasses
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
 
@@ -41,7 +42,9 @@ class Reasons(Protocol):
         ...
 
 
-def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons) -> Aggregation:
+def aggregate_run(
+    run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons, *, hosts: ResultPasses | None = None
+) -> Aggregation:
     """
     Write the result and the list of what is missing.
 
@@ -49,6 +52,7 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Re
         run: The run.
         outcomes: Of every rank.
         reasons: Knows why what is missing is missing.
+        hosts: Take part; None where this process is alone.
 
     Raises:
         OutputError: Either cannot be written.
@@ -63,6 +67,7 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Re
         max_residues=config.most_kept_residues,
         hidden_dim=config.hidden_dim,
         result_form=run.result_form,
+        hosts=hosts,
     )
     write_failed_sequences(
         run.layout,
@@ -73,9 +78,14 @@ def aggregate_run(run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Re
     return result
 
 
-def validate_run(run: PreparedRun, aggregation: Aggregation) -> None:
+def validate_run(run: PreparedRun, aggregation: Aggregation, *, hosts: ResultPasses | None = None) -> None:
     """
     Prove that rows and listed failures add up to the input, and that the result file is whole.
+
+    Args:
+        run: The run.
+        aggregation: What was written.
+        hosts: Take part; None where this process is alone.
 
     Raises:
         ResultError: They do not, or it is not.
@@ -83,7 +93,11 @@ def validate_run(run: PreparedRun, aggregation: Aggregation) -> None:
     index = run.open_index()
     if aggregation.output_path is not None:
         validate_result(
-            aggregation.output_path, index, expected_rows=aggregation.num_rows, expected_files=aggregation.files
+            aggregation.output_path,
+            index,
+            expected_rows=aggregation.num_rows,
+            expected_files=aggregation.files,
+            hosts=hosts,
         )
     _check_failed_list(run.layout, index, expected=aggregation.num_missing + index.num_skipped)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.finished_blocks import FinishedBlocks
+    from virnucpro.pipeline.result_passes import ResultPasses
     from virnucpro.run_layout import RunLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -77,6 +78,7 @@ def aggregate_shards(
     max_residues: int,
     hidden_dim: int,
     result_form: ResultForm = ResultForm.SINGLE,
+    hosts: ResultPasses | None = None,
 ) -> Aggregation:
     """
     Write the result from everything that is finished.
@@ -90,6 +92,7 @@ def aggregate_shards(
         max_residues: Residues of a sequence that were embedded.
         hidden_dim: Width of a row, used where there is none.
         result_form: Single or sharded.
+        hosts: Check what is there and write the shards of a sharded result; None for this process.
 
     Returns:
         What was written and what is missing.
@@ -98,15 +101,21 @@ def aggregate_shards(
         OutputError: The result cannot be written; the name that says whole is absent or as it was.
     """
     while True:
-        finished = find_all_finished(layout, plan)
+        finished = find_all_finished(layout, plan, check=None if hosts is None else hosts.check)
         rows = ResultRows(index, finished.sources, hidden_dim=hidden_dim, max_residues=max_residues)
         try:
-            return _aggregated(layout, finished, rows, result_form)
+            return _aggregated(layout, finished, rows, result_form, hosts)
         except SourceGoneError as error:
             log.info("result.begun_again", source=Path(error.path).name)
 
 
-def _aggregated(layout: RunLayout, finished: FinishedBlocks, rows: ResultRows, result_form: ResultForm) -> Aggregation:
+def _aggregated(
+    layout: RunLayout,
+    finished: FinishedBlocks,
+    rows: ResultRows,
+    result_form: ResultForm,
+    hosts: ResultPasses | None,
+) -> Aggregation:
     """Write the result; ``SourceGoneError`` says that it must be begun again."""
     if len(rows.missing):  # a result of before, found damaged, must not stand under the name that says complete
         remove_results(layout, is_partial=False)
@@ -121,15 +130,16 @@ def _aggregated(layout: RunLayout, finished: FinishedBlocks, rows: ResultRows, r
             missing_positions=rows.missing,
         )
     path = result_path(layout, result_form, is_partial=len(rows.missing) > 0)
+    told: Mapping[Path, str] = {}
     if is_sharded(path):
-        rows.write_sharded(ShardedLayout(path), layout)
+        told = rows.write_sharded(ShardedLayout(path), layout, hosts=hosts)
     else:
         rows.write_single(path, layout)
     origins = [origin for source in finished.sources for origin in source.blocks[:, 2].tolist()]
     log.info("result.written", result=path.name, rows=len(rows), copies=rows.num_copies, missing=len(rows.missing))
     return Aggregation(
         output_path=path,
-        files={name_of(file, path): durable.sha256_of(file) for file in files_of(path)},
+        files={name_of(file, path): told.get(file) or durable.sha256_of(file) for file in files_of(path)},
         num_rows=len(rows),
         num_missing=len(rows.missing),
         num_truncated=rows.num_truncated,

@@ -83,16 +83,25 @@ class SealedBlocks:
     """bool (rows of the file,): which rows of the file these are; None for all."""
 
     @classmethod
-    def open(cls, path: Path) -> SealedBlocks:
+    def open(cls, path: Path, *, checked: bytes | None = None) -> SealedBlocks:
         """
         Check every byte of a part or shard against its seal, then read its table of contents.
+
+        Args:
+            path: The file.
+            checked: The seal that somebody has found right just now: where the file has it still, its bytes are not
+                read again.
 
         Raises:
             ResultError: Damaged, or not a file of this schema.
             SourceGoneError: Another file took its name just now.
             FileNotFoundError: There is no such file.
         """
-        seal = durable.check_seal(path)
+        seal = durable.check_seal(path) if checked is None else checked
+        if checked is not None:
+            with path.open("rb", buffering=0) as sealed:
+                if durable.seal_of(sealed.fileno()) != checked:
+                    raise SourceGoneError(path)
         with schema.open_checked(path) as file:
             rows = schema.embeddings_of(file, path)
             blocks = schema.integers_of(file, schema.BLOCKS, path, shape=(None, 3))

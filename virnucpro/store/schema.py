@@ -10,6 +10,7 @@ This module knows names, types and the checks on untrusted files. It does not kn
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,8 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
 
 
 def _empty_image() -> bytes:
-    with h5py.File("empty", "w", driver="core", backing_store=False) as file:
+    """Return the HDF5 file of nothing. HDF5 takes two files in memory of one name for one: a thread has its own."""
+    with h5py.File(f"empty {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
         file.flush()
         image: bytes = file.id.get_file_image()
         return image
