@@ -5,9 +5,11 @@ How a run grows: from measured rates to the seconds, bytes, files and memory of 
 shared file system first of all, stands in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
 ``benchmarks/results/scale_rates_*.json`` (made by ``scale_rates.py``).
 
-A run is a row of stages, one after the other. The driver alone does ``index``, ``plan``, ``aggregate`` and
-``validate``; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. Each stage takes the processor
-seconds that were measured, and the bytes and operations that the code moves, at the file system's rates.
+A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and puts a single file
+together; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
+checked, written and validated by as many tasks as there are GPUs: of that, what was measured a row is counted as the
+driver's, which is more than it has. Each stage takes the processor seconds that were measured, and the bytes and
+operations that the code moves, at the file system's rates.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 SEQUENCES = (10**6, 10**8, 10**10)
 GPUS = (1, 8, 32, 100, 1000)
-SERIAL = ("index", "plan", "aggregate", "validate")
-"""Stages of the driver alone."""
+SERIAL = ("index", "plan")
+"""Stages of the driver alone, whatever the result."""
 SEQUENCES_PER_PART = 4096
 PLANS_OF_DRIVER = 5
 """Times that the driver makes the plan: preparing, telemetry, units, result, manifest."""
@@ -196,8 +198,6 @@ def _per_row_and_byte(one: tuple[float, float, float], other: tuple[float, float
 class Design:
     """What of the program is as it is, and what one would change."""
 
-    result_by_hosts: bool = False
-    """Hosts write and check the result's shards, instead of the driver."""
     no_sealing: bool = False
     """The result is written from parts; no shard of a rank comes between."""
     index_by_hosts: bool = False
@@ -209,13 +209,10 @@ class Design:
 AS_IT_IS = Design()
 CHANGES = {
     "as it is": AS_IT_IS,
-    "1. the hosts write and check the result's shards": Design(result_by_hosts=True),
-    "2. and from the parts, without sealing first": Design(result_by_hosts=True, no_sealing=True),
-    "3. and index the input in pieces; the plan is mapped": Design(
-        result_by_hosts=True, no_sealing=True, index_by_hosts=True
-    ),
-    "4. and claims lie in folders of 1,000 units": Design(
-        result_by_hosts=True, no_sealing=True, index_by_hosts=True, claims_in_small_folders=True
+    "1. the result from the parts, without sealing first": Design(no_sealing=True),
+    "2. and index the input in pieces; the plan is mapped": Design(no_sealing=True, index_by_hosts=True),
+    "3. and claims lie in folders of 1,000 units": Design(
+        no_sealing=True, index_by_hosts=True, claims_in_small_folders=True
     ),
 }
 """What one would change, in this order; each with those before it."""
@@ -288,8 +285,15 @@ class Run:
 
     def idle_gpu_hours(self) -> float:
         """Return the GPU hours that pass while the driver works alone."""
+        return self.gpus * self.alone_s() / 3600
+
+    def alone_s(self) -> float:
+        """Return the seconds in which the driver works alone."""
         stages = self.stages_s()
-        return self.gpus * sum(stages[name] for name in SERIAL) / 3600
+        before_s = sum(stages[name] for name in SERIAL)
+        if self.is_sharded:
+            return before_s + self.sequences * (self.rates.sharded_s[0] + self.rates.validate_s[0])
+        return before_s + stages["aggregate"] + stages["validate"]
 
     def _of(self, rate: tuple[float, float]) -> float:
         """Return the processor seconds of all rows."""
@@ -337,18 +341,22 @@ class Run:
 
     def _aggregate_s(self) -> float:
         moved = (READ_TO_AGGREGATE + WRITTEN_TO_AGGREGATE) * self.rows_bytes
-        rate = self.rates.sharded_s if self.is_sharded else self.rates.single_s
         scattered = 0 if self.rows_bytes < self.assumed.driver_memory_bytes / 2 else self.sequences
         scattered_s = scattered * self.assumed.scattered_read_s / self.assumed.reads_at_once
-        if self.design.result_by_hosts:
-            return (self._of(rate) + scattered_s) / self.gpus + self.moved_s(moved + self.rows_bytes, self.hosts)
-        return self._of(rate) + scattered_s + self.moved_s(moved + self.rows_bytes)
+        if self.is_sharded:
+            return self._by_all(self.rates.sharded_s, moved + self.rows_bytes) + scattered_s / self.gpus
+        return self._of(self.rates.single_s) + scattered_s + self.moved_s(moved + self.rows_bytes)
 
     def _validate_s(self) -> float:
         moved = READ_TO_VALIDATE * self.rows_bytes
-        if self.design.result_by_hosts:
-            return self._of(self.rates.validate_s) / self.gpus + self.moved_s(moved, self.hosts)
+        if self.is_sharded:
+            return self._by_all(self.rates.validate_s, moved)
         return self._of(self.rates.validate_s) + self.moved_s(moved)
+
+    def _by_all(self, rate: tuple[float, float], moved_bytes: float) -> float:
+        """Return the seconds of work on shards: what goes by rows is the driver's, what goes by bytes every task's."""
+        of_rows_s, of_bytes_s = self._of((rate[0], 0.0)), self._of((0.0, rate[1]))
+        return of_rows_s + of_bytes_s / self.gpus + self.moved_s(moved_bytes, self.hosts)
 
     # --- sizes ---
 

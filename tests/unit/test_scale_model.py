@@ -56,6 +56,7 @@ def test_more_gpus_compute_faster_and_less_of_the_time_and_the_driver_takes_as_l
         assert more.computing_s < fewer.computing_s
         assert more.efficiency() < fewer.efficiency()
         assert more.idle_gpu_hours() > fewer.idle_gpu_hours()
+        assert more.alone_s() == fewer.alone_s() < more.total_s()
         for stage in SERIAL:
             assert more.stages_s()[stage] == fewer.stages_s()[stage]
 
