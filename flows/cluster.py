@@ -8,7 +8,7 @@ import importlib
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 
 _LOOK_S = 0.1
 """Seconds between two looks at calls on hosts."""
-_SAY_S = 10.0
-"""Seconds after which a person is told that a GPU is waited for."""
+SAY_S = 10.0
+"""Seconds after which a person is told that a GPU, or a slot, is waited for."""
 
 
 class Cluster(ABC):
@@ -51,20 +51,29 @@ class Cluster(ABC):
         self._has_gpus = has_gpus
 
     def submit(self, task: Task[Any, Any], parameters: dict[str, Any]) -> PrefectFuture[Any]:
-        """Submit a device task; it begins once there is a slot for it."""
-        with self._resources():
+        """
+        Submit a device task; it begins once there is a slot for it.
+
+        Raises:
+            ClusterLostError: The cluster's scheduler is gone.
+        """
+        with self._asking(), self._resources():
             future: PrefectFuture[Any] = self._runner.submit(task, parameters)
         return future
 
     def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        """Whether a device task has ended, so that its state is at hand."""
-        return self._is_over(cast("Any", future).wrapped_future)
+        """Whether a device task has ended, so that its state is at hand; of a cluster that is gone, none has."""
+        try:
+            with self._asking():
+                return self._is_over(cast("Any", future).wrapped_future)
+        except ClusterLostError:
+            return False
 
     def result(self, future: PrefectFuture[Any]) -> Any:
         """Return what a device task that has ended returned, or the error that ended it."""
         try:
-            future.wait()
-            return future.state.result(raise_on_failure=False)
+            with self._asking():
+                return self._result(future)
         except Exception as error:  # noqa: BLE001  # its state was never told
             return error
 
@@ -74,7 +83,7 @@ class Cluster(ABC):
 
     def drop(self, future: PrefectFuture[Any]) -> None:
         """Take back a device task, if it has not begun."""
-        self._cancel(cast("Any", future).wrapped_future)
+        self._take_back([cast("Any", future).wrapped_future])
 
     def is_there(self) -> bool:
         """Whether its scheduler can be reached; without it no task comes back."""
@@ -88,22 +97,24 @@ class Cluster(ABC):
             ClusterLostError: Its scheduler is gone.
             ConfigurationError: No host of it is left.
         """
-        if not self.is_there():
-            raise ClusterLostError(self.engine)
+        self._must_be_there()
 
     def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
         Call a function once on every host that can compute.
 
+        Hosts that compute for other runs answer as well.
+
         Raises:
             ConfigurationError: A host did not answer in time; what the function raised on a host is raised as it is.
+            ClusterLostError: The cluster's scheduler is gone.
         """
-        calls = self._call_hosts(function, args, gpus=0)
+        with self._asking():
+            calls = self._call_hosts(function, args, gpus=0)
         try:
             return self._answers(calls, timeout_s)
         except BaseException:
-            for call in calls.values():
-                self._cancel(call)
+            self._take_back(calls.values())
             raise
 
     def _answers(self, calls: dict[str, Any], timeout_s: float) -> list[Any]:
@@ -113,7 +124,8 @@ class Cluster(ABC):
         while late := [host for host in calls if host not in found]:
             if time.monotonic() > deadline_s:
                 raise ConfigurationError(f"the host at {printable(late[0])} did not answer for {timeout_s:g} s")
-            found |= {host: self._answer(calls[host], host) for host in late if self._is_over(calls[host])}
+            with self._asking():
+                found |= {host: self._answer(calls[host], host) for host in late if self._is_over(calls[host])}
             if len(found) < len(calls):
                 time.sleep(_LOOK_S)
         return [found[host] for host in calls]
@@ -124,25 +136,61 @@ class Cluster(ABC):
 
         A host that does not answer *timeout_s* after the first is left out. What the function raises on a host is
         raised as it is.
+
+        Raises:
+            ClusterLostError: The cluster's scheduler is gone.
         """
-        calls = self._call_hosts(function, args, gpus=1)
-        if len(self._wait_for(calls, min(_SAY_S, timeout_s), least=1)) == len(calls):
+        with self._asking():
+            calls = self._call_hosts(function, args, gpus=1)
+        if len(self._wait_for(calls, min(SAY_S, timeout_s), least=1)) == len(calls):
             get_run_logger().warning("waiting for a GPU: no host of the cluster has a free one yet")
             self._wait_for(calls, float("inf"), least=1)
         late = self._wait_for(calls, timeout_s)
         for host in late:
             get_run_logger().warning("the host at %s has no free GPU yet: the run is planned without it", host)
-            self._cancel(calls[host])
-        return [self._answer(call, host) for host, call in calls.items() if host not in late]
+        self._take_back([calls[host] for host in late])
+        with self._asking():
+            return [self._answer(call, host) for host, call in calls.items() if host not in late]
 
     def _wait_for(self, calls: dict[str, Any], timeout_s: float, *, least: int | None = None) -> list[str]:
         """Wait until *least* calls, or all, are over; return the hosts whose are not."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            late = [host for host, call in calls.items() if not self._is_over(call)]
+            with self._asking():
+                late = [host for host, call in calls.items() if not self._is_over(call)]
             if len(calls) - len(late) >= (len(calls) if least is None else least) or time.monotonic() > deadline_s:
                 return late
             time.sleep(_LOOK_S)
+
+    def _take_back(self, calls: Iterable[Any]) -> None:
+        if self.is_there():  # else there is nobody to be told
+            for call in calls:
+                self._cancel(call)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """
+        Ask the engine something, unless it is gone; what fails because it goes meanwhile is told as such.
+
+        Raises:
+            ClusterLostError: It is gone.
+        """
+        self._must_be_there()
+        try:
+            yield
+        except Exception as error:
+            self._must_be_there(error)
+            raise
+
+    def _must_be_there(self, error: Exception | None = None) -> None:
+        """Raise ``ClusterLostError`` where the scheduler is gone, as *error* may tell."""
+        if not self.is_there():
+            raise ClusterLostError(self.engine) from error
+
+    def _result(self, future: PrefectFuture[Any]) -> Any:
+        """Return what a task that has ended returned or raised."""
+        future.wait()
+        return future.state.result(raise_on_failure=False)
 
     @abstractmethod
     def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
@@ -166,7 +214,9 @@ class Cluster(ABC):
 
 
 @contextmanager
-def connected(task_runner: TaskRunner[Any], what: str, *, ready: Callable[[], object] = lambda: None) -> Iterator[None]:
+def connected(
+    task_runner: AbstractContextManager[TaskRunner[Any]], what: str, *, ready: Callable[[], object] = lambda: None
+) -> Iterator[TaskRunner[Any]]:
     """
     Start a task runner, and stop it at the end.
 
@@ -180,11 +230,11 @@ def connected(task_runner: TaskRunner[Any], what: str, *, ready: Callable[[], ob
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(task_runner)
+            started = stack.enter_context(task_runner)
             ready()
         except Exception as error:
             raise ConfigurationError(f"no cluster of {what}: {printable(str(error))}") from error
-        yield
+        yield started
 
 
 def imported(package: str, engine: str) -> Any:

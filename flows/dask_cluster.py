@@ -1,5 +1,6 @@
 """A cluster of Dask: for the time of the run on this machine, one that stands, or workers that SLURM starts."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -75,6 +76,11 @@ def slurm_cluster(*, workers: int, on_cpus: bool) -> Iterator[Cluster]:
         yield _DaskCluster(task_runner, workers, on_cpus=on_cpus, jobs=jobs)
 
 
+async def _in_a_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function from a worker's event loop, which goes on meanwhile."""
+    return await asyncio.to_thread(function, *args)
+
+
 class _DaskCluster(Cluster):
     engine = "dask"
 
@@ -96,26 +102,33 @@ class _DaskCluster(Cluster):
         # whoever lost the connection has lost its tasks as well, though it may connect again
         return bool(self._client.status == "running")
 
-    def result(self, future: PrefectFuture[Any]) -> Any:
+    def _result(self, future: PrefectFuture[Any]) -> Any:
         call = cast("Any", future).wrapped_future
         if call.status == "finished":
-            return super().result(future)
-        try:  # a worker could not load it, or too many were lost with it: Prefect has not heard of that
-            return call.exception()
-        except Exception as error:  # noqa: BLE001  # it is what the caller asks for
-            return error
+            return super()._result(future)
+        return call.exception()  # a worker could not load it, or too many were lost with it: unheard of by Prefect
 
     def has_begun(self, future: PrefectFuture[Any]) -> bool:
         key = cast("Any", future).wrapped_future.key
         return any(key in keys for keys in self._client.processing().values())
 
     def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
-        wanted = {"GPU": gpus} if gpus else None
-        submit = self._client.submit
+        workers = self._one_worker_a_host()
+        if not gpus:
+            loop = self._client.loop.asyncio_loop
+            return {
+                host: asyncio.run_coroutine_threadsafe(self._call_beside(worker, function, args), loop)
+                for host, worker in workers.items()
+            }
+        options = {"resources": {"GPU": gpus}, "allow_other_workers": False, "pure": False}
         return {
-            host: submit(function, *args, workers=[worker], resources=wanted, allow_other_workers=False, pure=False)
-            for host, worker in self._one_worker_a_host().items()
+            host: self._client.submit(function, *args, workers=[worker], **options) for host, worker in workers.items()
         }
+
+    async def _call_beside(self, worker: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a function beside whatever the worker computes: a task would wait until it has ended."""
+        answers = await self._client.run(_in_a_thread, function, *args, workers=[worker])
+        return answers[worker]
 
     def _one_worker_a_host(self) -> dict[str, str]:
         found = self._client.scheduler_info(n_workers=-1)["workers"].items()

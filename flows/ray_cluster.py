@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -28,14 +29,27 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
         ConfigurationError: It cannot be reached.
     """
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if not address:
+    if address:
+        options |= {"address": f"ray://{address}"}
+    else:
         # "local" is Ray's word for one of our own, also where another runs or RAY_ADDRESS names one
         options |= {"address": "local", "num_cpus": workers or usable_cores(), "include_dashboard": False}
         options |= {"num_gpus": 0} if on_cpus else {}
-    where = f"ray://{address}" if address else None
-    task_runner = imported("prefect_ray", "ray").RayTaskRunner(address=where, init_kwargs=options)
-    with connected(task_runner, f"ray at {printable(address)}" if address else "ray on this machine"):
+    what = f"ray at {printable(address)}" if address else "ray on this machine"
+    with connected(_task_runner(options), what) as task_runner:
         yield _RayCluster(task_runner, workers, on_cpus=on_cpus)
+
+
+@contextmanager
+def _task_runner(options: dict[str, Any]) -> Iterator[TaskRunner[Any]]:
+    """Connect as *options* say; a task runner leaves alone what is there, else it would ask a Ray that may be gone."""
+    ray, prefect_ray = imported("ray", "ray"), imported("prefect_ray", "ray")
+    ray.init(**options)
+    try:
+        with prefect_ray.RayTaskRunner() as task_runner:
+            yield task_runner
+    finally:
+        ray.shutdown()
 
 
 class _RayCluster(Cluster):
@@ -43,10 +57,20 @@ class _RayCluster(Cluster):
 
     def __init__(self, runner: TaskRunner[Any], workers: int, *, on_cpus: bool) -> None:
         self._ray = imported("ray", "ray")
+        self._is_lost = False
         found = self._ray.cluster_resources()
         gpus = int(found.get("GPU", 0))
         available = gpus or int(found.get("CPU", 0))
         super().__init__(runner, min(available, workers or available), has_gpus=gpus > 0, on_cpus=on_cpus)
+
+    def is_there(self) -> bool:
+        # Ray's client tries for half a minute to connect again. Whoever asks it after that, or when it has failed,
+        # would have Ray start a cluster on this machine
+        return not self._is_lost and bool(self._ray.is_initialized())
+
+    def _must_be_there(self, error: Exception | None = None) -> None:
+        self._is_lost = self._is_lost or _is_of_connection(error)
+        super()._must_be_there(error)
 
     def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -87,6 +111,12 @@ class _RayCluster(Cluster):
         options = {**slot, "max_retries": -1}
         remote_options = imported("prefect_ray.context", "ray").remote_options
         return cast("AbstractContextManager[Any]", remote_options(**options))
+
+
+def _is_of_connection(error: Exception | None) -> bool:
+    """Whether an error tells of a connection: one of Python, or of gRPC, which only a client of Ray loads."""
+    grpc = sys.modules.get("grpc")
+    return isinstance(error, ConnectionError) or (grpc is not None and isinstance(error, grpc.RpcError))
 
 
 def show_token() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,16 +13,15 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import mkdtemp
 
 import psutil
 from distributed import Client
 
 from tests.faults.processes import ROOT, make_proteins
+from tests.nodes import Node
 from virnucpro.run_layout import RunLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def environment_of_commands(home):
@@ -141,6 +141,42 @@ def dask_workers(stack, environments, address, folder):
     with Client(url, set_as_default=False) as client:
         client.wait_for_workers(len(workers), timeout=120)
     return workers
+
+
+@contextmanager
+def ray_program():
+    """Yield the words that start a node of Ray, and the folder for what the head writes."""
+    temporary = Path(mkdtemp(prefix="vnp-ray-"))  # sockets' paths must be short
+    (temporary / "venv").symlink_to(sys.prefix)  # Ray starts its client's server by a shell, unquoted
+    python = str(temporary / "venv" / "bin" / "python")
+    ports = ["--min-worker-port", "0", "--max-worker-port", "0"]
+    try:
+        yield [python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *ports], temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def ray_head_and_node(stack, folder, environment, *, slots):
+    """
+    Start a head of Ray that computes nothing, and a node that does; return the head and its host and port.
+
+    Both ask for the token of the environment.
+    """
+    head, node = (Node(f"{name}-{os.getpid()}", "127.0.0.1") for name in ("head", "node"))
+    port, client_port = str(free_port()), str(free_port())
+    ray, temporary = stack.enter_context(ray_program())
+    of_head = ["--head", "--port", port, "--ray-client-server-port", client_port, "--include-dashboard", "false"]
+    of_head += ["--temp-dir", str(temporary), "--num-cpus", "0"]
+    for one, options in (
+        (head, of_head),
+        (node, ["--address", f"127.0.0.1:{port}", "--num-cpus", str(slots)]),
+    ):
+        log = folder / f"{one.name}.log"
+        environ = {**environment, "RAY_AUTH_MODE": "token"}
+        stack.enter_context(one.run([*ray, "--node-ip-address", "127.0.0.1", *options], log, environ))
+        stack.callback(one.kill)
+        wait_until(lambda log=log: "Ray runtime started" in log.read_text(), seconds=90)
+    return head, f"127.0.0.1:{client_port}"
 
 
 def started(stack, environment, module, *arguments):

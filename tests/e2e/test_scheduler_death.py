@@ -13,6 +13,7 @@ from tests.clusters import (
     dask_scheduler,
     dask_workers,
     environment_of_commands,
+    ray_head_and_node,
     rows_done,
     said,
     wait_until,
@@ -22,34 +23,46 @@ from virnucpro.run_layout import RunLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
-ENDED_WITHIN_S = 30.0
-"""Seconds after its scheduler within which a command has ended, and no worker computes any more."""
+ENDED_WITHIN_S = {"dask": 30.0, "ray": 60.0}
+"""Seconds after its scheduler within which a command has ended, and no worker computes any more; Ray's client tries for
+half a minute to connect again."""
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Of the commands: a Prefect of their own."""
-    return environment_of_commands(tmp_path_factory.mktemp("prefect"))
+    """Of the commands: a Prefect of their own, and a token for Ray."""
+    environment = environment_of_commands(tmp_path_factory.mktemp("prefect"))
+    return {**environment, "RAY_AUTH_TOKEN": "a-token-for-tests-only-of-some-length"}
 
 
-def test_when_dasks_scheduler_dies_the_run_ends_and_the_same_command_continues_it(tmp_path, environment):
-    slow_run, layout = SlowRun.made(tmp_path), RunLayout(tmp_path / "dask" / "out")
+def cluster_of(engine, stack, folder, environment):
+    """Start a cluster with two slots that stands; return what kills its scheduler, and its runner's name."""
+    if engine == "ray":
+        head, address = ray_head_and_node(stack, folder, environment, slots=2)
+        return head.kill, f"ray://{address}"
+    scheduler, address = dask_scheduler(stack, folder, environment)
+    dask_workers(stack, [environment] * 2, address, folder)
+    return scheduler.kill, f"dask://{address}"
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray"])
+def test_when_the_scheduler_dies_the_run_ends_and_the_same_command_continues_it(engine, tmp_path, environment):
+    slow_run, layout = SlowRun.made(tmp_path), RunLayout(tmp_path / engine / "out")
     expected = slow_run.expected(environment, tmp_path / "threads" / "out")
     with ExitStack() as stack:
-        scheduler, address = dask_scheduler(stack, tmp_path, environment)
-        dask_workers(stack, [environment] * 2, address, tmp_path)
-        with slow_run.on(environment, layout.output_dir, "--runner", f"dask://{address}") as run:
+        kill, runner = cluster_of(engine, stack, tmp_path, environment)
+        with slow_run.on(environment, layout.output_dir, "--runner", runner) as run:
             workers = [worker_process(layout, rank) for rank in range(2)]
             wait_until(lambda: rows_done(layout), seconds=240)
-            scheduler.kill()
+            kill()
             killed_s = time.monotonic()
             assert run.wait(240) == 70, said(layout.output_dir)
             ended_s = time.monotonic() - killed_s
         wait_until(lambda: not any(worker.is_running() for worker in workers), seconds=60)
         idle_s = time.monotonic() - killed_s
-    print(f"after its scheduler the command lived {ended_s:.1f} s, the last worker at the most {idle_s:.1f} s")
-    assert max(ended_s, idle_s) < ENDED_WITHIN_S
-    assert "the scheduler of dask is gone" in said(layout.output_dir)
+    print(f"{engine}: after its scheduler the command lived {ended_s:.1f} s, the last worker {idle_s:.1f} s")
+    assert max(ended_s, idle_s) < ENDED_WITHIN_S[engine]
+    assert f"the scheduler of {engine} is gone" in said(layout.output_dir)
     assert "Traceback" not in said(layout.output_dir)
     with slow_run.on(environment, layout.output_dir, "--runner", "dask", "--devices", "cpu") as run:
         assert run.wait(240) == 0, said(layout.output_dir)

@@ -8,15 +8,13 @@ proteins; with fewer it is part of ``make e2e``.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
+from tests.clusters import ray_program
 from tests.faults.processes import ROOT
 from tests.nodes import network
 from tests.prefect_service import prefect_service, started, wait_until
@@ -54,22 +52,12 @@ class Hosts:
         """A cluster of Ray on both nodes; yield its runner's name and what starts the second node again."""
         first, second = self.nodes
         ports = {"head": "6379", "client": "10001"} if self.place.is_real else {"head": "26379", "client": "26001"}
-        temporary = Path(mkdtemp(prefix="vnp-ray-"))  # sockets' paths must be short
-        (temporary / "venv").symlink_to(sys.prefix)  # Ray starts its client's server by a shell, unquoted
-        ray = [
-            str(temporary / "venv" / "bin" / "python"),
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--disable-usage-stats",
-        ]
-        slots = ["--num-cpus", str(SLOTS), "--num-gpus", str(SLOTS), "--min-worker-port", "0", "--max-worker-port", "0"]
+        slots = ["--num-cpus", str(SLOTS), "--num-gpus", str(SLOTS)]
         head = ["--head", "--node-ip-address", first.address, "--port", ports["head"], "--include-dashboard", "false"]
-        head += ["--ray-client-server-port", ports["client"], "--temp-dir", str(temporary)]
         other = ["--address", f"{first.address}:{ports['head']}", "--node-ip-address", second.address]
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            ray, temporary = stack.enter_context(ray_program())
+            head += ["--ray-client-server-port", ports["client"], "--temp-dir", str(temporary)]
             self._begin(stack, first, [*ray, *slots, *head], says="Ray runtime started")
 
             def start_second():

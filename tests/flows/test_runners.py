@@ -14,7 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.cluster import Cluster
 from flows.ray_cluster import show_token
 from flows.runners import Runner, check_runner_allowed, runner_of
-from virnucpro.errors import ConfigurationError, HostCheckError
+from virnucpro.errors import ClusterLostError, ConfigurationError, HostCheckError
 
 LATE_S = 0.5
 
@@ -22,11 +22,17 @@ LATE_S = 0.5
 class Threads(Cluster):
     """A cluster whose hosts are threads: ``slow`` and ``other``, of which the first waits until it may go on."""
 
+    engine = "threads"
+
     def __init__(self, pool, may_go_on):
         super().__init__(ThreadPoolTaskRunner(), 2, has_gpus=True, on_cpus=True)
         self.cancelled = []
         self.gpus_asked = set()
+        self.scheduler_is_there = True
         self._pool, self._may_go_on = pool, may_go_on
+
+    def is_there(self):
+        return self.scheduler_is_there
 
     def _call_hosts(self, function, args, *, gpus):
         self.gpus_asked |= {gpus}
@@ -104,6 +110,28 @@ def test_where_all_gpus_are_taken_the_first_that_is_free_is_waited_for(cluster, 
 
     assert set(cluster.on_a_gpu_of_every_host(probe, timeout_s=LATE_S)) == {"slow", "other"}
     assert waited.is_set()
+
+
+@pytest.mark.parametrize("ask_them", ["on_every_host", "on_a_gpu_of_every_host"])
+def test_a_scheduler_that_goes_while_hosts_are_asked_is_told_as_such_and_nobody_is_told_to_stop(cluster, ask_them):
+    threading.Timer(LATE_S, lambda: setattr(cluster, "scheduler_is_there", False)).start()
+    with pytest.raises(ClusterLostError, match="the scheduler of threads is gone"):
+        getattr(cluster, ask_them)(ask, "here", timeout_s=20)
+    assert cluster.cancelled == []
+
+
+def test_of_a_cluster_that_is_gone_nothing_is_asked(cluster):
+    class Future:
+        wrapped_future = None
+
+    cluster.scheduler_is_there = False
+    assert not cluster.has_ended(Future())
+    cluster.drop(Future())
+    assert cluster.cancelled == []
+    assert isinstance(cluster.result(Future()), ClusterLostError)
+    for ask_it in (cluster.look, lambda: cluster.submit(None, {}), lambda: cluster.on_every_host(ask, timeout_s=1)):
+        with pytest.raises(ClusterLostError):
+            ask_it()
 
 
 def test_ends_of_a_task_that_prefect_never_heard_of_are_errors_and_not_defects(cluster):
