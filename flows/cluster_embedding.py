@@ -3,10 +3,11 @@ The embedding of a run on a cluster: one task a device, each of which claims its
 
 The tasks need no word from here: the driver prepares the run, asks every host whether it sees the same input and
 folder, submits the tasks, and waits until all units are done. A task whose host died is started again by the engine;
-one that could not take part is told of, and the others do its work.
+one that could not take part is told of and submitted again a little later, and the others do its work meanwhile.
 """
 
 import time
+from collections import Counter
 from typing import Any
 
 from prefect import task
@@ -17,7 +18,7 @@ from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 
 from flows.api_reach import check_api_reached
-from flows.cluster import Cluster
+from flows.cluster import SAY_S, Cluster
 from flows.parent_lines import log_level
 from virnucpro.config import HostMetricsOptions, RunLimits
 from virnucpro.errors import VirNucProError, printable
@@ -36,6 +37,9 @@ ANSWER_S = 30.0
 """Seconds that the hosts have to answer whether they can take part, beside those of hashing the input."""
 LOOK_S = 0.5
 """Seconds between two looks at the tasks."""
+LATER_S = (10.0, 60.0)
+"""Seconds until a lost task is submitted again: the first time, and every time after it. A folder that is away comes
+back within a minute, or somebody has to see to it."""
 LEAVE_S = 60.0
 """Seconds that tasks have to end once there is nothing left to do; those that show that they live (they seal, which
 takes minutes where there are many rows) have as long as they need."""
@@ -72,7 +76,7 @@ class OnCluster:
     Args:
         cluster: Started.
         run: Prepared; its ``world_size`` is the number of tasks.
-        limits: How often a worker is started again.
+        limits: How often a worker is started again, and as often a task that was lost.
         embedding: Is told what the workers on all hosts say.
         metrics: Where each host serves what only it knows of the run; None for nowhere.
     """
@@ -91,7 +95,13 @@ class OnCluster:
         self._metrics = metrics
         self._hosts = HostRun(run, embedding)
         self._running: dict[int, PrefectFuture[Any]] = {}
-        self._problems: list[VirNucProError] = []
+        self._starts: Counter[int] = Counter()
+        """Rank -> times that its task was submitted."""
+        self._later: dict[int, float] = {}
+        """Rank of a lost task -> when it is submitted again."""
+        self._problems: dict[int, VirNucProError] = {}
+        """Rank -> what its task was lost by first, until it has taken part."""
+        self._is_ending = False
         self._all_done = False
 
     def embed(self) -> None:
@@ -111,12 +121,16 @@ class OnCluster:
             hosts = self._cluster.on_every_host(check_host, self._run, "check", timeout_s=limit_s)
             self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
-                parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}
-                self._running[rank] = self._cluster.submit(embed_on_host, parameters)
+                self._submit(rank)
+            say_s: float | None = time.monotonic() + SAY_S
             try:
-                while self._running and not self._is_done():
+                while (self._running or self._later) and not self._is_done():
                     self._cluster.look()
                     self._take_ended()
+                    self._submit_again()
+                    if say_s is not None and time.monotonic() > say_s:
+                        say_s = None
+                        self._say_if_waiting()
                     time.sleep(LOOK_S)
             except BaseException:
                 get_run_logger().warning("stopping: workers end at their next batch boundary")
@@ -125,7 +139,7 @@ class OnCluster:
             finally:
                 self._let_end()
         if self._problems and len(self._problems) == self._run.world_size:
-            raise self._problems[0]
+            raise next(iter(self._problems.values()))
 
     def outcomes(self) -> list[RankOutcome]:
         """Return how each task's rank went."""
@@ -134,6 +148,24 @@ class OnCluster:
     def reasons(self) -> Reasons:
         """Return what knows why a sequence has no row."""
         return self._hosts.excuses()
+
+    def _submit(self, rank: int) -> None:
+        parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}
+        self._starts[rank] += 1
+        self._running[rank] = self._cluster.submit(embed_on_host, parameters)
+
+    def _submit_again(self) -> None:
+        """Submit the lost tasks whose time has come."""
+        for rank in [rank for rank, due_s in self._later.items() if due_s <= time.monotonic()]:
+            del self._later[rank]
+            self._submit(rank)
+
+    def _say_if_waiting(self) -> None:
+        if self._running and not self._hosts.ranks_at_work():
+            get_run_logger().warning(
+                "waiting for a slot of the cluster: no task of this run computes yet (other runs have all slots, or "
+                "hosts are still getting ready)"
+            )
 
     def _warn_of_unserved(self, hosts: list[str]) -> None:
         others = sorted(set(hosts) - {host_name()})
@@ -146,6 +178,7 @@ class OnCluster:
 
     def _let_end(self) -> None:
         """Wait until the tasks have ended; those that never began are taken back."""
+        self._is_ending = True
         deadline_s = time.monotonic() + LEAVE_S
         waiting: set[int] = set()
         while self._running and self._cluster.is_there() and (time.monotonic() < deadline_s or self._some_seal()):
@@ -175,15 +208,38 @@ class OnCluster:
         for rank, future in list(self._running.items()):
             if not self._cluster.has_ended(future):
                 continue
-            del self._running[rank]
             found = self._cluster.result(future)
             if isinstance(found, DeviceOutcome):
-                self._hosts.take(found)
-                continue
-            reason = str(found) or type(found).__name__
-            get_run_logger().warning("task %s did not take part: %s", rank, reason)
-            failure = FailureClass.DIED
-            if isinstance(found, VirNucProError):
-                self._problems.append(found)
-                failure = FailureClass.CONFIGURATION
-            self._hosts.take_lost(rank, reason, failure=failure)
+                del self._running[rank]
+                self._take(rank, found)
+            elif self._cluster.is_there():  # else all tasks have ended with it
+                del self._running[rank]
+                self._take_lost(rank, found)
+
+    def _take(self, rank: int, outcome: DeviceOutcome) -> None:
+        self._hosts.take(outcome)
+        self._problems.pop(rank, None)
+        if outcome.rank.state == "stopped":  # unless we are ending, it missed our sign of life
+            again_s = self._again_s(rank)
+            if again_s is not None:
+                get_run_logger().warning("task %s stopped by itself: it is submitted again in %g s", rank, again_s)
+
+    def _take_lost(self, rank: int, found: Any) -> None:
+        reason = str(found) or type(found).__name__
+        again_s = self._again_s(rank)
+        then = "" if again_s is None else f"; it is submitted again in {again_s:g} s"
+        get_run_logger().warning("task %s did not take part: %s%s", rank, reason, then)
+        failure = FailureClass.DIED
+        if isinstance(found, VirNucProError):
+            self._problems.setdefault(rank, found)
+            failure = FailureClass.CONFIGURATION
+        self._hosts.take_lost(rank, reason, failure=failure, starts_again=again_s is not None)
+
+    def _again_s(self, rank: int) -> float | None:
+        """Note that a lost task starts again; return the seconds until then, or None where it does not."""
+        starts = self._starts[rank]
+        if self._is_ending or starts >= self._limits.attempts:
+            return None
+        again_s = LATER_S[min(starts, len(LATER_S)) - 1]
+        self._later[rank] = time.monotonic() + again_s
+        return again_s

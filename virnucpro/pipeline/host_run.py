@@ -183,7 +183,9 @@ class HostRun:
         self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
         self._excused |= outcome.excused
 
-    def take_lost(self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED) -> None:
+    def take_lost(
+        self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED, starts_again: bool = False
+    ) -> None:
         """
         Take in that a device task ended without an outcome: its host is gone, or it could not take part.
 
@@ -191,6 +193,7 @@ class HostRun:
             rank: Of the task.
             reason: One sentence for a person.
             failure: Of which class.
+            starts_again: Whether the task is submitted again.
         """
         before = self._outcomes[rank]
         lost = RankOutcome(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
@@ -198,7 +201,12 @@ class HostRun:
         self._outcomes[rank] = _joined(before, lost)
         if self._telemetry is not None:
             end = ProcessEnd(
-                state="failed", failure=failure.value, reason=reason, exit_code=None, starts_again=False, excused={}
+                state="failed",
+                failure=failure.value,
+                reason=reason,
+                exit_code=None,
+                starts_again=starts_again,
+                excused={},
             )
             self._telemetry.ended(rank, end)
 
