@@ -115,7 +115,7 @@ def _gpu_rates(rates: Rates) -> Any:
             style = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
             axes.plot(GPUS, shares, label=name if design is AS_IT_IS else None, **style)
     axes.plot([], [], color="black", linestyle="-", label="as it is")
-    axes.plot([], [], color="black", linestyle="--", label="after changes 1 to 4")
+    axes.plot([], [], color="black", linestyle="--", label="after changes 1 to 3")
     _gpu_axis(axes)
     axes.set_ylim(0, 100)
     axes.set_ylabel("share of the time in which the GPUs compute, %")
