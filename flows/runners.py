@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 
 from flows.cluster import Cluster, imported
@@ -99,4 +100,10 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
     with start as cluster:
         if cluster.slots < 1:
             raise ConfigurationError(f"the cluster of {runner.engine} has no worker that computes: start some")
+        if runner.address and cluster.device_type == "cpu" and not on_cpus:
+            get_run_logger().warning(
+                "the cluster of %s declares no GPU: the run computes on its CPUs, in %s tasks (--devices cpu asks for it)",
+                runner.engine,
+                cluster.slots,
+            )
         yield cluster

@@ -1,5 +1,6 @@
 """Runners by name, and calls on hosts of which some answer late, with hosts that are threads."""
 
+import logging
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from prefect.logging import disable_run_logger
 from prefect.states import Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows import runners
 from flows.cluster import Cluster
 from flows.ray_cluster import show_token
 from flows.runners import Runner, check_runner_allowed, runner_of
@@ -144,6 +146,19 @@ def test_ends_of_a_task_that_prefect_never_heard_of_are_errors_and_not_defects(c
             return Running()
 
     assert "RUNNING" in str(cluster.result(Unheard()))
+
+
+@pytest.mark.parametrize(("address", "on_cpus", "warns"), [("h:1", False, 1), ("h:1", True, 0), ("", False, 0)])
+def test_a_standing_cluster_without_gpus_computes_on_cpus_and_says_so(monkeypatch, caplog, address, on_cpus, warns):
+    class OfCpus(Threads):
+        def __init__(self):
+            Cluster.__init__(self, ThreadPoolTaskRunner(), 2, has_gpus=False, on_cpus=on_cpus)
+
+    monkeypatch.setattr(runners, "ray_cluster", lambda *_, **__: nullcontext(OfCpus()))
+    monkeypatch.setattr(runners, "get_run_logger", logging.getLogger)
+    with runners.started(Runner("ray", address), workers=0, on_cpus=on_cpus) as found:
+        assert found.device_type == "cpu"
+    assert caplog.text.count("declares no GPU") == warns
 
 
 @pytest.mark.parametrize("name", ["ray", "dask", "threads"])
