@@ -102,7 +102,7 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
             raise ConfigurationError(f"the cluster of {runner.engine} has no worker that computes: start some")
         if runner.address and cluster.device_type == "cpu" and not on_cpus:
             get_run_logger().warning(
-                "the cluster of %s declares no GPU: the run computes on its CPUs, in %s tasks (--devices cpu asks for it)",
+                "the cluster of %s declares no GPU: its CPUs compute, in %s tasks (--devices cpu asks for that)",
                 runner.engine,
                 cluster.slots,
             )
