@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 import yaml
 
-from tests.clusters import command, dask_scheduler, dask_workers, environment_of_commands, rows_done, wait_until
+from tests.clusters import SlowRun, dask_scheduler, dask_workers, environment_of_commands, rows_done, wait_until
 from tests.debian_programs import Prometheus, started
 from tests.e2e.test_prometheus import CONFIG, SCRAPE_INTERVAL, TARGETS
 from virnucpro.run_layout import RunLayout
@@ -30,7 +30,7 @@ def prometheus(tmp_path):
         yield Prometheus(url)
 
 
-def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(examples_dir, tmp_path, prometheus):
+def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down(tmp_path, prometheus):
     def hosts(query):
         """Host -> value of a series a host; of the driver's target the host is empty."""
         return {dict(labels).get("host", ""): value for labels, value in prometheus.vector(query).items()}
@@ -43,14 +43,8 @@ def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down
         environments = [{**environment, "VIRNUCPRO_HOST_NAME": name} for name in names]
         workers = dict(zip(names, dask_workers(stack, environments, address, tmp_path), strict=True))
         metrics = ("--metrics-targets", str(targets), "--metrics-network", "127.0.0.0/8")
-        run = stack.enter_context(
-            command(
-                environment,
-                examples_dir / "proteins.fasta",
-                layout.output_dir,
-                *("--runner", f"dask://{address}", *metrics),
-            )
-        )
+        slow = SlowRun.made(tmp_path)  # else all may be computed before the host is killed
+        run = stack.enter_context(slow.on(environment, layout.output_dir, "--runner", f"dask://{address}", *metrics))
         wait_until(lambda: hosts("up") == {"": 1, "node-1": 1, "node-2": 1}, seconds=120)
         wait_until(lambda: hosts("virnucpro_worker_resident_memory_bytes").keys() == workers.keys(), seconds=120)
         wait_until(lambda: hosts("virnucpro_worker_tokens_left").keys() >= workers.keys(), seconds=60)
