@@ -8,6 +8,7 @@ one that could not take part is told of and submitted again a little later, and 
 
 import time
 from collections import Counter
+from contextvars import copy_context
 from typing import Any
 
 from prefect import task
@@ -53,10 +54,12 @@ def _name() -> str:
 def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostMetricsOptions | None) -> DeviceOutcome:
     """Take part in the run with one device of this host, until everything is done."""
     logger = get_run_logger()
+    ours = copy_context()  # which other threads have not: Prefect would start a server of its own here for their lines
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "log":
-            logger.log(log_level(message["level"]), "host %s, rank %s: %s", host_name(), rank, log_sentence(message))
+            line = "host %s, rank %s: %s", host_name(), rank, log_sentence(message)
+            ours.copy().run(logger.log, log_level(message["level"]), *line)
 
     outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=hear)
     logger.info(

@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import ExitStack
 
+import psutil
 import pytest
 import yaml
 
@@ -49,6 +50,8 @@ def test_prometheus_finds_the_driver_and_each_host_and_sees_a_killed_one_as_down
         wait_until(lambda: hosts("virnucpro_worker_resident_memory_bytes").keys() == workers.keys(), seconds=120)
         wait_until(lambda: hosts("virnucpro_worker_tokens_left").keys() >= workers.keys(), seconds=60)
         wait_until(lambda: rows_done(layout), seconds=120)
+        below = [child for one in workers.values() for child in psutil.Process(one.pid).children(recursive=True)]
+        assert not [child for child in below if "uvicorn" in child.cmdline()], "a host has a Prefect server of its own"
         workers["node-1"].kill()
         wait_until(lambda: hosts("up").get("node-1") == 0, seconds=60)
         assert hosts("up")[""] == hosts("up")["node-2"] == 1
