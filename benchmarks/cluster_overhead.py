@@ -52,6 +52,8 @@ class Run:
     wall_s: float = 0.0
     cpu_s: dict[int, float] = field(default_factory=dict)
     """Process -> CPU seconds so far."""
+    system_s: dict[int, float] = field(default_factory=dict)
+    """Process -> those of them that it spent in the kernel."""
 
     def look(self) -> bool:
         """Note the CPU seconds of all its processes; return whether it goes on."""
@@ -63,7 +65,7 @@ class Run:
             for one in [root, *root.children(recursive=True)]:
                 with suppress(psutil.NoSuchProcess):
                     times = one.cpu_times()
-                    self.cpu_s[one.pid] = times.user + times.system
+                    self.cpu_s[one.pid], self.system_s[one.pid] = times.user + times.system, times.system
         return True
 
     def figures(self) -> dict[str, float]:
@@ -77,6 +79,7 @@ class Run:
             "work_s": work_s,
             "before_and_after_s": self.wall_s - work_s,
             "workers_cpu_s": workers_s,
+            "of_it_in_kernel_s": sum(seconds for pid, seconds in self.system_s.items() if pid in pids),
             "command_cpu_s": command_s,
             "others_cpu_s": sum(self.cpu_s.values()) - workers_s - command_s,
         }

@@ -71,6 +71,7 @@ class SlurmJobs:
             "job_script_prologue": [
                 *settings["job-script-prologue"],
                 "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
+                "export DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=False",
             ],
             "scheduler_options": {"dashboard_address": "127.0.0.1:0", **settings["scheduler-options"]},
             "security": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.fakes import hash_config
@@ -62,6 +63,20 @@ def test_a_prepared_run_has_its_index_plan_and_manifest(tmp_path, fasta):
             "sha256": durable.sha256_of(fasta),
         }
     ]
+
+
+def test_a_record_without_a_row_is_missing_of_the_block_of_the_sequence_that_it_copies(tmp_path):
+    records = [*RECORDS, ("copy_of_b", RECORDS[1][1]), ("copy_of_a", RECORDS[0][1])]
+    run = prepare(tmp_path, [write_fasta(tmp_path / "in.fasta", records)], token_budget=100)
+    index = run.open_index()
+    plan = run.plan(index)
+    names = {index.sequence_id(position): position for position in range(len(index))}
+    missing = run.missing_of_blocks(np.array([names["b"], names["copy_of_b"], names["copy_of_a"]]))
+    of_b, of_a = (plan.block_of(int(index.representatives[names[name]])) for name in ("b", "a"))
+    assert of_b != of_a
+    assert {block: count for block, count in enumerate(missing.tolist()) if count} == {of_b: 2, of_a: 1}
+    assert len(missing) == len(plan)
+    assert run.missing_of_blocks(np.empty(0, np.int64)).tolist() == [0] * len(plan)
 
 
 @pytest.mark.parametrize(
