@@ -7,7 +7,6 @@ nothing itself: whoever calls submits ``run_device_task`` to an orchestrator, on
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from contextlib import suppress
@@ -107,7 +106,6 @@ class HostRun:
 
     def __enter__(self) -> Self:
         run = self.run
-        shutil.rmtree(run.layout.all_units_dir, ignore_errors=True)  # of earlier starts, whose tasks stop without it
         index = run.open_index()
         plan = run.plan(index)
         found = find_finished_blocks(run.layout, plan)

@@ -194,6 +194,7 @@ def prepare_run(
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
     sweep(layout)
+    shutil.rmtree(layout.all_units_dir, ignore_errors=True)  # of earlier starts, whose tasks on hosts stop without it
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)
         start_afresh(layout, index=_ensure_index(layout, fasta_files, model_config))
