@@ -50,7 +50,7 @@ def in_fp32(weights, proteins):
     return rows(weights, "fp32", proteins)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_every_sequence_points_where_it_does_in_fp32(weights, proteins, in_fp32, precision):
     found = rows(weights, precision, proteins)
     assert found.dtype is torch.float32

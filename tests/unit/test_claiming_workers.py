@@ -178,6 +178,8 @@ def test_two_workers_share_the_blocks_each_is_computed_once_and_each_model_is_lo
     check_rows(run.aggregate().output_path, sequences)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_two_claiming_workers_of_different_speed_give_the_bytes_of_a_normal_run(tmp_path, shared):
     config = replace(configure_model(device_type="cpu"), token_budget=1024, sequences_per_part=16)
     expected, _ = run_multi_gpu_inference([EXAMPLE], tmp_path / "alone", config, 1)

@@ -14,7 +14,7 @@ from tests.strategies import MadeRun, flip_bit
 from virnucpro import durable
 from virnucpro.config import ResultForm
 from virnucpro.errors import OutputError, ResultError, SourceGoneError
-from virnucpro.pipeline import result_passes, unit_claims
+from virnucpro.pipeline import host_watch, result_passes, unit_claims
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result_passes import ResultPasses, help_with_result
@@ -34,6 +34,7 @@ HOST = "a host"
 def small_and_quick(monkeypatch):
     monkeypatch.setattr(result_shards, "SHARD_ROWS", 7)
     monkeypatch.setattr(result_passes, "LOOK_S", 0.01)
+    monkeypatch.setattr(host_watch, "WATCH_INTERVAL_S", 0.01)
 
 
 @pytest.fixture
