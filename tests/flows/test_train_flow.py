@@ -31,6 +31,7 @@ def weights(out):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_flow_gives_the_weights_of_the_command_though_a_worker_is_killed(tmp_path):
     files = make_genomes(tmp_path, codons=600)
     inputs, out = [str(path) for path in files], tmp_path / "flow"
