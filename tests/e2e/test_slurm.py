@@ -98,7 +98,7 @@ def test_a_job_that_ends_before_the_run_is_submitted_again_and_the_bytes_are_the
     assert not worker.is_running()
     assert "submitted again" in said(layout.output_dir)
     assert layout.embeddings.read_bytes() == expected
-    assert not cluster.jobs()
+    wait_until(lambda: not cluster.jobs(), seconds=10)
 
 
 def test_one_job_may_have_several_workers(cluster, environment, slow_run, tmp_path, expected):
@@ -110,7 +110,7 @@ def test_one_job_may_have_several_workers(cluster, environment, slow_run, tmp_pa
         assert len({worker.ppid() for worker in workers}) == 2
         assert run.wait(300) == 0, said(layout.output_dir)
     assert layout.embeddings.read_bytes() == expected
-    assert not cluster.jobs()
+    wait_until(lambda: not cluster.jobs(), seconds=10)
 
 
 def test_ctrl_c_cancels_the_jobs_and_the_run_goes_on_without_slurm(cluster, environment, slow_run, tmp_path, expected):
@@ -141,4 +141,4 @@ def test_jobs_that_cannot_be_are_an_error_of_the_configuration(
     with command({**environment, **setting}, examples_dir / "proteins.fasta", out, *ON_SLURM) as run:
         assert run.wait(240) == 78, said(out)
     assert told in said(out)
-    assert not cluster.jobs()
+    wait_until(lambda: not cluster.jobs(), seconds=10)
