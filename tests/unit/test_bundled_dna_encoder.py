@@ -12,6 +12,7 @@ from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL, MODELS, resolve_model
 from virnucpro.training.dna_card import card_text
 from virnucpro.training.encoder_card import ModelFiles
+from virnucpro.training.encoder_data import as_card
 from virnucpro.training.genomes import KMER_LIMIT, read_genomes, sketch
 from virnucpro.training.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.training.records import file_sha256
@@ -95,6 +96,7 @@ def test_no_genome_is_on_both_sides_and_held_out_ones_are_no_near_copies(card, g
     assert len(held_out) == card["split"]["num_held_out"]
     assert len(training) == card["split"]["num_training"]
     assert not {genome.source for genome in held_out} & {genome.source for genome in training}
+    assert {name: card["split"][name] for name in as_card(training)} == as_card(training)
     viruses = [[sketch(g.letters) for g in part if "virus" in g.file] for part in genomes]
     shares = largest_shares(*viruses)
     assert len(shares) >= 15

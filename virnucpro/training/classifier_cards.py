@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.training.encoder_card import hardware
-from virnucpro.training.genome_split import SPLITS, TRAIN
+from virnucpro.training.encoder_data import training_data_of
+from virnucpro.training.genome_split import SPLITS, TEST, TRAIN
 from virnucpro.training.genomes import KMER_LIMIT
 from virnucpro.training.label_table import NAMES
 from virnucpro.training.pieces import MOST_AMBIGUOUS
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
     from virnucpro.training.training_run import TrainingRun
 
 LINK_RULE = (
-    f"Two records are linked that are of the same genome (as the table says, or the header: an assembly behind the id, "
-    f"or the id without its range), or of which one has {KMER_LIMIT:.0%} or more of the other's 21-mers of either "
-    "strand (one in twenty looked at, by hash). Links of links count."
+    "Two records are linked that are of the same genome (as the table says, or the header: an assembly behind the id, "
+    "or the id without its range), or of the same organism (by the header, without its strain), or of which one has "
+    f"{KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash). Links of "
+    "links count."
 )
 SPLIT_RULE = (
     "{links} Whole clusters of linked records go to one part: in a random order, each if it still fits, up to "
     "{share:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or more has "
-    "at least one in each part; a cluster that belongs to several groups trains. Training learns from the training "
+    "at least one in each part; a cluster that belongs to several groups trains, and so does one that the DNA encoder "
+    "has seen a record or organism of, as far as its card says. Training learns from the training "
     "part alone; validation stops it, calibrates it and settles the threshold; test only measures."
 )
 PIECES_RULE = (
@@ -82,10 +85,37 @@ def worth_of(trained: Trained) -> str:
         if stratum["auroc"] is not None
     )
     loudly = "its labels were shuffled, it knows nothing: " if trained.run.config.shuffle_labels else ""
+    num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
     return (
-        f"{name}: {loudly}on {overall['contigs']:,} pieces of genomes that neither trained it nor were related to any "
-        f"that did, its AUROC is {overall['auroc']['value']:.2f} ({by_length})"
+        f"{name}: {loudly}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
+        f"AUROC is {overall['auroc']['value']:.2f} ({by_length}); other kinds of genomes were not measured"
     )
+
+
+def organisms_of(split: SplitGenomes, part: str) -> dict[str, list[str]]:
+    """Return the organisms of each group in a part; of records whose organism is not known, their genomes."""
+    names: dict[str, set[str]] = {}
+    for genome in split.of_part(part):
+        names.setdefault(genome.group, set()).add(genome.organism or genome.source)
+    return {group: sorted(names[group]) for group in sorted(names)}
+
+
+def limits_of(trained: Trained) -> list[str]:
+    """Return what the figures are not of, a sentence each."""
+    split, config = trained.split, trained.run.config
+    tested = organisms_of(split, TEST)
+    limits = []
+    if unmeasured := sorted({genome.group for genome in split.genomes} - set(tested)):
+        limits.append(f"nothing is measured on {', '.join(unmeasured)}, which only train")
+    records = split.of_part(TEST)
+    for model in (config.dna, config.protein):
+        seen = training_data_of(model)
+        if seen is None:
+            limits.append(f"what {model.model_name} was trained on is not known here: it may have seen the test part")
+        else:
+            seen_of = f"{sum(map(seen.has, records)):,} of the {len(records):,} test records or their organisms"
+            limits.append(f"{model.model_name} was trained on {seen_of}")
+    return [*limits, "kinds of genomes that are not in the test part may do much worse"]
 
 
 def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
@@ -113,6 +143,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "clusters": len(set(split.clusters)),
             "largest_share": split.largest_share,
             "groups": _groups(trained),
+            "organisms": {part: organisms_of(split, part) for part in SPLITS},
             "accessions": {part: [genome.accession for genome in split.of_part(part)] for part in SPLITS},
         },
         "pieces_rule": PIECES_RULE.format(
@@ -134,6 +165,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
         },
         "evaluation": {
             **{name: trained.evaluation[name] for name in keep},
+            "limits": limits_of(trained),
             "other_chunks": {
                 chunk_nt: {name: measured[name] for name in ("overall", "by_length")}
                 for chunk_nt, measured in trained.evaluation["other_chunks"].items()

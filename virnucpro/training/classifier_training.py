@@ -27,6 +27,7 @@ from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.embedded_pieces import cut_frames
+from virnucpro.training.encoder_data import training_data_of
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
 from virnucpro.training.genomes import read_genomes
 from virnucpro.training.pieces import PieceRules, cut_pieces, write_pieces
@@ -159,6 +160,7 @@ def split(run: TrainingRun) -> None:
         return
     config = run.config
     assert run.labelled is not None
+    seen = training_data_of(config.dna)
     with timed() as seconds:
         found = split_labelled(
             run.labelled.genomes,
@@ -166,6 +168,7 @@ def split(run: TrainingRun) -> None:
             seed=config.seed,
             share=config.held_out_share,
             shuffle_labels=config.shuffle_labels,
+            is_seen=[seen is not None and seen.has(genome) for genome in run.labelled.genomes],
         )
         durable.write_bytes(run.layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
     by_part = Counter(found.parts)

@@ -46,7 +46,7 @@ embeddings); sha256 `{card["weights_sha256"]}` |
 | --- | --- | --- | --- | --- |
 {file_rows}
 
-Bias: eukaryotes are one fungus (split by scaffold); archaea are absent but for a few filed under bacteria; prophages
+Bias: eukaryotes are one fungus; archaea are absent but for a few filed under bacteria; prophages
 inside bacterial windows were not filtered; the genomes are public, so published tools may have been trained on them.
 
 ## Split
@@ -54,8 +54,9 @@ inside bacterial windows were not filtered; the genomes are public, so published
 {split["rule"]} Seed {split["seed"]}. {split["num_training"]:,} records train, {split["num_held_out"]:,} \
 ({split["held_out_nt"]:,} nt) are held out ({split["num_groups"]:,} groups in all). Measured on the finished split, \
 the largest share of a held-out record's 21-mers found in one training record is {split["largest_share"]:.4f}; the \
-mean of these largest shares is {split["mean_share"]:.4f}. Relatives further apart than that are on both sides: other \
-species of a genus, other scaffolds of the fungus. `card.json` lists the accessions that are held out.
+mean of these largest shares is {split["mean_share"]:.4f}. Relatives further apart are on both sides, such as \
+other species of a genus. `card.json` lists the accessions that are held out, and those that trained: a classifier on \
+this encoder is not to be measured on them.
 
 ## Training
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.training.command import run_training, training_card, training_parser
 from virnucpro.training.dna_card import card_text
 from virnucpro.training.encoder_card import ModelFiles, write_cards
+from virnucpro.training.encoder_data import as_card
 from virnucpro.training.encoder_training import TrainingSettings, train_encoder
 from virnucpro.training.genomes import KMER_LIMIT, Genome, GenomeSplit, read_genomes, split_genomes
 from virnucpro.training.masked_dna import DnaObjective, save_masked_bert
@@ -47,8 +48,8 @@ DNA_SETTINGS = TrainingSettings(
     threads=1,
 )
 SPLIT_RULE = (
-    "Two records are linked when they are of the same genome (assembly, or accession without its range), or when one "
-    f"has {KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash); whole "
+    "Two records are linked when they are of the same genome (assembly, or accession without its range) or "
+    f"organism, or when one has {KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash); whole "
     "groups of linked records are held out, in a random order, up to a twentieth of each file's nucleotides."
 )
 
@@ -146,6 +147,7 @@ def _split_card(split: GenomeSplit, settings: TrainingSettings) -> dict[str, Any
         "largest_share": split.largest_share,
         "mean_share": split.mean_share,
         "held_out": [genome.accession for genome in split.held_out],
+        **as_card(split.training),
     }
 
 

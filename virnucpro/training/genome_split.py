@@ -1,15 +1,16 @@
 """
 Genomes to train on, to stop by and to measure on: three parts, none an echo of another.
 
-Whole clusters of linked genomes (``virnucpro.training.genomes``) go to one part. Of each group's nucleotides about the
-share asked for goes to test, then to validation; a group of three clusters or more has at least one in each part. A
-cluster of several groups trains. Legend: R records.
+Whole clusters of linked genomes (``virnucpro.training.genomes``) go to one part: so records of one organism do. Of each
+group's nucleotides about the share asked for goes to test, then to validation; a group of three clusters or more has at
+least one in each part. A cluster of several groups trains, and so does one of which the DNA encoder has seen a record,
+unless a label had no other for test or validation. Legend: R records.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from virnucpro.training.genomes import cluster, sketch
 from virnucpro.training.split import hold_out_groups, largest_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,6 +61,7 @@ def split_labelled(
     seed: int,
     share: float,
     shuffle_labels: bool = False,
+    is_seen: Sequence[bool] | None = None,
 ) -> SplitGenomes:
     """
     Split genomes into the three parts.
@@ -70,19 +72,21 @@ def split_labelled(
         seed: Seed of the random order that clusters are taken in.
         share: Share of each group's nucleotides that test gets, and as much for validation.
         shuffle_labels: Give the clusters of each part and group either label by turns, in a random order.
+        is_seen: (R,): whether the DNA encoder was trained on the record or its organism; None: on none.
 
     Raises:
         BadInputError: A label is missing, or has too few clusters for three parts.
     """
     every: list[LabelledGenome | Genome] = [*genomes, *relatives_of]
     kmers_of = [sketch(genome.letters) for genome in every]
-    clusters = cluster(kmers_of, [genome.source for genome in every])
+    clusters = cluster(kmers_of, [genome.source for genome in every], [genome.organism.casefold() for genome in every])
     is_related = np.isin(clusters[: len(genomes)], clusters[len(genomes) :])
     used = np.flatnonzero(~is_related).tolist()
     left = [genomes[number] for number in used]
     _, numbers = np.unique(clusters[used], return_inverse=True)
     random = np.random.default_rng(seed)
-    parts, notes = _parts(left, numbers, share, random)
+    seen = np.zeros(len(used), dtype=bool) if is_seen is None else np.array(is_seen, dtype=bool)[used]
+    parts, notes = _parts(left, numbers, np.isin(numbers, numbers[seen]), share, random)
     if shuffle_labels:
         left = _shuffled(left, numbers, parts, random)
         _refuse_groups_of_one_label(left, parts)
@@ -99,38 +103,83 @@ def split_labelled(
 
 
 def _parts(
-    genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], share: float, random: np.random.Generator
+    genomes: Sequence[LabelledGenome],
+    clusters: NDArray[np.int64],
+    is_seen: NDArray[np.bool_],
+    share: float,
+    random: np.random.Generator,
 ) -> tuple[list[str], list[str]]:
-    """Return the part of each genome, and what is to be told of small groups."""
+    """Return the part of each genome, and what to say of groups that only train and of what the encoder has seen."""
     num_nt = np.array([len(genome.letters) for genome in genomes], dtype=np.int64)
     groups = np.array([genome.group for genome in genomes])
+    is_virus = np.array([genome.is_virus for genome in genomes])
     parts = np.full(len(genomes), TRAIN, dtype=object)
-    notes = []
-    for group in sorted(set(groups.tolist())):
-        mine = groups == group
-        eligible = mine & ~np.isin(clusters, clusters[~mine])
-        its_clusters = np.unique(clusters[eligible])
-        if len(its_clusters) < _LEAST_CLUSTERS:
-            notes.append(
-                f"{group} trains only: it has {len(its_clusters)} clusters of genomes of its own, and three parts need "
-                f"{_LEAST_CLUSTERS}"
+    notes: dict[str, str] = {}
+
+    def split_groups(names: Iterable[str], barred: NDArray[np.bool_]) -> None:
+        for group in names:
+            mine = groups == group
+            own = mine & ~np.isin(clusters, clusters[~mine])
+            chosen, notes[group] = _held_out(
+                group, clusters, np.where(mine, num_nt, 0), own, own & ~barred, share, random
             )
-            continue
-        for part in (TEST, VALIDATION):
-            chosen = hold_out_groups(
-                clusters,
-                np.where(mine, num_nt, 0),
-                eligible=eligible,
-                room=int(share * num_nt[mine].sum()),
-                random=random,
-            )
-            if not chosen.any():
-                weights = np.bincount(clusters[eligible], num_nt[eligible], minlength=clusters.max() + 1)
-                ours = np.unique(clusters[eligible])
-                chosen = eligible & (clusters == ours[np.argmin(weights[ours])])
-            parts[chosen] = part
-            eligible = eligible & ~chosen
-    return parts.tolist(), notes
+            parts[mine] = chosen[mine]
+
+    split_groups(sorted(set(groups.tolist())), is_seen)
+    for label in (False, True):
+        mine = is_virus == label
+        if (is_seen & mine).any() and not {TEST, VALIDATION} <= set(parts[mine]):
+            what = "viral genomes" if label else "genomes that are not viral"
+            split_groups(sorted(set(groups[mine].tolist())), np.zeros_like(is_seen))
+            notes[what] = f"{what} are held out whether or not the DNA encoder has seen them: too few are new to it"
+    return parts.tolist(), [note for note in notes.values() if note]
+
+
+def _held_out(
+    group: str,
+    clusters: NDArray[np.int64],
+    num_nt: NDArray[np.int64],
+    own: NDArray[np.bool_],
+    eligible: NDArray[np.bool_],
+    share: float,
+    random: np.random.Generator,
+) -> tuple[NDArray[Any], str]:
+    """
+    Return the part of each record of one group, and why it is in one part only.
+
+    Args:
+        group: Its name.
+        clusters: (R,).
+        num_nt: (R,): nucleotides, 0 outside of the group.
+        own: (R,): whether the record's cluster is of this group alone.
+        eligible: (R,): those of them that may be held out.
+        share: Share of the group's nucleotides that test gets, and as much for validation.
+        random: Source of the order.
+    """
+    parts = np.full(len(clusters), TRAIN, dtype=object)
+    num_own, num_eligible = len(np.unique(clusters[own])), len(np.unique(clusters[eligible]))
+    if num_own < _LEAST_CLUSTERS or num_eligible < _LEAST_CLUSTERS - 1:
+        of_them = f", of which the DNA encoder has not seen {num_eligible}" if num_eligible < num_own else ""
+        note = f"{group} trains only: it has {num_own} clusters of genomes of its own{of_them}, and three parts need "
+        return parts, note + str(_LEAST_CLUSTERS)
+    others_train = num_eligible < num_own
+    most_in_test = (num_eligible + 1) // 2 if others_train else num_own - 2
+    for part in (TEST, VALIDATION):
+        ours = np.unique(clusters[eligible])
+        chosen = hold_out_groups(
+            clusters,
+            num_nt,
+            eligible=eligible,
+            room=int(share * num_nt.sum()),
+            random=random,
+            most=most_in_test if part == TEST else len(ours) - (not others_train),
+        )
+        if not chosen.any():
+            weights = np.bincount(clusters[eligible], num_nt[eligible], minlength=clusters.max() + 1)
+            chosen = eligible & (clusters == ours[np.argmin(weights[ours])])
+        parts[chosen] = part
+        eligible = eligible & ~chosen
+    return parts, ""
 
 
 def _shuffled(

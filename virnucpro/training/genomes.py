@@ -1,10 +1,11 @@
 """
 Genomes to train on, and a held-out part that is no echo of the training part.
 
-Two records are linked when they are of the same genome (the assembly, or the accession without its range), or when one
-has a tenth or more of the other's 21-mers, which two strains of about 90 % identity have (0.9 to the 21st is 0.11).
-Whole groups of linked records go to one side, in each file by itself. k-mers are of either strand, and of all of them
-one in twenty is looked at, chosen by its hash (FracMinHash, Irber et al. 2022). Legend: R records.
+Two records are linked when they are of the same genome (the assembly, or the accession without its range) or the same
+organism (by the header), or when one has a tenth or more of the other's 21-mers, which two strains of about 90 %
+identity have (0.9 to the 21st is 0.11). Whole groups of linked records go to one side, in each file by itself. k-mers
+are of either strand, and one in twenty is looked at, chosen by its hash (FracMinHash, Irber et al. 2022). Legend: R
+records.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from virnucpro.training.organisms import organism_of
 from virnucpro.training.records import read_records
 from virnucpro.training.split import connected, hold_out_groups, largest_shares, linked_pairs
 
@@ -45,6 +47,8 @@ class Genome:
     """Nucleotides."""
     file: str
     """Name of its file."""
+    organism: str = ""
+    """The organism that the header names, without its strain; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
         BadInputError: A file is no FASTA.
     """
     return [
-        Genome(record.accession, source_of(record), record.letters, path.name)
+        Genome(record.accession, source_of(record), record.letters, path.name, organism_of(record.description))
         for path in paths
         for record in read_records(path)
     ]
@@ -81,22 +85,26 @@ def source_of(record: Record) -> str:
     return assembly if assembly.startswith(_ASSEMBLIES) else record.accession.partition(":")[0]
 
 
-def cluster(kmers_of: Sequence[NDArray[np.uint64]], sources: Sequence[str]) -> NDArray[np.int64]:
+def cluster(kmers_of: Sequence[NDArray[np.uint64]], *names_of: Sequence[str]) -> NDArray[np.int64]:
     """
     Number the clusters of linked records: links of links count.
 
     Args:
         kmers_of: ``sketch`` of each record.
-        sources: What records of the same genome share.
+        names_of: For each record its genome, organism and the like: records with the same name are linked; an empty one
+            links nothing.
 
     Returns:
         Cluster of each record, int64, shape (R,).
     """
-    numbers: dict[str, int] = {}
-    first_of_source = np.array([numbers.setdefault(source, number) for number, source in enumerate(sources)])
     first, second = linked_pairs(kmers_of, KMER_LIMIT)
-    pairs = np.concatenate([first, np.arange(len(sources))]), np.concatenate([second, first_of_source])
-    return connected(pairs, len(sources))
+    pairs = [np.stack([first, second])]
+    for names in names_of:
+        numbers: dict[str, int] = {}
+        links = [(at, numbers.setdefault(name, at)) for at, name in enumerate(names) if name]
+        pairs.append(np.array(links, dtype=np.int64).reshape(-1, 2).T)
+    first, second = np.concatenate(pairs, axis=1)
+    return connected((first, second), len(kmers_of))
 
 
 def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float) -> GenomeSplit:
@@ -112,7 +120,9 @@ def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float
         The split, with what was measured on it.
     """
     kmers_of = [sketch(genome.letters) for genome in genomes]
-    groups = cluster(kmers_of, [genome.source for genome in genomes])
+    groups = cluster(
+        kmers_of, [genome.source for genome in genomes], [genome.organism.casefold() for genome in genomes]
+    )
     num_nt = np.array([len(genome.letters) for genome in genomes])
     files = np.array([genome.file for genome in genomes])
     is_held_out = np.zeros(len(genomes), dtype=bool)

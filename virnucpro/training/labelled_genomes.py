@@ -19,6 +19,7 @@ from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes import source_of
 from virnucpro.training.label_table import LABEL_WORDS, Label, read_labels
+from virnucpro.training.organisms import organism_of
 from virnucpro.training.records import read_records
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class LabelledGenome:
     group: str
     """What kind of virus or other thing."""
     is_virus: bool
+    organism: str = ""
+    """The organism that the header names; empty: none, or the table says what genome the record is of."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
         file=path.name,
         group=label.group,
         is_virus=label.is_virus,
+        organism="" if label.genome else organism_of(record.description),
     )
 
 

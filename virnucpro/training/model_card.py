@@ -19,6 +19,8 @@ _MEASURES = {
 }
 _MOST_ACCESSIONS = 2000
 """Accessions of a part that the page lists; the card for programs has all."""
+_MOST_ORGANISMS = 50
+"""Organisms of a group that the page lists."""
 
 
 def card_text(card: Mapping[str, Any]) -> str:
@@ -51,10 +53,16 @@ dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]
 
 ## What it is worth
 
-On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of genomes that were used for \
+On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
 nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the pieces. \
 Pieces of one genome are not independent, so that the intervals are narrower than those of new genomes.
 
+What these figures are of:
+
+{_listed(evaluation["limits"])}
+The test part, by group:
+
+{_listed([_organisms(*item) for item in split["organisms"]["test"].items()])}
 {_table(["pieces", "viral", "others", *_MEASURES.values()], [_row("all", overall), *_rows(evaluation["by_length"])])}
 
 {_other_chunks(evaluation["other_chunks"])}\
@@ -81,7 +89,7 @@ Calibration, over bins of equal numbers of pieces:
 {split["rule"]} Seed {split["seed"]}; {split["clusters"]:,} clusters. The largest share of a held-out record's 21-mers \
 found in one record of another part is {split["largest_share"]:.4f}.
 
-{_table(["group", "label", *_part_columns()], [_group(name, row) for name, row in split["groups"].items()])}
+{_table(["group", "label", *_part_columns()], _groups(split))}
 
 {card["pieces_rule"]}
 
@@ -180,12 +188,25 @@ def _file(row: Mapping[str, Any]) -> list[str]:
 
 
 def _part_columns() -> list[str]:
-    return [f"{part}: clusters, nt, pieces" for part in SPLITS]
+    return [f"{part}: organisms, clusters, nt, pieces" for part in SPLITS]
 
 
-def _group(name: str, row: Mapping[str, Any]) -> list[str]:
-    cells = [f"{row[part]['clusters']:,}, {row[part]['nucleotides']:,}, {row[part]['pieces']:,}" for part in SPLITS]
+def _groups(split: Mapping[str, Any]) -> list[list[str]]:
+    return [_group(name, row, split["organisms"]) for name, row in split["groups"].items()]
+
+
+def _group(name: str, row: Mapping[str, Any], organisms: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
+    cells = [
+        f"{len(organisms[part].get(name, ())):,}, "
+        + ", ".join(f"{row[part][what]:,}" for what in ("clusters", "nucleotides", "pieces"))
+        for part in SPLITS
+    ]
     return [name, row["label"], *cells]
+
+
+def _organisms(group: str, names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_ORGANISMS:,} more" if len(names) > _MOST_ORGANISMS else ""
+    return f"{group}: {', '.join(names[:_MOST_ORGANISMS])}{more}"
 
 
 def _left_out(accessions: list[str]) -> str:

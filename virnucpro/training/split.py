@@ -72,6 +72,7 @@ def hold_out_groups(
     eligible: NDArray[np.bool_],
     room: int,
     random: np.random.Generator,
+    most: int | None = None,
 ) -> NDArray[np.bool_]:
     """
     Take whole groups in a random order, each if it still fits.
@@ -82,6 +83,7 @@ def hold_out_groups(
         eligible: Whether a record may be held out; a group with one that may not is left, shape (R,).
         room: Most of the summed weights.
         random: Source of the order.
+        most: Groups at most; None: as many as fit.
 
     Returns:
         Whether each record is held out, shape (R,).
@@ -91,6 +93,8 @@ def hold_out_groups(
     may[groups[~eligible]] = False
     chosen = np.zeros(len(group_weights), dtype=bool)
     for group in random.permutation(len(group_weights)):
+        if chosen.sum() == most:
+            break
         if may[group] and group_weights[group] <= room:
             chosen[group] = True
             room -= int(group_weights[group])
