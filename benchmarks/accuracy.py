@@ -19,11 +19,11 @@ measured on these contigs, too: a look at them, which the result counts as one.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from bench_common import machine, write_result
@@ -35,6 +35,7 @@ from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, S
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.store.reader import read_embeddings
+from virnucpro.training.classifier_training import read_split
 from virnucpro.training.contig_training import (
     EMBEDDINGS,
     SEQUENCE,
@@ -361,16 +362,7 @@ def main() -> None:
     genomes = read_labelled(files, None).genomes
     DESCRIPTIONS.update({r.accession: r.description for path in files for r in read_records(path)})
     embedded = read_embedded(layout, card.chunk_nt, None)
-    part_of = {piece.accession: piece.part for piece in embedded.pieces}
-    share = json.loads(layout.manifest.read_bytes())["settings"]["held-out share"]
-    split = split_labelled(genomes, seed=1, share=share)
-    differing = [
-        genome.accession
-        for genome, part in zip(split.genomes, split.parts, strict=True)
-        if part_of.get(genome.accession, part) != part
-    ]
-    if differing:
-        parser.error(f"the training was split otherwise: {differing[0]}")
+    split = read_split(SimpleNamespace(labelled=SimpleNamespace(genomes=genomes), layout=layout))
     numbers = {part: np.flatnonzero(embedded.of_part(part)) for part in (TRAIN, VALIDATION, TEST)}
     training, validation, test = (
         chosen(embedded, numbers[part][: options.pieces]) for part in (TRAIN, VALIDATION, TEST)

@@ -377,6 +377,12 @@ def fail_until_attempt(rank, world_size, results_queue, folder, how, succeeding_
     results_queue.put({"rank": rank, "status": "complete", "pid": os.getpid()})
 
 
+def report_and_exit(rank, world_size, results_queue, code):
+    """Report that everything is done, and exit with *code* all the same."""
+    results_queue.put({"rank": rank, "status": "complete", "pid": os.getpid()})
+    raise SystemExit(code)
+
+
 def end_without_a_word(rank, world_size, results_queue):
     """Exit with 0 and no report."""
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.trainings import hash_training
 from virnucpro.errors import StoppedError
+from virnucpro.training import classifier_fitting
 from virnucpro.training.classifier_fitting import settle_threshold
+from virnucpro.training.embedded_pieces import EmbeddedPieces
 from virnucpro.training.frame_training import LabelledFrames, train_classifier, validation_loss
+from virnucpro.training.genome_split import SPLITS, SplitGenomes
+from virnucpro.training.labelled_genomes import LabelledGenome
 from virnucpro.training.metrics import auroc
+from virnucpro.training.pieces import Piece
 from virnucpro.training.training_settings import ClassifierSettings
 
 WIDTH = 256
@@ -71,3 +79,77 @@ def test_the_threshold_lets_a_twentieth_pass_and_is_never_below_a_half_nor_out_o
     assert settle_threshold(scores, virus) == 0.95
     assert settle_threshold(scores / 10, virus) == 0.5
     assert settle_threshold(np.full(150, 0.999), virus) == 0.99
+
+
+# --- what the test part may not do -----------------------------------------------------------------------------------
+
+CONFIG = hash_training(classifier=ClassifierSettings(hidden_dim=4, most_epochs=2))
+
+
+def _pieces(part, seed, *, flipped=False):
+    """Twelve contigs of a part: viral ones are rich in AT, and their embeddings differ."""
+    random = np.random.default_rng(seed)
+    for number in range(12):
+        is_virus = number % 2 == 0
+        weights = np.array([3, 1, 1, 3] if is_virus else [1, 3, 3, 1]) / 8
+        letters = "".join(random.choice(list("ACGT"), 600, p=weights))
+        name = f"{part}{number}"
+        label = is_virus != flipped
+        yield Piece(
+            name=name,
+            part=part,
+            is_virus=label,
+            group="phage" if label else "host",
+            source=name,
+            accession=name,
+            start=0,
+            end=600,
+            strand="+",
+            letters=letters,
+        )
+
+
+def _fitted(folder, monkeypatch, **changed):
+    """Fit on made pieces of three parts, some of them *changed*; return every file that the fitting wrote."""
+    pieces = [
+        piece
+        for seed, part in enumerate(SPLITS)
+        for piece in _pieces(part, [seed, part in changed], flipped=part in changed)
+    ]
+    random = np.random.default_rng(1)
+    is_virus = np.array([piece.is_virus for piece in pieces])
+    dna, protein = (random.normal(size=(len(pieces), 8)).astype(np.float32) + is_virus[:, None] for _ in range(2))
+    ones = np.ones(len(pieces), dtype=np.int64)
+    embedded = EmbeddedPieces(
+        pieces=pieces,
+        is_virus_C=is_virus,
+        chunks_C=ones,
+        frames_C=ones,
+        dna_CD=dna,
+        protein_CE=protein,
+        features_FD=np.hstack([dna, protein]),
+        piece_of_F=np.arange(len(pieces)),
+        is_example_F=ones.astype(bool),
+    )
+    genomes = [
+        LabelledGenome(one.accession, one.source, one.letters, "x.fa", one.group, one.is_virus) for one in pieces
+    ]
+    parts, clusters = [piece.part for piece in pieces], list(range(len(pieces)))
+    found = SplitGenomes(genomes=genomes, parts=parts, clusters=clusters, left_out=[], largest_share=0.0, notes=[])
+    folder.mkdir()
+    monkeypatch.setattr(classifier_fitting, "read_embedded", lambda *_: embedded)
+    run = SimpleNamespace(config=CONFIG, layout=SimpleNamespace(trained_dir=folder))
+    written, _ = classifier_fitting.fit_classifier(run, found, None)
+    return {path.name: path.read_bytes() for path in written}
+
+
+def test_nothing_that_is_trained_stopped_calibrated_or_chosen_depends_on_the_test_part(
+    tmp_path, monkeypatch, one_thread
+):
+    written = _fitted(tmp_path / "one", monkeypatch)
+    assert len(written) == 4
+    assert _fitted(tmp_path / "same", monkeypatch, test=True) == written
+    stopped_otherwise = _fitted(tmp_path / "other", monkeypatch, validation=True)
+    outcomes = [json.loads(files["outcome.json"]) for files in (written, stopped_otherwise)]
+    assert outcomes[0]["threshold"] != outcomes[1]["threshold"]
+    assert outcomes[0]["contigs"]["temperature"] != outcomes[1]["contigs"]["temperature"]

@@ -113,6 +113,17 @@ def test_every_contig_with_a_word_has_a_score_that_can_be_made_by_hand(finished,
     assert verify_folder(folder / "out").problems == []
 
 
+def test_a_contig_whose_score_is_the_threshold_is_called_viral(finished, tmp_path):
+    folder, _, _ = finished
+    score = calls_of(folder / "out")["long"].score
+    out = copy_of(folder, tmp_path)
+    called = []
+    for threshold in (score, float(np.nextafter(score, 1))):
+        run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, threshold=threshold))
+        called.append(calls_of(out)["long"].call)
+    assert [call == Call.VIRUS for call in called] == [True, False]
+
+
 def test_contigs_without_an_open_frame_or_without_a_word_say_so(finished):
     folder, _, _ = finished
     calls = calls_of(folder / "out")

@@ -117,6 +117,17 @@ def test_a_path_gets_the_right_loader(checkpoint):
     assert tokenizer.vocabulary == 4096
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)]
+)
+def test_a_model_computes_in_the_precision_that_was_asked_for(checkpoint, precision, dtype):
+    model, _ = load_dnabert_s(checkpoint, "cpu", precision=precision)
+    ids = torch.tensor([1, 17, 99, 2])
+    batch = ids, torch.tensor([0, 4], dtype=torch.int32), [4]
+    assert {states.dtype for states in model.hidden_states(*batch)} == {dtype}
+    assert model(*batch).dtype == torch.float32
+
+
 def test_published_weights_have_a_folder_of_their_own(tmp_path):
     spec = MODELS["dnabert-s"]
     (tmp_path / "dnabert-s").mkdir()

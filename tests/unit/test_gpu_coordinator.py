@@ -176,6 +176,13 @@ def test_an_exit_without_a_report_is_not_a_success(tmp_path):
     assert coordinator.outcomes[0].reason == "the process ended with exit code 0 and without a report"
 
 
+def test_an_exit_code_other_than_0_after_the_report_is_not_a_success(tmp_path):
+    coordinator = cpu_coordinator(1, tmp_path)
+    completed, _ = run(coordinator, fakes.report_and_exit, 7)
+    assert completed == {0: False}
+    assert (coordinator.outcomes[0].state, coordinator.outcomes[0].exit_code) == ("failed", 7)
+
+
 def test_a_retry_is_a_new_process(tmp_path):
     coordinator = cpu_coordinator(2, tmp_path, attempts=3)
     completed, reports = run(coordinator, fakes.fail_until_attempt, str(tmp_path), "sigkill", 3)

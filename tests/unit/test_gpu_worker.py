@@ -105,6 +105,16 @@ def test_logging_works_even_when_the_index_does_not(tmp_path):
     assert "worker.failed" in (layout.log_dir / "worker_0.log").read_text()
 
 
+def test_a_worker_that_may_not_even_begin_has_said_why_in_its_log(tmp_path, proteins):
+    layout = RunLayout(tmp_path / "out")
+    index_into(layout, proteins[0])
+    layout.lock.write_text(json.dumps({"pid": 1, "run_id": "another"}))  # the first thing that a worker looks at
+    outcomes, _ = run_workers(layout, fakes.hash_config(), 1)
+    assert outcomes[0].state == "failed"
+    events = [json.loads(line)["event"] for line in (layout.log_dir / "worker_0.log").read_text().splitlines()]
+    assert events == ["worker.failed"]
+
+
 def test_the_attention_kernel_is_logged_with_its_reason_and_reported(tmp_path, proteins):
     layout = RunLayout(tmp_path / "out")
     index_into(layout, proteins[0])

@@ -69,6 +69,8 @@ def test_ranks_share_the_blocks_out_evenly_without_rest(num_blocks, world_size):
     shares = [plan.rank_blocks(rank, world_size) for rank in range(world_size)]
     assert sorted(block for share in shares for block in share) == list(range(num_blocks))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    # blocks come longest first: each rank has one of every world_size that follow each other, not the long ones alone
+    assert all(block // world_size == turn for share in shares for turn, block in enumerate(share))
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 3000), max_size=20), st.integers(1, 2000))

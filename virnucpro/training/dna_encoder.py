@@ -49,8 +49,9 @@ DNA_SETTINGS = TrainingSettings(
 )
 SPLIT_RULE = (
     "Two records are linked when they are of the same genome (assembly, or accession without its range) or "
-    f"organism, or when one has {KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash); whole "
-    "groups of linked records are held out, in a random order, up to a twentieth of each file's nucleotides."
+    f"organism, or when one has {KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked "
+    "at, by hash); whole groups of linked records are held out, in a random order, up to a twentieth of each file's "
+    "nucleotides."
 )
 
 
