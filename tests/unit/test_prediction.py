@@ -123,12 +123,12 @@ def test_one_or_two_workers_and_a_second_start_give_the_same_tables(finished, tm
     assert tables(tmp_path / "one") == expected
 
 
-def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_path):
+def test_another_threshold_or_format_makes_only_the_table_again_and_stays(finished, tmp_path, capfd):
     folder, _, config, _ = finished
     out = tmp_path / "out"
     run([folder / "in.fa"], out, config)
     (out / "dna/embeddings.h5").rename(tmp_path / "moved away")
-    changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.TSV, TableFormat.JSON, TableFormat.PARQUET))
+    changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.JSON, TableFormat.PARQUET, TableFormat.TSV))
     counts = run([folder / "in.fa"], out, changed)
     assert not (out / "dna/embeddings.h5").exists()
     calls = list(read_contig_calls(out / "contigs.tsv"))
@@ -137,6 +137,9 @@ def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_pa
     assert [(row["contig"], row["score"], row["call"]) for row in as_json] == [
         (call.contig, call.score, call.call) for call in calls
     ]
+    kept = hash_prediction(folder, not_given=frozenset({"threshold", "formats", "keep_chunks"}))
+    assert predict([folder / "in.fa"], out, kept).was_complete
+    assert "threshold 0.9: kept from the earlier run in this folder" in capfd.readouterr().err
     parquet = pytest.importorskip("pyarrow.parquet")
     assert parquet.read_table(out / "contigs.parquet").to_pylist() == as_json
     run([folder / "in.fa"], out, config)

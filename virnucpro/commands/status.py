@@ -93,7 +93,8 @@ def _print_head(found: RunStatus) -> None:
         verb = {"running": "has run for", "silent": "had run for", "interrupted": "had run for"}.get(
             found.state, "took"
         )
-        lines.append(f"{verb} {wording.duration(found.seconds)}")
+        stages = ", ".join(f"{printable(name)} {wording.duration(seconds)}" for name, seconds in found.stages_s.items())
+        lines.append(f"{verb} {wording.duration(found.seconds)}{f' ({stages})' if stages else ''}")
     if found.age_s is not None:
         lines.append(f"last heard of {wording.duration(found.age_s)} ago")
     if lines:

@@ -28,6 +28,8 @@ class PredictionResult:
     """What a person should know, a sentence each."""
     stages_s: Mapping[str, float]
     """Seconds by stage; those of stages that were done before included."""
+    computed: tuple[str, ...]
+    """Stages that this start did."""
     contigs_path: Path
     """``contigs.tsv``."""
     report_path: Path
@@ -63,6 +65,7 @@ class PredictionResult:
             "counts": dict(self.counts),
             "notes": list(self.notes),
             "stages_s": dict(self.stages_s),
+            "computed": list(self.computed),
             "embeddings": [result.to_json() for result in self.embeddings],
         }
 
