@@ -213,7 +213,7 @@ def _predict_in(
 
 def _final_state(result: PredictionResult) -> State[Any]:
     counts = result.counts
-    calls = f"{counts['virus']:,} of {counts['contigs']:,} contigs are called viral: {result.report_path}"
+    calls = f"{counts['virus']:,} of {counts['contigs']:,} {result.sequences} are called viral: {result.report_path}"
     if result.state == "partial":
         missing = f"{counts['missing_frames']:,} of {counts['frames']:,} open frames without a score"
         return Completed(name="Partial", message=f"{missing}; {calls}", data=result)

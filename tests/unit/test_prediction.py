@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 import signal
 import threading
@@ -16,6 +18,8 @@ from safetensors.torch import load_file
 from tests.fakes import faulty_config
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.strategies import write_fasta
+from virnucpro.commands.predict import print_summary
+from virnucpro.commands.status import status
 from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
 from virnucpro.errors import (
     BadInputError,
@@ -31,7 +35,10 @@ from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.report.artifacts import report_markdown
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
+from virnucpro.store.prediction_manifest import PredictionManifest
 
 
 def run(inputs, out, config, **arguments):
@@ -235,14 +242,43 @@ def test_short_contigs_and_bad_records_are_listed_with_their_reason(tmp_path):
     short, good, bad = read_contig_calls(tmp_path / "out/contigs.tsv")
     assert (short.contig, short.call, short.reason) == (
         "short",
-        Call.UNDECIDED,
+        Call.TOO_SHORT,
         "shorter than the minimal length of 100 nt",
     )
     assert (good.contig, good.reason) == ("good", "")
     assert (bad.contig, bad.call, bad.length) == ("bad", Call.UNDECIDED, None)
     assert "in.fa:4" in bad.reason
-    assert counts["skipped"] == counts["short_contigs"] == 1
+    assert counts["skipped"] == counts["too_short"] == counts["short_contigs"] == 1
+    assert counts["undecided"] == 0
     assert "in.fa:4" in (tmp_path / "out/failed_sequences.tsv").read_text()
+
+
+def test_reads_that_are_too_short_are_counted_apart_and_called_reads(tmp_path, capsys):
+    reads = [("short", "ACGT"), ("brief", "ACGTA"), ("good", "ATGGCC" * 100)]
+    text = "".join(f"@{name}\n{bases}\n+\n{'I' * len(bases)}\n" for name, bases in reads)
+    (tmp_path / "reads.fq.gz").write_bytes(gzip.compress(text.encode()))
+    out = tmp_path / "out"
+    result = predict(
+        [tmp_path / "reads.fq.gz"], out, hash_prediction(tmp_path, min_nt=100, formats=(TableFormat.JSON,))
+    )
+    assert result.counts["too_short"] == 2
+    assert result.counts["undecided"] + result.counts["virus"] + result.counts["not_virus"] == 1
+    assert [row["call"] for row in json.loads((out / "contigs.json").read_text())][:2] == ["too short"] * 2
+    print_summary(result)
+    status(out)
+    verified = verify_folder(out)
+    assert (verified.problems, verified.what.partition(",")[0]) == ([], "reads")
+    summary, status_line = re.findall(r"^ *3 reads.*", capsys.readouterr().out, re.MULTILINE)
+    assert summary.endswith(", 2 too short")
+    assert ", 2 too short, " in status_line
+    layout = PredictionLayout(out)
+    markdown = report_markdown(layout)
+    assert "| Call | Reads | Share |" in markdown
+    assert "| too short | 2 |" in markdown
+    assert "2 are too short to be looked at" in layout.report.read_text()
+    (tmp_path / "in.fa").write_text(">a\n" + "ATGGCC" * 100)
+    run([tmp_path / "in.fa", tmp_path / "reads.fq.gz"], tmp_path / "both", hash_prediction(tmp_path))
+    assert PredictionManifest.read(tmp_path / "both/run.json").sequences == "sequences"
 
 
 def test_two_inputs_keep_their_order_and_their_own_files(tmp_path):

@@ -227,13 +227,14 @@ def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> 
         if as_json:
             print(json.dumps(result.to_json()))
         else:
-            _print_summary(result)
+            print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
         say(printable(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}"))
 
 
-def _print_summary(result: PredictionResult) -> None:
+def print_summary(result: PredictionResult) -> None:
+    """Print what users are told of a result."""
     counts = result.counts
     if result.was_complete:
         print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")
@@ -243,11 +244,13 @@ def _print_summary(result: PredictionResult) -> None:
             ("virus", "virus"),
             ("not_virus", "not virus"),
             ("undecided", "undecided"),
+            ("too_short", "too short"),
             ("no_open_frame", "without an open frame"),
         )
-        if counts[name] or name in {"virus", "not_virus"}
+        if counts.get(name) or name in {"virus", "not_virus"}
     ]
-    print(f"{counts['contigs']:,} contig{'s' * (counts['contigs'] != 1)}: {', '.join(calls)}")
+    sequences = result.sequences.removesuffix("s" if counts["contigs"] == 1 else "")
+    print(f"{counts['contigs']:,} {printable(sequences)}: {', '.join(calls)}")
     print(
         f"  {counts['chunks']:,} chunks, {counts['open_chunks']:,} with an open frame; "
         f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"

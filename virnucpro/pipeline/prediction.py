@@ -284,7 +284,9 @@ def close_prediction(
     }
     _list_failed(run)
     prove_counts(manifest.counts)
-    manifest.notes = notes_on_contigs(manifest.counts, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+    manifest.notes = notes_on_contigs(
+        manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt
+    )
     manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
     manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
@@ -317,6 +319,7 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
         output_dir=run.layout.output_dir,
         state=manifest.state,
         counts=manifest.counts,
+        sequences=manifest.sequences,
         notes=tuple(manifest.notes),
         stages_s={name: stage.seconds for name, stage in manifest.stages.items()},
         computed=tuple(run.computed),

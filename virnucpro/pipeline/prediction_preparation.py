@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.data.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, OutputError, printable
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
@@ -101,6 +102,7 @@ def prepare_prediction(
         host=socket.gethostname(),
         inputs=[{"path": file.real_path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
         settings=settings,
+        sequences=_sequences(input_files),
         output_settings=config.output_settings(),
         models=config.models(),
         fingerprint=config.fingerprint,
@@ -215,6 +217,11 @@ def _remove(layout: PredictionLayout, names: Iterable[str], *, keep: set[Path]) 
     for path in (layout.output_dir / name for name in sorted(names)):
         if path.resolve() not in keep:
             durable.remove(path)
+
+
+def _sequences(input_files: Sequence[str | Path]) -> str:
+    kinds = {holds_reads(path) for path in input_files}
+    return "sequences" if len(kinds) > 1 else "reads" if True in kinds else "contigs"
 
 
 def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def verify_folder(output_dir: Path) -> Verification:
             problems += [f"{problem} ({remedy})" for problem in verify_run(folder).problems]
     scored = f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     return Verification(
-        manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"contigs, {scored}"
+        manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"{manifest.sequences}, {scored}"
     )
 
 
