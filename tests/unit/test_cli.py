@@ -236,14 +236,18 @@ def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
     assert not (tmp_path / "bad.index").exists()
 
 
-def test_models_list_names_the_family_and_whether_weights_are_here(tmp_path):
-    done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(tmp_path))
+def test_models_list_says_whether_weights_are_here_with_the_path_in_one_piece(tmp_path):
+    weights = tmp_path / "-".join(["weights"] * 30) / "esm2_t12_35M_UR50D.pt"
+    weights.parent.mkdir()
+    weights.touch()
+    done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(weights.parent))
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
     assert "bundled" in lines["virnucpro-tiny-protein"]
     assert classifiers_table()[0].worth in done.stdout
     for name in ("esm2_t6_8M_UR50D", "esm2_t33_650M_UR50D", "esm2_t48_15B_UR50D"):
         assert "absent" in lines[name]
+    assert f"\n  {weights}\n" in done.stdout
 
 
 def test_a_file_that_may_not_be_read_is_bad_input_and_not_a_usage_error(tmp_path, proteins):
