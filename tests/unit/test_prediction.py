@@ -33,6 +33,8 @@ from virnucpro.errors import (
 )
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.report.artifacts import report_markdown
@@ -409,6 +411,10 @@ def test_a_folder_of_the_other_kind_is_refused(finished, tmp_path):
     folder, _, config, _ = finished
     with pytest.raises(ResultError, match="embedding run"):
         predict([folder / "in.fa"], folder / "out/dna", config)
+    before = (folder / "out/run.json").read_bytes()
+    with pytest.raises(ResultError, match="not of an embedding run"):
+        run_embedding([folder / "in.fa"], folder / "out", config.dna, [CPU])
+    assert (folder / "out/run.json").read_bytes() == before
 
 
 def test_a_stop_before_the_classifier_ends_the_run_and_the_next_start_goes_on(finished, tmp_path):
