@@ -186,6 +186,9 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     done = virnucpro_command("verify", out)
     assert done.returncode == 65
     assert "embeddings.h5: damaged: its sha256 is not the one that run.json recorded" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = virnucpro_command("verify", tmp_path / "empty")
+    assert (done.returncode, "empty: holds no run" in done.stderr) == (65, True)
     done = virnucpro_command("verify", tmp_path / "nothing")
     assert done.returncode == 65
     assert "is not a folder" in done.stderr
@@ -196,7 +199,7 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     [
         (["--model", "esm2_t6_8M"], 78, "unknown model 'esm2_t6_8M'"),
         (["--devices", "5"], 78, "there is no GPU 5"),
-        (["--devices", "gpu"], 78, "neither a device number nor"),
+        (["--devices", "gpu"], 78, "choose auto, auto:N, cpu, or a list such as 0,1"),
         (["--precision", "fp8"], 2, "'fp8' is not one of auto, fp32, bf16, fp16"),
         (["--log-level", "loud"], 2, "'loud' is not one of DEBUG"),
         (["--workers", "0"], 2, "--workers"),
