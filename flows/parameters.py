@@ -304,7 +304,9 @@ class PredictionOutput(_Result):
     """What is written, and what becomes of it."""
 
     formats: list[Literal["tsv", "json", "parquet"]] = Field(
-        default=["tsv"], title="Formats", description="Of the table of contigs; TSV is always written."
+        default=[],
+        title="Formats",
+        description="Of the table of contigs; TSV is always written. None: those that the folder has.",
     )
     keep_chunks: bool = Field(default=False, title="Keep chunks", description="Write the chunks as FASTA, too.")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
 from prefect.states import Completed
 from pydantic import Field
 
@@ -87,7 +88,7 @@ def predict(
         input_files: Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.
         output_dir: Folder of the run. A second run in it continues the first.
         classifier: Name of a bundled classifier, or the folder of a trained or converted one.
-        threshold: P(virus) from which a contig is called viral. None stands for the classifier's.
+        threshold: P(virus) from which a contig is called viral. None: the folder's, at first the classifier's.
         result: What is written, and what becomes of it, also where it is not whole.
         hardware: Which devices compute, with how many processes, in which precision.
         contigs: How the contigs of the input are read, and what happens to odd ones.
@@ -202,6 +203,8 @@ def _predict_in(
                 input_files, str(layout.output_dir), config, claim.type, run_id, restart, return_state=True
             )
             run = cast("PredictionRun", indexed.result())
+        for notice in run.notices:
+            get_run_logger().info(notice)
         if run.already_complete:
             return finished_prediction(run)
         with prediction_failure_noted(run):
@@ -210,7 +213,7 @@ def _predict_in(
 
 def _final_state(result: PredictionResult) -> State[Any]:
     counts = result.counts
-    calls = f"{counts['virus']:,} of {counts['contigs']:,} contigs are called viral: {result.report_path}"
+    calls = f"{counts['virus']:,} of {counts['contigs']:,} {result.sequences} are called viral: {result.report_path}"
     if result.state == "partial":
         missing = f"{counts['missing_frames']:,} of {counts['frames']:,} open frames without a score"
         return Completed(name="Partial", message=f"{missing}; {calls}", data=result)

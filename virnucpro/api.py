@@ -142,7 +142,7 @@ def predict_fasta(
     chunk: int | None = None,
     min_length: int | None = None,
     threshold: float | None = None,
-    formats: Sequence[TableFormat | str] = (TableFormat.TSV,),
+    formats: Sequence[TableFormat | str] = (),
     keep_chunks: bool = False,
     devices: str = "auto",
     workers: int | None = None,
@@ -169,9 +169,9 @@ def predict_fasta(
         protein_model: As *dna_model*.
         chunk: Nucleotides of a chunk; only what the classifier was trained with is taken.
         min_length: Nucleotides below which a contig is listed but not looked at.
-        threshold: P(virus) from which a contig is called viral; by default the classifier's.
-        formats: Formats of the table beside TSV: ``json``, ``parquet``.
-        keep_chunks: Write the chunks as FASTA, too.
+        threshold: P(virus) from which a contig is called viral; by default the folder's, at first the classifier's.
+        formats: Formats of the table beside TSV: ``json``, ``parquet``; by default the folder's, at first none.
+        keep_chunks: Write the chunks as FASTA, too; a folder goes on writing them.
         devices: As in ``embed_fasta``; so are the arguments that follow.
         workers: CPU workers.
         workers_per_device: Workers that share each GPU.

@@ -28,6 +28,7 @@ app = typer.Typer(
     help="Tell which contigs or reads of a metagenome are viral.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -43,7 +44,9 @@ app.command(short_help="Check a finished run again.")(checks.verify)
 app.command(short_help="Say how a run is, from anywhere that sees its folder.")(status.status)
 app.command(short_help="Show what the workers of a run have logged.")(logs.logs)
 app.add_typer(models_app, name="models")
-models_app.command("list")(models.list_models)
+models_app.command("list", short_help="List models and classifiers, and whether their weights are here.")(
+    models.list_models
+)
 models_app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")(models.convert)
 
 

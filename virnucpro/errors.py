@@ -291,6 +291,8 @@ class SettingsChangedError(ConfigurationError):
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return "not set" if value is None else repr(value)
 
 

@@ -186,6 +186,9 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     done = virnucpro_command("verify", out)
     assert done.returncode == 65
     assert "embeddings.h5: damaged: its sha256 is not the one that run.json recorded" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = virnucpro_command("verify", tmp_path / "empty")
+    assert (done.returncode, "empty: holds no run" in done.stderr) == (65, True)
     done = virnucpro_command("verify", tmp_path / "nothing")
     assert done.returncode == 65
     assert "is not a folder" in done.stderr
@@ -196,7 +199,7 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     [
         (["--model", "esm2_t6_8M"], 78, "unknown model 'esm2_t6_8M'"),
         (["--devices", "5"], 78, "there is no GPU 5"),
-        (["--devices", "gpu"], 78, "neither a device number nor"),
+        (["--devices", "gpu"], 78, "choose auto, auto:N, cpu, or a list such as 0,1"),
         (["--precision", "fp8"], 2, "'fp8' is not one of auto, fp32, bf16, fp16"),
         (["--log-level", "loud"], 2, "'loud' is not one of DEBUG"),
         (["--workers", "0"], 2, "--workers"),
@@ -236,14 +239,18 @@ def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
     assert not (tmp_path / "bad.index").exists()
 
 
-def test_models_list_names_the_family_and_whether_weights_are_here(tmp_path):
-    done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(tmp_path))
+def test_models_list_says_whether_weights_are_here_with_the_path_in_one_piece(tmp_path):
+    weights = tmp_path / "-".join(["weights"] * 30) / "esm2_t12_35M_UR50D.pt"
+    weights.parent.mkdir()
+    weights.touch()
+    done = virnucpro_command("models", "list", TORCH_HOME=str(tmp_path), VIRNUCPRO_WEIGHTS=str(weights.parent))
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
     assert "bundled" in lines["virnucpro-tiny-protein"]
     assert classifiers_table()[0].worth in done.stdout
     for name in ("esm2_t6_8M_UR50D", "esm2_t33_650M_UR50D", "esm2_t48_15B_UR50D"):
         assert "absent" in lines[name]
+    assert f"\n  {weights}\n" in done.stdout
 
 
 def test_a_file_that_may_not_be_read_is_bad_input_and_not_a_usage_error(tmp_path, proteins):

@@ -66,7 +66,7 @@ def test_a_folder_of_no_run_is_refused_and_one_without_logs_says_so(tmp_path):
     assert run("logs", tmp_path / "nowhere").code == 65
     ended = run("logs", tmp_path)
     assert (ended.code, ended.out) == (65, "")
-    assert "it is no folder of a run" in ended.err
+    assert "holds no run: give the output folder of a run" in ended.err
     (tmp_path / "run.json").write_text("{}")
     ended = run("logs", tmp_path, "--rank", 3)
     assert (ended.code, ended.out) == (0, "")

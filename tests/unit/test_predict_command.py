@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.strategies import write_fasta
+from virnucpro import predict_fasta
 from virnucpro.models.classifier_card import classifiers_table
 from virnucpro.store.contig_table import read_contig_calls
 
@@ -43,6 +45,14 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     again = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["counts"]["contigs"] == 2
+    changed = command("predict", contigs, "-o", out, "--devices", "cpu", "--threshold", "0.9")
+    assert "threshold 0.9: it was 0.61 in the earlier run in this folder" in changed.stderr
+    assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.stdout)
+    predict_fasta(contigs, out, devices="cpu")
+    manifest = json.loads((out / "run.json").read_text())
+    assert manifest["output_settings"] == {"threshold": 0.9, "formats": ["tsv"], "keep_chunks": True}
+    of_stages = sum(stage["seconds"] for stage in manifest["stages"].values())
+    assert json.loads(command("status", out, "--json").stdout)["seconds"] == pytest.approx(of_stages)
     verified = command("verify", out)
     assert (verified.returncode, "2 of 2 contigs" in verified.stdout) == (0, True)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 import signal
 import threading
@@ -16,6 +18,8 @@ from safetensors.torch import load_file
 from tests.fakes import faulty_config
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.strategies import write_fasta
+from virnucpro.commands.predict import print_summary
+from virnucpro.commands.status import status
 from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
 from virnucpro.errors import (
     BadInputError,
@@ -29,9 +33,14 @@ from virnucpro.errors import (
 )
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.report.artifacts import report_markdown
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
+from virnucpro.store.prediction_manifest import PredictionManifest
 
 
 def run(inputs, out, config, **arguments):
@@ -123,12 +132,12 @@ def test_one_or_two_workers_and_a_second_start_give_the_same_tables(finished, tm
     assert tables(tmp_path / "one") == expected
 
 
-def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_path):
+def test_another_threshold_or_format_makes_only_the_table_again_and_stays(finished, tmp_path, capfd):
     folder, _, config, _ = finished
     out = tmp_path / "out"
     run([folder / "in.fa"], out, config)
     (out / "dna/embeddings.h5").rename(tmp_path / "moved away")
-    changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.TSV, TableFormat.JSON, TableFormat.PARQUET))
+    changed = hash_prediction(folder, threshold=0.9, formats=(TableFormat.JSON, TableFormat.PARQUET, TableFormat.TSV))
     counts = run([folder / "in.fa"], out, changed)
     assert not (out / "dna/embeddings.h5").exists()
     calls = list(read_contig_calls(out / "contigs.tsv"))
@@ -137,6 +146,9 @@ def test_another_threshold_or_format_makes_only_the_table_again(finished, tmp_pa
     assert [(row["contig"], row["score"], row["call"]) for row in as_json] == [
         (call.contig, call.score, call.call) for call in calls
     ]
+    kept = hash_prediction(folder, not_given=frozenset({"threshold", "formats", "keep_chunks"}))
+    assert predict([folder / "in.fa"], out, kept).was_complete
+    assert "threshold 0.9: kept from the earlier run in this folder" in capfd.readouterr().err
     parquet = pytest.importorskip("pyarrow.parquet")
     assert parquet.read_table(out / "contigs.parquet").to_pylist() == as_json
     run([folder / "in.fa"], out, config)
@@ -232,14 +244,43 @@ def test_short_contigs_and_bad_records_are_listed_with_their_reason(tmp_path):
     short, good, bad = read_contig_calls(tmp_path / "out/contigs.tsv")
     assert (short.contig, short.call, short.reason) == (
         "short",
-        Call.UNDECIDED,
+        Call.TOO_SHORT,
         "shorter than the minimal length of 100 nt",
     )
     assert (good.contig, good.reason) == ("good", "")
     assert (bad.contig, bad.call, bad.length) == ("bad", Call.UNDECIDED, None)
     assert "in.fa:4" in bad.reason
-    assert counts["skipped"] == counts["short_contigs"] == 1
+    assert counts["skipped"] == counts["too_short"] == counts["short_contigs"] == 1
+    assert counts["undecided"] == 0
     assert "in.fa:4" in (tmp_path / "out/failed_sequences.tsv").read_text()
+
+
+def test_reads_that_are_too_short_are_counted_apart_and_called_reads(tmp_path, capsys):
+    reads = [("short", "ACGT"), ("brief", "ACGTA"), ("good", "ATGGCC" * 100)]
+    text = "".join(f"@{name}\n{bases}\n+\n{'I' * len(bases)}\n" for name, bases in reads)
+    (tmp_path / "reads.fq.gz").write_bytes(gzip.compress(text.encode()))
+    out = tmp_path / "out"
+    result = predict(
+        [tmp_path / "reads.fq.gz"], out, hash_prediction(tmp_path, min_nt=100, formats=(TableFormat.JSON,))
+    )
+    assert result.counts["too_short"] == 2
+    assert result.counts["undecided"] + result.counts["virus"] + result.counts["not_virus"] == 1
+    assert [row["call"] for row in json.loads((out / "contigs.json").read_text())][:2] == ["too short"] * 2
+    print_summary(result)
+    status(out)
+    verified = verify_folder(out)
+    assert (verified.problems, verified.what.partition(",")[0]) == ([], "reads")
+    summary, status_line = re.findall(r"^ *3 reads.*", capsys.readouterr().out, re.MULTILINE)
+    assert summary.endswith(", 2 too short")
+    assert ", 2 too short, " in status_line
+    layout = PredictionLayout(out)
+    markdown = report_markdown(layout)
+    assert "| Call | Reads | Share |" in markdown
+    assert "| too short | 2 |" in markdown
+    assert "2 are too short to be looked at" in layout.report.read_text()
+    (tmp_path / "in.fa").write_text(">a\n" + "ATGGCC" * 100)
+    run([tmp_path / "in.fa", tmp_path / "reads.fq.gz"], tmp_path / "both", hash_prediction(tmp_path))
+    assert PredictionManifest.read(tmp_path / "both/run.json").sequences == "sequences"
 
 
 def test_two_inputs_keep_their_order_and_their_own_files(tmp_path):
@@ -370,6 +411,10 @@ def test_a_folder_of_the_other_kind_is_refused(finished, tmp_path):
     folder, _, config, _ = finished
     with pytest.raises(ResultError, match="embedding run"):
         predict([folder / "in.fa"], folder / "out/dna", config)
+    before = (folder / "out/run.json").read_bytes()
+    with pytest.raises(ResultError, match="not of an embedding run"):
+        run_embedding([folder / "in.fa"], folder / "out", config.dna, [CPU])
+    assert (folder / "out/run.json").read_bytes() == before
 
 
 def test_a_stop_before_the_classifier_ends_the_run_and_the_next_start_goes_on(finished, tmp_path):

@@ -343,8 +343,8 @@ def test_table_of_models_says_where_the_weights_are(tmp_path):
     (tmp_path / f"{NAME}.pt").write_bytes(b"x")
     rows = {row.name: row for row in models_table(weights_dir=tmp_path)}
     assert list(rows) == list(MODELS)
-    assert rows[NAME].where == str(tmp_path / f"{NAME}.pt")
-    assert rows["esm2_t48_15B_UR50D"].where == "absent"
+    assert rows[NAME].weights_path == tmp_path / f"{NAME}.pt"
+    assert rows["esm2_t48_15B_UR50D"].weights_path is None
     assert rows["esm2_t36_3B_UR50D"].hidden_dim == 2560
 
 

@@ -26,7 +26,7 @@ def test_every_contig_is_counted_once_under_its_call(metagenome):
     found = summarise(metagenome.layout)
     expected = Counter(row["call"] if row["score"] else NO_SCORE for row in metagenome.rows)
     assert {call: group.contigs for call, group in found.groups.items()} == {
-        call: expected[call] for call in (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, NO_SCORE)
+        call: expected[call] for call in (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
     }
     assert expected[Call.UNDECIDED] > 0
     assert found.contigs == len(metagenome.rows)

@@ -329,6 +329,11 @@ def test_an_identification_shows_its_stages_and_counts(tmp_path):
     assert "stages that are done: fragments" in text
 
 
+def test_a_finished_identification_took_what_its_stages_took_whenever_they_were_done(tmp_path):
+    layout = prediction(tmp_path, "complete")
+    assert "  took 1.0 s (fragments 1.0 s)\n" in shown(layout.output_dir)
+
+
 def test_the_part_of_an_identification_whose_turn_it_is_shows_the_whole(tmp_path):
     layout = prediction(tmp_path, "running")
     dna = RunLayout(layout.dna_dir)

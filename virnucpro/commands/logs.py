@@ -84,7 +84,7 @@ def _check_folder(output: Path) -> None:
     own, parts = RunLayout(output), PredictionLayout(output)
     try:
         if not any(path.exists() for path in (own.manifest, own.lock, own.log_dir)):
-            raise ResultError(output, "it is no folder of a run")
+            raise ResultError(output, "holds no run: give the output folder of a run")
         for layout in (own, RunLayout(parts.dna_dir), RunLayout(parts.protein_dir)):
             with suppress(FileNotFoundError), os.scandir(layout.log_dir):
                 pass

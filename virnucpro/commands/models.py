@@ -2,51 +2,56 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from virnucpro.commands.options import WeightsDir
+from virnucpro.commands.output import print_renderable
+from virnucpro.errors import printable
 from virnucpro.models.classifier_card import classifiers_table
 from virnucpro.models.classifier_conversion import (
     PUBLISHED_DNA_MODEL,
     PUBLISHED_PROTEIN_MODEL,
     convert_classifier,
 )
-from virnucpro.models.registry import models_table
+from virnucpro.models.registry import BUNDLED, models_table
 
 
 def list_models(
     weights_dir: WeightsDir = None,
 ) -> None:
     """List models and classifiers: what they take, how large they are, where they come from, whether they are here."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    for column in ("takes", "parameters", "width", "source", "weights"):
-        table.add_column(column, overflow="fold")
-    for row in models_table(weights_dir=weights_dir):
-        table.add_row(
-            row.name,
-            row.sequence_kind,
-            f"{row.num_parameters / 1e6:,.1f} M",
-            f"{row.hidden_dim:,}",
-            row.source,
-            row.where,
-        )
-    console.print(table)
+    rows = models_table(weights_dir=weights_dir)
+    table = _table("name", "takes", "parameters", "width", "weights")
+    for row in rows:
+        weights = row.source if row.source == BUNDLED else "absent" if row.weights_path is None else "here"
+        table.add_row(row.name, row.sequence_kind, f"{row.num_parameters / 1e6:,.1f} M", f"{row.hidden_dim:,}", weights)
+    print_renderable(table)
+    print("\nweights that are here:")
+    for row in rows:
+        if row.weights_path is not None:
+            print(f"  {printable(str(row.weights_path))}")  # a line each, so that a terminal copies it whole
+    if absent := [row.source for row in rows if row.weights_path is None]:
+        print("absent weights are fetched when they are first needed, from:", *absent, sep="\n  ")
     print()
-    classifiers = Table("classifier", "chunks", "DNA model", "protein model", "threshold", box=None, pad_edge=False)
+    classifiers = _table("classifier", "chunks", "DNA model", "protein model", "threshold")
     for card in classifiers_table():
         encoders = (card.dna_model.name, card.protein_model.name)
         classifiers.add_row(card.name, card.chunk_choice, *encoders, f"{card.threshold:g}")
-    console.print(classifiers)
+    print_renderable(classifiers)
     for card in classifiers_table():
         print(card.worth)
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table that breaks nothing but the words of ``chunks`` over lines."""
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=name != "chunks")
+    return table
 
 
 def convert(

@@ -100,13 +100,15 @@ def predict(
         typer.Option(
             metavar="P",
             help="Above 0 and below 1: P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.",
-            show_default="the classifier's",
+            show_default="the folder's, at first the classifier's",
         ),
     ] = None,
     table_format: Annotated[
         list[TableFormat] | None,
         typer.Option(
-            "--format", help="Write the table of contigs in this format, too; may be given twice.", show_default="tsv"
+            "--format",
+            help="Write the table of contigs in this format, too; may be given twice.",
+            show_default="the folder's, at first tsv",
         ),
     ] = None,
     keep_chunks: Annotated[bool, typer.Option("--keep-chunks", help="Write the chunks as FASTA, too.")] = False,
@@ -138,7 +140,7 @@ def predict(
     Say of every contig whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, and OUT/report.html to look at.
 
     Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
-    report again.
+    report again; without them the folder keeps those that it has.
     """
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
@@ -150,7 +152,6 @@ def predict(
             f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
-    formats = table_format or [TableFormat.TSV]
     metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     if flow or runner != "threads":
         result = importlib.import_module("flows.predict").run_from_command_line(
@@ -159,7 +160,7 @@ def predict(
             classifier=classifier or DEFAULT_CLASSIFIER,
             threshold=threshold,
             result={
-                "formats": [str(one) for one in formats],
+                "formats": [str(one) for one in table_format or ()],
                 "keep_chunks": keep_chunks,
                 "allow_partial": allow_partial,
                 "restart": restart,
@@ -198,7 +199,7 @@ def predict(
                 chunk_nt=chunk,
                 min_nt=min_length or 0,
                 threshold=threshold,
-                formats=formats,
+                formats=table_format or (),
                 keep_chunks=keep_chunks,
                 device_type=claim.type,
                 precision=precision,
@@ -226,13 +227,14 @@ def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> 
         if as_json:
             print(json.dumps(result.to_json()))
         else:
-            _print_summary(result)
+            print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
         say(printable(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}"))
 
 
-def _print_summary(result: PredictionResult) -> None:
+def print_summary(result: PredictionResult) -> None:
+    """Print what users are told of a result."""
     counts = result.counts
     if result.was_complete:
         print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")
@@ -242,18 +244,22 @@ def _print_summary(result: PredictionResult) -> None:
             ("virus", "virus"),
             ("not_virus", "not virus"),
             ("undecided", "undecided"),
+            ("too_short", "too short"),
             ("no_open_frame", "without an open frame"),
         )
-        if counts[name] or name in {"virus", "not_virus"}
+        if counts.get(name) or name in {"virus", "not_virus"}
     ]
-    print(f"{counts['contigs']:,} contig{'s' * (counts['contigs'] != 1)}: {', '.join(calls)}")
+    sequences = result.sequences.removesuffix("s" if counts["contigs"] == 1 else "")
+    print(f"{counts['contigs']:,} {printable(sequences)}: {', '.join(calls)}")
     print(
         f"  {counts['chunks']:,} chunks, {counts['open_chunks']:,} with an open frame; "
         f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     )
     for note in result.notes:
         print(f"  {note}")
-    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.stages_s.items())
-    print(f"  {stages}")
+    before = [name for name in result.stages_s if name not in result.computed]
+    for title, names in (("", result.computed), ("done before: ", before)):
+        if names:
+            print(f"  {title}{', '.join(f'{name} {result.stages_s[name]:.1f} s' for name in names)}")
     print(f"calls:  {printable(str(result.contigs_path))}")
     print(f"report: {printable(str(result.report_path))}")

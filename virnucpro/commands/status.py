@@ -13,6 +13,7 @@ from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
 from virnucpro.store.manifest import RunManifest
+from virnucpro.store.prediction_manifest import PredictionManifest
 from virnucpro.telemetry import wording
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _COUNTED = {
     "virus": "virus",
     "not_virus": "not virus",
     "undecided": "undecided",
+    "too_short": "too short",
     "no_open_frame": "without an open frame",
     "by_sequence": "scored by sequence alone",
     "scored_frames": "frames scored",
@@ -93,7 +95,8 @@ def _print_head(found: RunStatus) -> None:
         verb = {"running": "has run for", "silent": "had run for", "interrupted": "had run for"}.get(
             found.state, "took"
         )
-        lines.append(f"{verb} {wording.duration(found.seconds)}")
+        stages = ", ".join(f"{printable(name)} {wording.duration(seconds)}" for name, seconds in found.stages_s.items())
+        lines.append(f"{verb} {wording.duration(found.seconds)}{f' ({stages})' if stages else ''}")
     if found.age_s is not None:
         lines.append(f"last heard of {wording.duration(found.age_s)} ago")
     if lines:
@@ -181,7 +184,10 @@ def _print_counts(found: RunStatus) -> None:
     if found.manifest is None or found.embedding is not None:
         return
     counts = found.manifest.counts
-    told = [f"{counts[name]:,} {what}" for name, what in _COUNTED.items() if counts.get(name)]
+    words = _COUNTED
+    if isinstance(found.manifest, PredictionManifest):
+        words = {**words, "contigs": printable(found.manifest.sequences)}
+    told = [f"{counts[name]:,} {what}" for name, what in words.items() if counts.get(name)]
     if told:
         _print(f"{', '.join(told)}")
     if found.state != "complete" and not isinstance(found.manifest, RunManifest) and found.manifest.stages:

@@ -107,8 +107,7 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
     name = os.fspath(path)
     real_path = os.path.realpath(name)
     with open_regular(name) as descriptor:
-        packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
-        file_format = _format_of(_head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed)), name, kind)
+        file_format, packed = _sniffed(descriptor, name, max_unpacked_bytes, kind)
         if file_format is InputFormat.FASTA and not packed:
             return ReadableFile(
                 path=name,
@@ -134,6 +133,25 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
         given_sha256=given_sha256,
         lines_per_record=BAM_COPY_LINES if file_format is InputFormat.BAM else None,
     )
+
+
+def holds_reads(path: str | Path) -> bool:
+    """
+    Whether an input that could be read is of a format of reads: FASTQ or BAM.
+
+    Raises:
+        BadInputError: It cannot be read any more.
+    """
+    name = os.fspath(path)
+    with open_regular(name) as descriptor:
+        return _sniffed(descriptor, name, DEFAULT_MAX_UNPACKED_BYTES, SequenceKind.DNA)[0] is not InputFormat.FASTA
+
+
+def _sniffed(descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind) -> tuple[InputFormat, bool]:
+    """Return the format of an open file, and whether it is packed."""
+    packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
+    head = _head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed))
+    return _format_of(head, name, kind), packed
 
 
 @contextmanager

@@ -159,11 +159,6 @@ class ModelRow:
     weights_path: Path | None
     """The file of weights, or None where it is absent."""
 
-    @property
-    def where(self) -> str:
-        """Where the weights are on this machine, in words."""
-        return "absent" if self.weights_path is None else str(self.weights_path)
-
 
 def _published_esm2(
     name: str, *, num_layers: int, hidden_dim: int, attention_heads: int, num_parameters: int

@@ -202,7 +202,7 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
 def _verdict(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
     """Return the call, and what there is to know of it: why there is none, and what the score does not rest on."""
     if not values["chunks"]:
-        return Call.UNDECIDED, f"shorter than the minimal length of {rules.min_nt} nt"
+        return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
     if score is None and rules.has_contig_model:
         return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
     if score is None and not values["frames"]:

@@ -94,7 +94,9 @@ def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
     uuids = [token for token in tokens if _UUID.fullmatch(token)]
     for token in tokens:
         if token not in numbers and token not in uuids:
-            raise DeviceError(f"{source}: {token!r} is neither a device number nor a GPU- or MIG- UUID")
+            what = f"{token!r} is neither a device number nor a GPU- or MIG- UUID"
+            choices = ": choose auto, auto:N, cpu, or a list such as 0,1" if source == "--devices" else ""
+            raise DeviceError(f"{source}: {what}{choices}")
     if numbers and uuids:
         raise DeviceError(f"{source}: numbers and UUIDs are mixed ({', '.join(tokens)}): use one form")
     canonical = [str(int(token)) if token in numbers else token for token in tokens]

@@ -108,6 +108,8 @@ def run_prediction(
     ):
         with shown.stage("index"):
             run = prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart)
+        for notice in run.notices:
+            shown.say(notice)
         if run.already_complete:
             return finished_prediction(run)
         with prediction_failure_noted(run):
@@ -195,13 +197,14 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
     check_embedding(result)
     assert result.output_path is not None
     before = run.manifest.stages.get(stage)
-    if not result.ranks and before is not None:  # it was complete already: keep what it took then
+    was_done = not result.ranks and before is not None
+    if was_done and before is not None:  # keep what it took then
         seconds = before.seconds
     counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
     if result.ranks:
         run.manifest.devices = [rank.device for rank in result.ranks]
     notes = result.notes() if result.ranks or before is None else before.notes
-    run.record(stage, run.scores_fingerprint, [], counts, seconds=seconds, notes=notes)
+    run.record(stage, run.scores_fingerprint, [], counts, seconds=seconds, notes=notes, was_done=was_done)
 
 
 def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
@@ -281,7 +284,9 @@ def close_prediction(
     }
     _list_failed(run)
     prove_counts(manifest.counts)
-    manifest.notes = notes_on_contigs(manifest.counts, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+    manifest.notes = notes_on_contigs(
+        manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt
+    )
     manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
     manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
@@ -314,8 +319,10 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
         output_dir=run.layout.output_dir,
         state=manifest.state,
         counts=manifest.counts,
+        sequences=manifest.sequences,
         notes=tuple(manifest.notes),
         stages_s={name: stage.seconds for name, stage in manifest.stages.items()},
+        computed=tuple(run.computed),
         contigs_path=run.layout.contigs,
         report_path=run.layout.report,
         fingerprint=manifest.fingerprint,

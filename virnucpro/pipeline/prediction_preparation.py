@@ -12,21 +12,23 @@ import re
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.data.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, ConfigurationError, OutputError
+from virnucpro.errors import BadInputError, ConfigurationError, OutputError, printable
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.prediction_run import PredictionRun, is_intact
 from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, forget_unpacked, installed_version
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.json_manifest import not_a_manifest
 from virnucpro.store.prediction_manifest import PredictionManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from virnucpro.pipeline.prediction_settings import PredictionConfig
 
@@ -65,14 +67,17 @@ def prepare_prediction(
     for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
         if folder.is_dir():
             durable.remove_strays(folder)
+    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
+    settings = config.scores_settings(device_type)
+    notices: list[str] = []
+    if earlier is not None and earlier.settings == settings and not restart:
+        config, notices = _continued(layout, config, earlier.output_settings)
     outputs = _outputs(layout, stems, config)
     _refuse_to_overwrite_inputs(layout, outputs, input_files)
-    if restart and layout.manifest.exists():
-        PredictionManifest.read(layout.manifest)
+    if restart and earlier is not None:
         start_prediction_afresh(layout, _ensure_index(layout, input_files, config))
-    earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
+        earlier = None
     _refuse_foreign_files(layout, outputs, earlier)
-    settings = config.scores_settings(device_type)
     if earlier is not None and earlier.stages:
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
         refuse_other_settings(layout.output_dir, earlier, settings)
@@ -84,6 +89,7 @@ def prepare_prediction(
                 stems=stems,
                 manifest=earlier,
                 already_complete=True,
+                notices=notices,
             )
     elif earlier is not None:  # it did not get anything done: what it began to write may be of another input
         keep = {Path(os.path.realpath(path)) for path in input_files}
@@ -96,6 +102,7 @@ def prepare_prediction(
         host=socket.gethostname(),
         inputs=[{"path": file.real_path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
         settings=settings,
+        sequences=_sequences(input_files),
         output_settings=config.output_settings(),
         models=config.models(),
         fingerprint=config.fingerprint,
@@ -114,6 +121,7 @@ def prepare_prediction(
         stems=stems,
         manifest=manifest,
         already_complete=False,
+        notices=notices,
     )
     manifest.write(layout.manifest)
     return run
@@ -156,6 +164,29 @@ def _ensure_index(
         raise
 
 
+def _continued(
+    layout: PredictionLayout, asked: PredictionConfig, recorded: Mapping[str, Any]
+) -> tuple[PredictionConfig, list[str]]:
+    """Return *asked* with the folder's output settings where none were given, and what users should know of it."""
+    try:
+        config = asked.keeping(recorded)
+    except TypeError as error:
+        raise not_a_manifest(layout.manifest, f"output settings that are none ({error})") from error
+    notices = []
+    now = config.output_settings()
+    for name, default in asked.output_settings().items():
+        title, before = name.replace("_", " "), recorded.get(name)
+        if now[name] != default:
+            notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
+        elif before != now[name]:
+            notices.append(f"{title} {_shown(now[name])}: it was {_shown(before)} in the earlier run in this folder")
+    return config, notices
+
+
+def _shown(value: object) -> str:
+    return printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
 def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionConfig) -> list[str]:
     """Return the names of all files that a run is to write into its folder, beside the embedding runs."""
     formats = {layout.contigs_json: TableFormat.JSON, layout.contigs_parquet: TableFormat.PARQUET}
@@ -186,6 +217,11 @@ def _remove(layout: PredictionLayout, names: Iterable[str], *, keep: set[Path]) 
     for path in (layout.output_dir / name for name in sorted(names)):
         if path.resolve() not in keep:
             durable.remove(path)
+
+
+def _sequences(input_files: Sequence[str | Path]) -> str:
+    kinds = {holds_reads(path) for path in input_files}
+    return "sequences" if len(kinds) > 1 else "reads" if True in kinds else "contigs"
 
 
 def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import StoppedError
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +25,14 @@ class PredictionResult:
     """complete or partial."""
     counts: Mapping[str, int]
     """Contigs, chunks, frames and calls, as in ``run.json``."""
+    sequences: str
+    """What the sequences are called: contigs, reads or sequences."""
     notes: tuple[str, ...]
     """What a person should know, a sentence each."""
     stages_s: Mapping[str, float]
     """Seconds by stage; those of stages that were done before included."""
+    computed: tuple[str, ...]
+    """Stages that this start did."""
     contigs_path: Path
     """``contigs.tsv``."""
     report_path: Path
@@ -61,8 +66,10 @@ class PredictionResult:
             "report_path": str(self.report_path),
             "fingerprint": self.fingerprint,
             "counts": dict(self.counts),
+            "sequences": self.sequences,
             "notes": list(self.notes),
             "stages_s": dict(self.stages_s),
+            "computed": list(self.computed),
             "embeddings": [result.to_json() for result in self.embeddings],
         }
 
@@ -80,7 +87,7 @@ def check_embedding(result: RunResult) -> None:
     result.raise_unless(allow_partial=True)
 
 
-def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -> list[str]:
+def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:
     """Return what a person should know about an identification, a sentence each."""
     sentences = {
         "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
@@ -92,7 +99,7 @@ def notes_on_contigs(counts: Mapping[str, int], *, chunk_nt: int, min_nt: int) -
         "no_open_frame": "without an open frame in any chunk, and so without a score",
         "by_sequence": "without an open frame in any chunk, scored by their sequence alone",
     }
-    notes = [f"contigs {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
+    notes = [f"{sequences} {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]
     if counts.get("missing_frames"):
         notes.append(
             f"open frames that could not be embedded (listed in failed_sequences.tsv): {counts['missing_frames']:,}"
@@ -107,7 +114,7 @@ def prove_counts(counts: Mapping[str, int]) -> None:
     Raises:
         AssertionError: They do not add up, which is a defect of ours.
     """
-    calls = sum(counts[name] for name in ("virus", "not_virus", "undecided", "no_open_frame"))
+    calls = sum(counts.get(call.replace(" ", "_"), 0) for call in Call)
     assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
     scored, missing = counts["scored_frames"], counts["missing_frames"]
     assert scored + missing == counts["frames"], f"{scored} scores and {missing} missing of {counts['frames']} frames"

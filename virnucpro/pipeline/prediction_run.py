@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,10 @@ class PredictionRun:
     """As it stands on disk."""
     already_complete: bool
     """The folder holds exactly what is asked for."""
+    notices: list[str] = field(default_factory=list)
+    """What was kept of the folder's settings, and what was changed, a sentence each."""
+    computed: list[str] = field(default_factory=list)
+    """Stages that this start did."""
 
     def open_index(self) -> SequenceIndex:
         """Open the index of the contigs."""
@@ -99,9 +103,10 @@ class PredictionRun:
         *,
         seconds: float,
         notes: Sequence[str] = (),
+        was_done: bool = False,
     ) -> None:
         """
-        Note that a stage is done.
+        Note that a stage is done; *was_done*: by an earlier start.
 
         Raises:
             OutputError: The manifest cannot be written.
@@ -113,6 +118,8 @@ class PredictionRun:
             counts=counts,
             notes=list(notes),
         )
+        if not was_done:
+            self.computed.append(stage)
         self.manifest.write(self.layout.manifest)
 
     def _relative(self, path: Path) -> str:

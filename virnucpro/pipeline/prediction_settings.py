@@ -36,7 +36,7 @@ from virnucpro.models.registry import MODELS, is_path
 from virnucpro.pipeline.multi_gpu_inference import configure_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 FINGERPRINT_DIGITS = 16
@@ -73,6 +73,8 @@ class PredictionConfig:
     """Formats of the table of contigs; TSV is always written."""
     keep_chunks: bool = False
     """Whether the chunks are written, too."""
+    not_given: frozenset[str] = frozenset()
+    """Output settings that stand at their defaults: a folder that a run was made in keeps its own."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -117,6 +119,18 @@ class PredictionConfig:
             **computing_versions(),
         }
 
+    def keeping(self, recorded: Mapping[str, Any]) -> PredictionConfig:
+        """
+        Return the same with the *recorded* output settings of a folder in place of those that were not given.
+
+        Raises:
+            ConfigurationError, TypeError: Something recorded is no such setting.
+        """
+        kept = {name: value for name, value in recorded.items() if name in self.not_given}
+        if "formats" in kept:
+            kept["formats"] = _formats(kept["formats"])
+        return replace(self, **kept)
+
     def output_settings(self) -> dict[str, Any]:
         """Return what may change from run to run in one folder, ready for JSON."""
         return {
@@ -157,7 +171,7 @@ def configure_prediction(
     chunk_nt: int | None = None,
     min_nt: int = 0,
     threshold: float | None = None,
-    formats: Sequence[TableFormat | str] = (TableFormat.TSV,),
+    formats: Sequence[TableFormat | str] = (),
     keep_chunks: bool = False,
     device_type: str,
     precision: str = "auto",
@@ -184,9 +198,9 @@ def configure_prediction(
         chunk_nt: Nucleotides of a chunk, one of those that the classifier may be used with; by default what it was
             trained with.
         min_nt: Nucleotides below which a contig is listed but not looked at.
-        threshold: P(virus) from which a contig is called viral; by default the classifier's.
-        formats: Of the table of contigs, beside TSV.
-        keep_chunks: Write the chunks, too.
+        threshold: P(virus) from which a contig is called viral; by default the folder's, at first the classifier's.
+        formats: Of the table of contigs, beside TSV; by default the folder's, at first none.
+        keep_chunks: Write the chunks, too; a folder goes on writing them.
         device_type: ``cpu`` or ``cuda``.
         precision: Of both models, as in ``configure_model``; so are the other arguments.
         weights_dir: Folder that is looked into first.
@@ -260,6 +274,15 @@ def configure_prediction(
         threshold=card.threshold if threshold is None else threshold,
         formats=_formats(formats),
         keep_chunks=keep_chunks,
+        not_given=frozenset(
+            name
+            for name, is_given in (
+                ("threshold", threshold is not None),
+                ("formats", formats),
+                ("keep_chunks", keep_chunks),
+            )
+            if not is_given
+        ),
     )
 
 

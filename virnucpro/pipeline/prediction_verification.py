@@ -31,6 +31,8 @@ def verify_folder(output_dir: Path) -> Verification:
         ResultError: The folder holds no run.
     """
     layout = PredictionLayout(output_dir)
+    if output_dir.is_dir() and not layout.manifest.exists():
+        raise ResultError(output_dir, "holds no run: give the output folder of a run")
     if layout.manifest.exists() and is_training(layout.manifest):
         return verify_training(output_dir)
     if not layout.manifest.exists() or not is_prediction(layout.manifest):
@@ -50,7 +52,7 @@ def verify_folder(output_dir: Path) -> Verification:
             problems += [f"{problem} ({remedy})" for problem in verify_run(folder).problems]
     scored = f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     return Verification(
-        manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"contigs, {scored}"
+        manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"{manifest.sequences}, {scored}"
     )
 
 

@@ -51,6 +51,7 @@ from virnucpro.pipeline.result_form import (
     settle_form,
 )
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.json_manifest import read_object
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
@@ -302,6 +303,8 @@ def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
             if path.exists():
                 raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
         return None
+    if "kind" in read_object(layout.manifest):
+        raise ResultError(layout.manifest, "is not of an embedding run, but of another kind: use another output folder")
     keeps = existing_results(layout, is_partial=False) or layout.shards() or part_paths(layout.parts_dir)
     return RunManifest.read(layout.manifest) if keeps else None
 

@@ -78,7 +78,9 @@ class RunResult:
         if self.state == "complete" and self.lost_ranks:
             notes.append(f"the others did the work of {self.lost_ranks}")
         if self.num_copies:
-            notes.append(f"{self.num_copies:,} copies of another sequence took its row")
+            one = self.num_copies == 1
+            what = "duplicate shares" if one else "duplicates share"
+            notes.append(f"{self.num_copies:,} {what} the row of an identical sequence")
         if self.num_truncated:
             notes.append(f"{self.num_truncated:,} cut to the residue limit (dataset truncated_from)")
         if self.num_resplit_blocks:

@@ -83,15 +83,25 @@ class RunStatus:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that this start of the run took, or has taken so far."""
+        """Seconds that this start took, or has taken so far; of a finished run of several stages the sum of theirs."""
         if self.snapshot is not None:
             return max(0.0, self.snapshot.now - self.snapshot.started)
+        if stages := self.stages_s:
+            return sum(stages.values())
         begun, ended = None, time.time()
         if self.state == "running" and self.holder is not None:
             begun = _unix_time(self.holder.since)
         elif self.state in _FINISHED and self.manifest is not None:
             begun, ended = _unix_time(self.manifest.started), _unix_time(self.manifest.finished) or -math.inf
         return None if begun is None or ended < begun else ended - begun
+
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """Seconds of each stage of a finished identification or training, whenever it was done."""
+        if self.state not in {"complete", "partial"} or self.manifest is None or isinstance(self.manifest, RunManifest):
+            return {}
+        found = {name: stage.seconds for name, stage in self.manifest.stages.items()}
+        return {name: value for name, value in found.items() if isinstance(value, float) and 0 <= value < math.inf}
 
     @property
     def failed(self) -> dict[str, int]:
@@ -127,12 +137,13 @@ class RunStatus:
         Return plain data. The names stay; what is not known is null.
 
         format, state, kind, output_dir, part_of, host, pid, run_id; started and finished (ISO 8601); seconds (of this
-        start), age_s (of what is said below). While it goes on: doing (words), stages (name, model, seconds, is_over),
-        and of the embedding run that began last model, progress and done_before (0 to 1), seconds_left,
-        tokens_per_second, rows (durable), records. ranks: rank, host, device, state, progress, sequences (computed),
-        rows, tokens_per_second, seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a
-        run that is over). failed and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full;
-        counts (of ``run.json``); problems; next_step; snapshot (all of ``RunSnapshot``).
+        start; of a finished identification or training of all its stages, whenever they were done), age_s (of what is
+        said below). While it goes on: doing (words), stages (name, model, seconds, is_over), and of the embedding run
+        that began last model, progress and done_before (0 to 1), seconds_left, tokens_per_second, rows (durable),
+        records. ranks: rank, host, device, state, progress, sequences (computed), rows, tokens_per_second,
+        seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a run that is over). failed
+        and restarts by failure class; disk_free_bytes, disk_size_bytes, disk_nearly_full; counts (of ``run.json``);
+        problems; next_step; snapshot (all of ``RunSnapshot``).
         """
         snapshot, embedding, manifest, holder = self.snapshot, self.embedding, self.manifest, self.holder
         free, size = (None, None) if snapshot is None else (snapshot.disk_free_bytes, snapshot.disk_size_bytes)

@@ -31,7 +31,7 @@ def report_markdown(layout: PredictionLayout) -> str:
     lines = [f"# {wording.lead(summary)}", "", *_paragraphs(summary), *_calls(summary)]
     why = [f"| {markdown_text(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
     if why:
-        lines += ["| Why there is no score | Contigs |", "| --- | ---: |", *why, ""]
+        lines += [f"| Why there is no score | {summary.sequences.capitalize()} |", "| --- | ---: |", *why, ""]
     lines += [f"- {markdown_text(note)}" for note in summary.manifest.notes]
     lines += ["", f"Report: {markdown_text(str(layout.report.resolve()))}", ""]
     return "\n".join(lines)
@@ -72,7 +72,7 @@ def _calls(summary: Summary) -> list[str]:
         return []
     groups = [(call, summary.groups[call].contigs) for call in GROUPS]
     rows = [f"| {call} | {whole(n)} | {percent(n, summary.contigs)} |" for call, n in groups if n]
-    return ["| Call | Contigs | Share |", "| --- | ---: | ---: |", *rows, ""]
+    return [f"| Call | {summary.sequences.capitalize()} | Share |", "| --- | ---: | ---: |", *rows, ""]
 
 
 def markdown_text(text: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NO_SCORE = "no score"
 """Stands on the page for the call of a contig that could not be scored: its reason says why."""
-GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, NO_SCORE)
+GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
 """What contigs are counted under."""
 
 _TRACK_LINE = "track "
@@ -49,7 +49,8 @@ class ContigLine(NamedTuple):
     @property
     def group(self) -> str:
         """One of ``GROUPS``."""
-        return NO_SCORE if self.found.score is None else self.found.call
+        has_no_call = self.found.score is None and self.found.call is not Call.TOO_SHORT
+        return NO_SCORE if has_no_call else self.found.call
 
     @property
     def rank(self) -> tuple[float, int, int]:

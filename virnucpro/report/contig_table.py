@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
-from virnucpro.report.plots import CALL_COLOURS
+from virnucpro.report.plots import CALL_CLASSES
 from virnucpro.report.sections import swatch
 from virnucpro.store.contig_table import Call
 
@@ -20,7 +20,7 @@ ROWS_AT_FIRST = 50
 """Rows that are shown before the reader asks for all."""
 
 _EXPLAINED = {
-    "P(virus)": "the contig\u2019s score, to rank by",
+    "P(virus)": "the score, to rank by",
     "Highest": "the highest P(virus) of any of its reading frames",
     "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
     "Frame support": "share of its open reading frames with P(virus) above 0.5",
@@ -33,10 +33,10 @@ def contig_table(summary: Summary) -> Html:
     if not summary.table:
         return Html()
     contigs = summary.table
-    title = element("h2", "Contigs")
+    title = element("h2", summary.sequences.capitalize())
     if len(contigs) < summary.contigs:
         text = (
-            f"The {whole(len(contigs))} contigs with the highest P(virus), of {whole(summary.contigs)}. "
+            f"The {whole(len(contigs))} {summary.sequences} with the highest P(virus), of {whole(summary.contigs)}. "
             "All of them are in contigs.tsv."
         )
         title = joined(title, element("p", text, class_="note"))
@@ -45,8 +45,22 @@ def contig_table(summary: Summary) -> Html:
         "section",
         title,
         _controls(contigs),
-        element("p", f"{whole(len(contigs))} contigs", id="count", class_="count", aria_live="polite"),
-        element("div", _table(contigs), class_="wide", tabindex="0", role="region", aria_label="Table of contigs"),
+        element(
+            "p",
+            f"{whole(len(contigs))} {summary.sequences}",
+            id="count",
+            class_="count",
+            aria_live="polite",
+            data_counted=summary.sequences,
+        ),
+        element(
+            "div",
+            _table(contigs, summary.sequence),
+            class_="wide",
+            tabindex="0",
+            role="region",
+            aria_label="Table of contigs",
+        ),
         element("p", element("button", "Show all", type="button", id="more"), class_="more needs-script"),
         element("details", element("summary", "What the columns are"), element("dl", *terms)),
     )
@@ -68,9 +82,9 @@ def _controls(contigs: list[ContigLine]) -> Html:
     )
 
 
-def _table(contigs: list[ContigLine]) -> Html:
+def _table(contigs: list[ContigLine], sequence: str) -> Html:
     columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
-        ("Contig", False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
+        (sequence.capitalize(), False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
         ("P(virus)", True, _score),
         ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
         ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
@@ -97,7 +111,7 @@ def _table(contigs: list[ContigLine]) -> Html:
             "tr",
             *(cell(contig) for _, _, cell in columns),
             data_call=contig.group,
-            class_=CALL_COLOURS[contig.group],
+            class_=CALL_CLASSES[contig.group],
             hidden="" if number >= ROWS_AT_FIRST else None,
         )
         for number, contig in enumerate(contigs)
@@ -110,7 +124,7 @@ def _reason(contig: ContigLine) -> str:
     """Return why there is no score, or what a score does without, where the call does not say so itself."""
     found = contig.found
     is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames
-    return "" if is_between or found.call == Call.NO_OPEN_FRAME else found.reason
+    return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
 
 
 def _number(value: float | None, shown: str) -> Html:

@@ -80,7 +80,8 @@
     for (const one of rows) one.row.hidden = !shown.has(one);
     const number = (value) => value.toLocaleString("en");
     const matches = matching.length === rows.length ? "" : ` that match, of ${number(rows.length)} in the table`;
-    const all = `${number(matching.length)} ${matching.length === 1 ? "contig" : "contigs"}${matches}`;
+    const { counted } = count.dataset;
+    const all = `${number(matching.length)} ${matching.length === 1 ? counted.slice(0, -1) : counted}${matches}`;
     count.textContent = shown.size < matching.length ? `The first ${number(shown.size)} of ${all}` : all;
     more.hidden = shown.size === matching.length;
     more.textContent = `Show all ${number(matching.length)}`;

@@ -46,6 +46,8 @@ COLOURS = {
 }
 """Vermilion and blue are told apart with any kind of colour vision; greys have no verdict."""
 CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}
+CALL_CLASSES = {**CALL_COLOURS, Call.TOO_SHORT: "no-score too-short"}
+"""What is too short is hatched in the colour of what has no score."""
 
 SHADED_REGIONS = 300
 """Regions that are shaded in one track: the longest."""
@@ -79,16 +81,16 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
                 legendrank=len(_DRAWN) - _DRAWN.index(call),
                 marker={"color": colour(CALL_COLOURS[call]), "line": {"width": 0}},
                 customdata=[f"{edge:.3g}\u2013{edge + step:.3g}" for edge in edges],
-                hovertemplate=f"P(virus) %{{customdata}}<br>contigs, {call}: %{{y:,}}<extra></extra>",
+                hovertemplate=f"P(virus) %{{customdata}}<br>{summary.sequences}, {call}: %{{y:,}}<extra></extra>",
             )
     for threshold in thresholds:
         figure.add_vline(threshold, line=_threshold_line())
     lay_out(figure, 340)
     figure.update_layout(barmode="stack", bargap=0)
-    figure.update_xaxes(title_text="P(virus) of the contig", range=[0, 1], dtick=0.2)
+    figure.update_xaxes(title_text=f"P(virus) of the {summary.sequence}", range=[0, 1], dtick=0.2)
     highest = max(max(group.bins) for group in summary.groups.values())
     steps = {"dtick": 1} if highest < 10 else {"tickformat": "~s"}  # no parts of contigs
-    figure.update_yaxes(title_text="contigs", rangemode="tozero", type=_count_scale(summary), **steps)
+    figure.update_yaxes(title_text=summary.sequences, rangemode="tozero", type=_count_scale(summary), **steps)
     return figure
 
 
@@ -119,9 +121,9 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
     lengths = [contig.length_nt or 1 for contig in summary.sample] or [100, 10_000]
     limits = [math.log10(min(lengths)) - 0.1, math.log10(max(lengths)) + 0.1]
     ticks = 1 if limits[1] - limits[0] > 1.6 else "D2"  # decades, or 1, 2 and 5 of each
-    figure.update_xaxes(title_text="contig length (nt, log scale)", type="log", tickformat="~s")
+    figure.update_xaxes(title_text=f"{summary.sequence} length (nt, log scale)", type="log", tickformat="~s")
     figure.update_xaxes(dtick=ticks, range=limits)
-    figure.update_yaxes(title_text="P(virus) of the contig", range=[-0.03, 1.03], dtick=0.2)
+    figure.update_yaxes(title_text=f"P(virus) of the {summary.sequence}", range=[-0.03, 1.03], dtick=0.2)
     return figure
 
 

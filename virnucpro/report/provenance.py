@@ -8,6 +8,7 @@ from virnucpro.errors import printable
 from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, whole
 from virnucpro.report.sections import rows_of
+from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from virnucpro.report.summary import Summary
@@ -21,7 +22,7 @@ _STAGES = {
     "dna": "embedding of DNA",
     "protein": "embedding of proteins",
     "classify": "classification",
-    "contigs": "calls of contigs",
+    "contigs": "calls",
     "report": "report",
 }
 _MODELS = {"classifier": "classifier", "dna": "DNA model", "protein": "protein model"}
@@ -31,16 +32,16 @@ _SHA_DIGITS = 16
 def left_out(summary: Summary) -> Html:
     """Return what has no score and why."""
     counts = summary.manifest.counts
-    without = summary.groups[NO_SCORE].contigs
+    without = summary.groups[NO_SCORE].contigs + summary.groups[Call.TOO_SHORT].contigs
     parts = [element("h2", "What has no score, and why")]
     if without:
-        parts.append(element("p", f"{counted(without, 'contig')} of {whole(summary.contigs)}:", class_="note"))
+        parts.append(element("p", f"{counted(without, summary.sequence)} of {whole(summary.contigs)}:", class_="note"))
         rows = [(_short(why), whole(n), percent(n, summary.contigs)) for why, n in summary.reasons.most_common()]
-        parts.append(rows_of(("Why", "Contigs", "Share"), rows, numbers=(1, 2)))
+        parts.append(rows_of(("Why", summary.sequences.capitalize(), "Share"), rows, numbers=(1, 2)))
     elif summary.contigs:
-        parts.append(element("p", "Every contig has a score."))
+        parts.append(element("p", f"Every {summary.sequence} has a score."))
     else:
-        parts.append(element("p", "There was no contig to score."))
+        parts.append(element("p", f"There was no {summary.sequence} to score."))
     if chunks := counts.get("chunks"):
         opened, frames, missing = (counts.get(name, 0) for name in ("open_chunks", "frames", "missing_frames"))
         scored = (
@@ -52,7 +53,7 @@ def left_out(summary: Summary) -> Html:
         ending = f"; there are {counted(frames, 'open frame')}, and {scored}." if frames else "."
         parts.append(element("p", f"{text}{ending}", class_="note"))
     if alone := counts.get("by_sequence"):
-        subject = f"{counted(alone, 'contig')} without an open frame {'is' if alone == 1 else 'are'}"
+        subject = f"{counted(alone, summary.sequence)} without an open frame {'is' if alone == 1 else 'are'}"
         parts.append(
             element("p", f"{subject} scored by {'its' if alone == 1 else 'their'} sequence alone.", class_="note")
         )
@@ -162,8 +163,8 @@ def _short(text: str) -> str:
 def footer(layout: PredictionLayout) -> Html:
     """Return which files lie beside the page, those that exist."""
     files = [
-        (layout.contigs, "every contig"),
-        (layout.viral_fasta, "the contigs called viral"),
+        (layout.contigs, "every sequence"),
+        (layout.viral_fasta, "those called viral"),
         (layout.tracks, "P(virus) along long contigs"),
         (layout.viral_regions, "viral regions"),
         (layout.prediction_results, "every reading frame"),

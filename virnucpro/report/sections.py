@@ -8,7 +8,7 @@ from virnucpro.errors import printable
 from virnucpro.report import wording
 from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, counted, cut, element, joined, nucleotides, percent, probability, whole
-from virnucpro.report.plots import CALL_COLOURS, SHADED_REGIONS, longest_regions
+from virnucpro.report.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
 from virnucpro.report.summary import SURE_FROM
 from virnucpro.store.contig_table import Call
 
@@ -61,7 +61,7 @@ def _shares(summary: Summary) -> Html:
     present = [(call, group) for call in GROUPS if (group := summary.groups[call]).contigs]
     bar = [
         element(
-            "span", class_=CALL_COLOURS[call], style=f"flex-grow:{group.contigs}", title=f"{call}: {group.contigs:,}"
+            "span", class_=CALL_CLASSES[call], style=f"flex-grow:{group.contigs}", title=f"{call}: {group.contigs:,}"
         )
         for call, group in present
     ]
@@ -86,9 +86,9 @@ def _key_figures(summary: Summary) -> Html:
     figures = [
         (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
     ]
-    figures.append((nucleotides(viral.nt), "in viral contigs"))
+    figures.append((nucleotides(viral.nt), f"in viral {summary.sequences}"))
     if summary.long_contigs:
-        figures.append((whole(summary.regions), "viral regions in long contigs"))
+        figures.append((whole(summary.regions), f"viral regions in long {summary.sequences}"))
     return element(
         "ul", *(element("li", element("b", n), element("span", what)) for n, what in figures), class_="figures"
     )
@@ -101,13 +101,15 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
     lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
     dotted = f"dotted: the {'threshold' if len(thresholds) == 1 else 'thresholds'} {lines}"
     count = (
-        f"All {counted(summary.scored, 'contig')} with a score" if summary.scored > 1 else "The one contig with a score"
+        f"All {counted(summary.scored, summary.sequence)} with a score"
+        if summary.scored > 1
+        else f"The one {summary.sequence} with a score"
     )
     shown = len(summary.sample)
     sample = (
-        "Each point is a contig."
+        f"Each point is a {summary.sequence}."
         if shown == summary.scored
-        else f"Each point is a contig: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
+        else f"Each point is a {summary.sequence}: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
     )
     return element(
         "section",
@@ -116,7 +118,7 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
         element(
             "div",
             plot_place(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
-            plot_place(SCATTER, "Length and P(virus) of contigs", f"{sample} {dotted.capitalize()}."),
+            plot_place(SCATTER, f"Length and P(virus) of {summary.sequences}", f"{sample} {dotted.capitalize()}."),
             class_="pair",
         ),
     )
@@ -156,7 +158,10 @@ def tracks(summary: Summary) -> Html:
     """Return the places of the tracks, each with its contig in words."""
     if not summary.contigs:
         return Html()
-    parts = [element("h2", "Along the long contigs"), element("p", wording.regions(summary), class_="note")]
+    parts = [
+        element("h2", f"Along the long {summary.sequences}"),
+        element("p", wording.regions(summary), class_="note"),
+    ]
     if summary.regions:
         parts.append(element("p", wording.tracks(summary), class_="note"))
     groups = [
@@ -168,7 +173,7 @@ def tracks(summary: Summary) -> Html:
     ]
     for shown, what in groups:
         if shown:
-            parts.append(element("h3", f"{counted(len(shown), 'contig')} {what}", class_="of-tracks"))
+            parts.append(element("h3", f"{counted(len(shown), summary.sequence)} {what}", class_="of-tracks"))
             parts += [_track(track, track_name(track)) for track in shown]
     return element("section", *parts, class_="tracks")
 
@@ -209,7 +214,7 @@ def _places(regions: Iterable[Region]) -> str:
 
 def swatch(call: str) -> Html:
     """Return the patch of colour that stands for one of ``GROUPS``."""
-    return element("span", class_=f"swatch {CALL_COLOURS[call]}", aria_hidden="true")
+    return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:

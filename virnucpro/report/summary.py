@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.errors import printable
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
-from virnucpro.report.contig_lines import GROUPS, NO_SCORE, ContigLine, read_columns, read_contig_lines
+from virnucpro.report.contig_lines import GROUPS, ContigLine, read_columns, read_contig_lines
 from virnucpro.report.tracks import Track, read_tracks
 from virnucpro.store.contig_table import Call
 from virnucpro.store.prediction_manifest import PredictionManifest
@@ -87,6 +88,16 @@ class Summary:
         return sum(group.contigs for group in self.groups.values())
 
     @property
+    def sequences(self) -> str:
+        """What the input's sequences are called."""
+        return printable(self.manifest.sequences)
+
+    @property
+    def sequence(self) -> str:
+        """What one of them is called."""
+        return self.sequences.removesuffix("s")
+
+    @property
     def has_contig_model(self) -> bool:
         """Whether scores are probabilities by the classifier's contig model."""
         return "contig_model_sha256" in self.manifest.models["classifier"]
@@ -142,7 +153,7 @@ def _count(summary: Summary, contig: ContigLine) -> None:
     if contig.group == Call.VIRUS:
         for least in SURE_FROM:
             summary.sure[least] += (contig.found.score or 0) >= least
-    if contig.group == NO_SCORE:
+    if contig.found.score is None:
         kind = _kind_of_reason(contig)
         is_known = kind in summary.reasons or len(summary.reasons) < MAX_REASONS
         summary.reasons[kind if is_known else OTHER_REASONS] += 1

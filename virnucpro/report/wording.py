@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 def lead(summary: Summary) -> str:
     """Return the one sentence that answers the question."""
     total, viral = summary.contigs, summary.groups[Call.VIRUS].contigs
+    one, many = summary.sequence, summary.sequences
     if not total:
-        return "The input holds no contigs."
+        return f"The input holds no {many}."
     if not summary.scored:
         counts = summary.manifest.counts
         is_closed = counts.get("chunks") and not counts.get("frames") and not summary.has_contig_model
-        subject = "The only contig could not" if total == 1 else f"None of the {whole(total)} contigs could"
+        subject = f"The only {one} could not" if total == 1 else f"None of the {whole(total)} {many} could"
         return f"{subject} be scored{': no reading frame was open' if is_closed else ''}."
     if total == 1:
-        return "The only contig is called viral." if viral else "The only contig is not called viral."
+        return f"The only {one} is {'' if viral else 'not '}called viral."
     if not viral:
-        return f"None of the {whole(total)} contigs is called viral."
+        return f"None of the {whole(total)} {many} is called viral."
     if viral == total:
-        return f"All {whole(total)} contigs are called viral."
-    return f"{whole(viral)} of {whole(total)} contigs ({percent(viral, total)}) {_are(viral)} called viral."
+        return f"All {whole(total)} {many} are called viral."
+    return f"{whole(viral)} of {whole(total)} {many} ({percent(viral, total)}) {_are(viral)} called viral."
 
 
 def details(summary: Summary) -> list[str]:
@@ -46,14 +47,19 @@ def details(summary: Summary) -> list[str]:
         )
         nt = sum(group.nt for group in summary.groups.values())
         share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
-        sentences.append(f"The viral contigs hold {share}." if viral.contigs > 1 else f"It holds {share}.")
+        sentences.append(f"The viral {summary.sequences} hold {share}." if viral.contigs > 1 else f"It holds {share}.")
     if summary.scored:
-        others = [(Call.NOT_VIRUS, "not viral"), (Call.UNDECIDED, "undecided"), (NO_SCORE, "without a score")]
+        others = [
+            (Call.NOT_VIRUS, "not viral"),
+            (Call.UNDECIDED, "undecided"),
+            (Call.TOO_SHORT, "too short to be looked at"),
+            (NO_SCORE, "without a score"),
+        ]
         named = [(summary.groups[call].contigs, name) for call, name in others if summary.groups[call].contigs]
         if named:
             *before, last = [f"{whole(number)} {_are(number)} {name}" for number, name in named]
             text = f"{', '.join(before)} and {last}" if before else last
-            sentences.append(f"Of the {'others' if viral.contigs else 'contigs'}, {text}.")
+            sentences.append(f"Of the {'others' if viral.contigs else summary.sequences}, {text}.")
     return sentences
 
 
@@ -61,14 +67,14 @@ def scores(summary: Summary) -> str:
     """Return what a score is."""
     if summary.has_contig_model:
         return (
-            "P(virus) is the probability that a contig is viral, calibrated on genomes that the classifier was not "
-            "trained on: there, of contigs with 0.8 about 8 in 10 are viral. Among your contigs more or fewer are, as "
-            "viruses are more or less common there. Contigs without an open reading frame are scored by their sequence "
-            "alone."
+            f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes that the "
+            "classifier was not trained on: there, of contigs with 0.8 about 8 in 10 are viral. Among your "
+            f"{summary.sequences} more or fewer are, as viruses are more or less common there. "
+            "Where no reading frame is open, the sequence alone is scored."
         )
     return (
-        "P(virus) is the classifier\u2019s score of a contig, from 0 to 1. Rank contigs by it; it is not a "
-        "measured rate of error. Scores far from the threshold and contigs of several chunks are the surest."
+        "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "
+        "measured rate of error. Scores far from the threshold and sequences of several chunks are the surest."
     )
 
 
@@ -95,8 +101,8 @@ def tracks(summary: Summary) -> str:
 def regions(summary: Summary) -> str:
     """Return what is known of stretches in long contigs."""
     if not summary.long_contigs:
-        return "No contig is 10 kb or longer, so there is none to look along."
-    long_contigs = f"{counted(summary.long_contigs, 'contig')} {_are(summary.long_contigs)} 10 kb or longer"
+        return f"No {summary.sequence} is 10 kb or longer, so there is none to look along."
+    long_contigs = f"{counted(summary.long_contigs, summary.sequence)} {_are(summary.long_contigs)} 10 kb or longer"
     if not summary.regions:
         return f"{long_contigs}; none holds a viral region."
     found = f"{counted(summary.regions, 'viral region')} ({nucleotides(summary.region_nt)})"

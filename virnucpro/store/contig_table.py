@@ -29,6 +29,7 @@ class Call(StrEnum):
     VIRUS = "virus"
     NOT_VIRUS = "not virus"
     UNDECIDED = "undecided"
+    TOO_SHORT = "too short"
     NO_OPEN_FRAME = "no open frame"
 
 

@@ -63,6 +63,8 @@ class PredictionManifest:
     """Of Python and the packages that compute."""
     devices: list[str]
     """One name a worker."""
+    sequences: str = "contigs"
+    """What its sequences are called: contigs; reads, where all inputs are FASTQ or BAM; sequences, where some are."""
     finished: str | None = None
     """UTC, ISO 8601."""
     outputs: list[str] = field(default_factory=list)
@@ -114,6 +116,7 @@ class PredictionManifest:
         """Raise ``ResultError`` when something that a later start relies on is of another kind."""
         kinds = {
             "state": str,
+            "sequences": str,
             "inputs": list,
             "outputs": list,
             "settings": dict,
