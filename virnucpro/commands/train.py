@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from virnucpro.training.classifier_training import TrainingResult
 
 _TRAINING = "virnucpro.training.classifier_training"
-"""By name: it needs scipy, which comes with the extra ``train``."""
+"""By name: it imports scipy, which no other command needs."""
 
 
 def group_weight(text: str | tuple[str, float]) -> tuple[str, float]:
