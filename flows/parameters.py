@@ -8,7 +8,7 @@ has no field to be switched between two types.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,11 +16,10 @@ from virnucpro.config import (
     AUTO_SHARDED_BYTES,
     AUTO_SHARDED_ROWS,
     DEFAULT_CACHE_GIB,
-    MOST_PORT,
     RUNNERS,
-    MetricsOptions,
 )
 from virnucpro.pipeline.recovery import MAX_STARTS
+from virnucpro.telemetry.metrics_options import MOST_PORT, MetricsOptions, metrics_options
 
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
@@ -254,26 +253,30 @@ class Monitoring(Box):
         le=MOST_PORT,
         title="Port of the metrics",
         description="Serve Prometheus metrics there, on 127.0.0.1, while the run goes on; 0: a free one. "
-        "None: they are not served. On a cluster each host serves its own, too, as the network below says.",
+        "None: VIRNUCPRO_METRICS_PORT of the worker, else not served. On a cluster each host serves its own, too, as "
+        "the network below says.",
     )
     metrics_targets: str = Field(
         default="",
         title="Targets of Prometheus",
         description="Folder of Prometheus' file_sd_configs that gets a file with the address while the run goes on; on "
-        "a cluster, where it is to be a shared folder, one for each host as well. Empty: none.",
+        "a cluster, where it is to be a shared folder, one for each host as well. Empty: VIRNUCPRO_METRICS_TARGETS of "
+        "the worker, else none.",
     )
     metrics_network: str = Field(
         default="",
         pattern=r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$",
         title="Network of the metrics",
         description="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it; everybody "
-        "there can read them. Empty: to this host alone, and a cluster's other hosts serve none.",
+        "there can read them. Empty: VIRNUCPRO_METRICS_NETWORK of the worker, else to this host alone, and a cluster's "
+        "other hosts serve none.",
     )
     pushgateway: str = Field(
         default="",
         pattern=r"^(https?://\S+)?$",
         title="Pushgateway",
-        description="URL of a Prometheus pushgateway that gets the metrics, too; empty: none.",
+        description="URL of a Prometheus pushgateway that gets the metrics, too; empty: VIRNUCPRO_PUSHGATEWAY of the "
+        "worker, else none.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", title="Level of the logs", description="Of the workers' log files."
@@ -306,19 +309,18 @@ class Limits(Box):
     )
 
 
-def metrics_options(monitoring: Monitoring) -> MetricsOptions:
+def metrics_of(monitoring: Monitoring) -> MetricsOptions:
     """
-    Return where metrics go; a folder of targets alone takes a free port.
+    Return where metrics go, as the form or else the environment of the flow's process says.
 
     Raises:
         ConfigurationError: The network is none, or the pushgateway's address cannot be one.
     """
-    port = monitoring.metrics_port
-    return MetricsOptions(
-        port=0 if port is None and monitoring.metrics_targets else port,
-        targets_dir=monitoring.metrics_targets or None,
+    return metrics_options(
+        port=monitoring.metrics_port,
+        targets=monitoring.metrics_targets,
         network=monitoring.metrics_network,
-        pushgateway=monitoring.pushgateway or None,
+        pushgateway=monitoring.pushgateway,
     )
 
 

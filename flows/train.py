@@ -25,7 +25,7 @@ from flows.parameters import (
     Hardware,
     Limits,
     Monitoring,
-    metrics_options,
+    metrics_of,
     model_settings,
 )
 from flows.parent_lines import send_lines_to_prefect
@@ -114,7 +114,7 @@ def train(
                 "weights_dir": cache.weights_dir,
             },
         )
-        metrics = metrics_options(monitoring)
+        metrics = metrics_of(monitoring)
         making = training.model_dump() | {
             "name": training.name or Path(output_dir).absolute().name,
             "most_epochs": training.most_epochs or None,

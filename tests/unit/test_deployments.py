@@ -24,7 +24,7 @@ MANIFESTS = DEPLOYMENTS / "kubernetes" / "worker.yaml"
 TEMPLATE = DEPLOYMENTS / "kubernetes" / "base-job-template.json"
 UNITS = sorted((DEPLOYMENTS / "systemd").glob("*.service"))
 WITH_PASSWORD = DEPLOYMENTS / "with-password"
-SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch"))]
+SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch")), REPOSITORY / ".ci" / "wheel-check"]
 READMES = [path for path in sorted(DEPLOYMENTS.glob("**/README.md")) if path.parent.name not in {"observability", "ci"}]
 README_LINES = 85
 """A page."""
