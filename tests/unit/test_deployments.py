@@ -111,6 +111,12 @@ def test_shellcheck_finds_nothing(script):
     assert said(run(program("shellcheck"), script)) == ""
 
 
+def test_bootstrap_without_a_server_says_how_to_start_one(tmp_path):
+    done = run(sys.executable, DEPLOYMENTS / "bootstrap", PREFECT_API_URL="", PREFECT_HOME=tmp_path)
+    assert done.returncode == 78
+    assert "prefect server start --host 127.0.0.1\n    export PREFECT_API_URL=http://127.0.0.1:4200/api" in done.stderr
+
+
 def test_hadolint_finds_nothing_in_the_dockerfile():
     assert said(run(Path(sys.executable).parent / "hadolint", REPOSITORY / "Dockerfile")) == ""
 
