@@ -4,6 +4,7 @@
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins, a node killed; about half an hour
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions
+# make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, of blocks, workers and threads, and of scale (docs/scale.md); over an hour
 # make gpu-check   what only a GPU can show, under 10 minutes: any Python with torch 2.10 or later will do
@@ -11,6 +12,7 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
+PLAIN := .venv/.ready-plain
 READY := .venv/.ready
 DEMO := .demo
 
@@ -18,21 +20,26 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak lint format bench bench-large gpu-check clean
+.PHONY: venv demo test e2e e2e-long clusters soak lint format wheel-check bench bench-large gpu-check clean
 
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What users have, without extras: enough for the demo. READY is the same environment with all that tests and lint need.
+$(PLAIN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $(PLAIN)
+
+$(READY): $(PLAIN)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
 # A Prefect home of its own: the demo neither sees nor touches the user's server, profile or database.
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
-demo: $(READY)
+demo: $(PLAIN)
 	@rm -rf $(DEMO)/out; mkdir -p $(DEMO)/prefect
 	$(PRIVATE_PREFECT) $(PY) -m virnucpro predict examples/contigs.fasta --output $(DEMO)/out --devices cpu --workers 2 --flow
 	@echo
@@ -69,6 +76,9 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+
+wheel-check:
+	PYTHON="$(PYTHON)" .ci/wheel-check
 
 format: $(READY)
 	$(PY) -m ruff check --fix .

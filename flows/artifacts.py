@@ -11,7 +11,6 @@ from virnucpro.pipeline.run_result import RunResult
 from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.report.contig_lines import read_columns
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
-from virnucpro.training.classifier_training import TrainingResult
 
 MISSING_LINES = 1000
 """Lines of ``failed_sequences.tsv`` in the table of what is missing; the file has all."""
@@ -54,9 +53,9 @@ def publish_prediction(result: PredictionResult) -> None:
         _publish_missing(layout.failed_sequences, key="predict-missing", where=where)
 
 
-def publish_training(result: TrainingResult) -> None:
+def publish_training(output_dir: Path) -> None:
     """Leave the classifier's card, and a link to it."""
-    layout = TrainingLayout(result.output_dir.absolute())
+    layout = TrainingLayout(output_dir.absolute())
     where = markdown_text(str(layout.output_dir))
     create_markdown_artifact(markdown=layout.card_text.read_text("utf-8"), key="train-card", description=where)
     create_link_artifact(

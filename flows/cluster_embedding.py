@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_API_URL
 from flows.api_reach import check_api_reached
 from flows.cluster import SAY_S, Cluster
 from flows.parent_lines import log_level
-from virnucpro.config import HostMetricsOptions, RunLimits
+from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
 from virnucpro.pipeline.failures import FailureClass
@@ -32,6 +32,7 @@ from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.metrics_options import HostMetricsOptions
 from virnucpro.this_host import host_name
 
 ANSWER_S = 30.0

@@ -35,7 +35,7 @@ from flows.parameters import (
     Limits,
     Monitoring,
     SequenceRules,
-    metrics_options,
+    metrics_of,
     model_settings,
 )
 from flows.parent_lines import send_lines_to_prefect
@@ -111,7 +111,7 @@ def embed(
             },
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
-        metrics = metrics_options(monitoring)
+        metrics = metrics_of(monitoring)
 
         def configured(device_type: str) -> ModelConfig:
             return configure_model(

@@ -6,6 +6,7 @@ it went, and a kill would leave it behind. This one has a session of its own and
 """
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import prefect
+from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from virnucpro.errors import VirNucProError
@@ -56,6 +58,7 @@ def prefect_api() -> Iterator[None]:
     try:
         url = f"http://127.0.0.1:{port}/api"
         _wait_until_healthy(url, server, float(settings.server.ephemeral.startup_timeout_seconds))
+        _show_warnings_only()
         with temporary_settings({PREFECT_API_URL: url}):
             yield
     finally:
@@ -65,6 +68,18 @@ def prefect_api() -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _show_warnings_only() -> None:
+    """
+    Let the terminal have Prefect's warnings in the form of the command's own lines, and nothing else of Prefect's.
+
+    What it says of runs and tasks, and above all where to look at them, is of a server that ends with the command.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(lambda record: record.levelno >= logging.WARNING)
+            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
 
 
 def _end_with_parent() -> None:

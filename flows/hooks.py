@@ -33,6 +33,7 @@ from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest
 from virnucpro.store.training_manifest import TrainingManifest
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.target_file import remove_forgotten_targets
 
 _REQUEST_TIMEOUT_S = 10.0
@@ -96,8 +97,9 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
         return ["The run has no output folder.", "Nothing was computed."]
     if roots is not None and not is_under(given, roots):
         return ["The output folder is not one that the worker allows.", "It was not looked into."]
-    targets = _box(flow_run, "monitoring").get("metrics_targets")
-    if isinstance(targets, str) and targets and (roots is None or is_under(targets, roots)):
+    asked = _box(flow_run, "monitoring").get("metrics_targets")
+    is_allowed = isinstance(asked, str) and asked and (roots is None or is_under(asked, roots))
+    if targets := asked if is_allowed else metrics_options().targets_dir:
         with suppress(OSError):
             remove_forgotten_targets(Path(targets))
     folder = Path(given).absolute()

@@ -8,7 +8,7 @@ has no field to be switched between two types.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,18 +16,10 @@ from virnucpro.config import (
     AUTO_SHARDED_BYTES,
     AUTO_SHARDED_ROWS,
     DEFAULT_CACHE_GIB,
-    MOST_PORT,
     RUNNERS,
-    MetricsOptions,
 )
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.recovery import MAX_STARTS
-from virnucpro.training.training_settings import (
-    DEFAULT_HELD_OUT_SHARE,
-    DEFAULT_PIECES,
-    LEAST_PIECES,
-    MOST_HELD_OUT_SHARE,
-)
+from virnucpro.telemetry.metrics_options import MOST_PORT, MetricsOptions, metrics_options
 
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
@@ -35,13 +27,13 @@ DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*
 _MOST_MINUTES = 60.0 * 24 * 365
 
 
-class _Box(BaseModel):
+class Box(BaseModel):
     """A box of the form: an unknown name in it is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Hardware(_Box):
+class Hardware(Box):
     """Which devices compute, and how."""
 
     model_config = ConfigDict(
@@ -124,7 +116,7 @@ class Hardware(_Box):
         return self
 
 
-class _RecordRules(_Box):
+class _RecordRules(Box):
     """How the records of the input are read, whatever they are."""
 
     gaps: Literal["error", "remove"] = Field(
@@ -174,7 +166,7 @@ class ContigRules(_RecordRules):
     )
 
 
-class Models(_Box):
+class Models(Box):
     """Models other than those that the classifier was trained with: seldom what you want."""
 
     dna_model: str = Field(
@@ -192,85 +184,7 @@ class Models(_Box):
     )
 
 
-class Training(_Box):
-    """What is trained, and on how much."""
-
-    name: str = Field(
-        default="", title="Name", description="What outputs call the classifier; empty: the name of its folder."
-    )
-    chunk_nt: Literal[300, 500] = Field(default=500, title="Chunk", description="Nucleotides of a chunk.")
-    also_chunk_nt: list[Literal[300, 500]] = Field(
-        default=[],
-        title="Other chunks",
-        description="Nucleotides of chunks that the classifier is measured with, too, and may be used with.",
-    )
-    dna_model: str = Field(default=DNA_MODEL, title="Model of DNA", description="A registered name or a path.")
-    protein_model: str = Field(
-        default=DEFAULT_PROTEIN_MODEL, title="Model of proteins", description="A registered name or a path."
-    )
-    num_pieces: int = Field(
-        default=DEFAULT_PIECES,
-        ge=LEAST_PIECES,
-        le=10**8,
-        title="Pieces",
-        description="Contigs that are cut out of the genomes to train on, half of them viral; a sixth as many stop the "
-        "training, and a sixth measure it.",
-    )
-    held_out_share: float = Field(
-        default=DEFAULT_HELD_OUT_SHARE,
-        gt=0,
-        le=MOST_HELD_OUT_SHARE,
-        title="Held out",
-        description="Share of each group's nucleotides that only measures, and as much that stops and calibrates.",
-    )
-    most_epochs: int = Field(
-        default=0,
-        ge=0,
-        le=10**4,
-        title="Passes",
-        description="Over the training frames at the most; 0: 100. It ends earlier when validation says so.",
-    )
-    length_weights: dict[int, Annotated[float, Field(ge=0)]] = Field(
-        default={},
-        title="Weights of lengths",
-        description="Nucleotides of a piece, and how often, against the others; what is not named keeps its weight.",
-    )
-    group_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={},
-        title="Weights of groups",
-        description="How many of a label's pieces come from a group, against the others; the root of its nucleotides "
-        "where it is not named.",
-    )
-    seed: int = Field(default=1, ge=0, le=2**31 - 1, title="Seed", description="Of everything that is drawn by chance.")
-    shuffle_labels: bool = Field(
-        default=False,
-        title="Shuffle labels",
-        description="Permute the labels of the genomes: a check that the evaluation does not leak.",
-    )
-    data_note: str = Field(
-        default="", title="Origin", description="What the card says of the origin and licence of the genomes."
-    )
-    keep_work: bool = Field(
-        default=False, title="Keep embeddings", description="Keep pieces and embeddings when the classifier is there."
-    )
-    command: str = Field(
-        default="",
-        title="Command",
-        description="What the card says makes the same classifier; empty: this flow with these parameters.",
-    )
-
-
-class TrainingOutput(_Box):
-    """What becomes of the classifier."""
-
-    restart: bool = Field(
-        default=False,
-        title="Start afresh",
-        description="Remove what the folder holds of an earlier training first, instead of continuing it.",
-    )
-
-
-class _Result(_Box):
+class _Result(Box):
     """What becomes of a result, whatever it is."""
 
     allow_partial: bool = Field(
@@ -311,7 +225,7 @@ class PredictionOutput(_Result):
     keep_chunks: bool = Field(default=False, title="Keep chunks", description="Write the chunks as FASTA, too.")
 
 
-class Cache(_Box):
+class Cache(Box):
     """Weights, and rows of earlier runs."""
 
     weights_dir: str = Field(
@@ -332,7 +246,7 @@ class Cache(_Box):
     )
 
 
-class Monitoring(_Box):
+class Monitoring(Box):
     """Metrics, logs and the timeline."""
 
     metrics_port: int | None = Field(
@@ -341,26 +255,30 @@ class Monitoring(_Box):
         le=MOST_PORT,
         title="Port of the metrics",
         description="Serve Prometheus metrics there, on 127.0.0.1, while the run goes on; 0: a free one. "
-        "None: they are not served. On a cluster each host serves its own, too, as the network below says.",
+        "None: VIRNUCPRO_METRICS_PORT of the worker, else not served. On a cluster each host serves its own, too, as "
+        "the network below says.",
     )
     metrics_targets: str = Field(
         default="",
         title="Targets of Prometheus",
         description="Folder of Prometheus' file_sd_configs that gets a file with the address while the run goes on; on "
-        "a cluster, where it is to be a shared folder, one for each host as well. Empty: none.",
+        "a cluster, where it is to be a shared folder, one for each host as well. Empty: VIRNUCPRO_METRICS_TARGETS of "
+        "the worker, else none.",
     )
     metrics_network: str = Field(
         default="",
         pattern=r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$",
         title="Network of the metrics",
         description="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it; everybody "
-        "there can read them. Empty: to this host alone, and a cluster's other hosts serve none.",
+        "there can read them. Empty: VIRNUCPRO_METRICS_NETWORK of the worker, else to this host alone, and a cluster's "
+        "other hosts serve none.",
     )
     pushgateway: str = Field(
         default="",
         pattern=r"^(https?://\S+)?$",
         title="Pushgateway",
-        description="URL of a Prometheus pushgateway that gets the metrics, too; empty: none.",
+        description="URL of a Prometheus pushgateway that gets the metrics, too; empty: VIRNUCPRO_PUSHGATEWAY of the "
+        "worker, else none.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", title="Level of the logs", description="Of the workers' log files."
@@ -372,7 +290,7 @@ class Monitoring(_Box):
     )
 
 
-class Limits(_Box):
+class Limits(Box):
     """How long, and how often."""
 
     worker_retries: int = Field(
@@ -393,19 +311,18 @@ class Limits(_Box):
     )
 
 
-def metrics_options(monitoring: Monitoring) -> MetricsOptions:
+def metrics_of(monitoring: Monitoring) -> MetricsOptions:
     """
-    Return where metrics go; a folder of targets alone takes a free port.
+    Return where metrics go, as the form or else the environment of the flow's process says.
 
     Raises:
         ConfigurationError: The network is none, or the pushgateway's address cannot be one.
     """
-    port = monitoring.metrics_port
-    return MetricsOptions(
-        port=0 if port is None and monitoring.metrics_targets else port,
-        targets_dir=monitoring.metrics_targets or None,
+    return metrics_options(
+        port=monitoring.metrics_port,
+        targets=monitoring.metrics_targets,
         network=monitoring.metrics_network,
-        pushgateway=monitoring.pushgateway or None,
+        pushgateway=monitoring.pushgateway,
     )
 
 

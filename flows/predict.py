@@ -31,7 +31,7 @@ from flows.parameters import (
     Monitoring,
     PredictionOutput,
     SequenceRules,
-    metrics_options,
+    metrics_of,
     model_settings,
 )
 from flows.parent_lines import send_lines_to_prefect
@@ -116,7 +116,7 @@ def predict(
                 "weights_dir": cache.weights_dir,
             },
         )
-        metrics = metrics_options(monitoring)
+        metrics = metrics_of(monitoring)
 
         def configured(device_type: str) -> PredictionConfig:
             return configure_prediction(

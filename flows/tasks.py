@@ -40,9 +40,6 @@ from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
-from virnucpro.training.classifier_training import TrainingResult, cut, evaluate, fit, split
-from virnucpro.training.training_run import TrainingRun, prepare_training
-from virnucpro.training.training_settings import TrainingConfig
 
 Result = TypeVar("Result")
 
@@ -112,14 +109,14 @@ def build_index(
             claim,
             run_id=run_id,
             probe_elsewhere=None if cluster is None else probe_on_hosts,
-            restart=_afresh(restart),
+            restart=afresh(restart),
             result_form=result_form,
         )
         index = run.open_index()
         get_run_logger().info("%s sequences indexed, token budget %s", f"{len(index):,}", run.model_config.token_budget)
         return run
 
-    return _without_traceback(prepare)
+    return without_traceback(prepare)
 
 
 @task(
@@ -195,82 +192,41 @@ def index_contigs(
     restart: bool,
 ) -> PredictionRun | State[Any]:
     """Check and index the contigs; see ``prepare_prediction``."""
-    return _without_traceback(
-        lambda: prepare_prediction(
-            input_files, output_dir, config, device_type, run_id=run_id, restart=_afresh(restart)
-        )
+    return without_traceback(
+        lambda: prepare_prediction(input_files, output_dir, config, device_type, run_id=run_id, restart=afresh(restart))
     )
 
 
 @task(name="cut_fragments", cache_policy=NO_CACHE, persist_result=False)
 def fragments_of(run: PredictionRun) -> State[Any] | None:
     """Cut the contigs into chunks and keep their open frames."""
-    return _without_traceback(lambda: cut_fragments(run))
+    return without_traceback(lambda: cut_fragments(run))
 
 
 @task(name="classify_frames", cache_policy=NO_CACHE, persist_result=False)
 def classify_frames(run: PredictionRun) -> State[Any] | None:
     """Join the embeddings of each frame by its id, and score it."""
-    return _without_traceback(lambda: classify(run))
+    return without_traceback(lambda: classify(run))
 
 
 @task(name="call_contigs", cache_policy=NO_CACHE, persist_result=False)
 def call_contigs(run: PredictionRun) -> State[Any] | None:
     """Say of every contig whether it is viral."""
-    return _without_traceback(lambda: decide(run))
+    return without_traceback(lambda: decide(run))
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(run: PredictionRun, embeddings: Sequence[RunResult]) -> PredictionResult | State[Any]:
     """Prove that the counts add up, close the run, and write the report."""
-    return _without_traceback(lambda: close_prediction(run, embeddings, write_report))
+    return without_traceback(lambda: close_prediction(run, embeddings, write_report))
 
 
-@task(name="read_genomes", cache_policy=NO_CACHE, persist_result=False)
-def read_genomes(
-    labelled: list[str],
-    output_dir: str,
-    config: TrainingConfig,
-    device_type: str,
-    run_id: str,
-    restart: bool,
-) -> TrainingRun | State[Any]:
-    """Read the genomes with their labels; see ``prepare_training``."""
-    return _without_traceback(
-        lambda: prepare_training(labelled, output_dir, config, device_type, run_id=run_id, restart=_afresh(restart))
-    )
-
-
-@task(name="split_genomes", cache_policy=NO_CACHE, persist_result=False)
-def split_genomes(run: TrainingRun) -> State[Any] | None:
-    """Split the genomes into three parts that are not related."""
-    return _without_traceback(lambda: split(run))
-
-
-@task(name="cut_pieces", cache_policy=NO_CACHE, persist_result=False)
-def cut_pieces(run: TrainingRun) -> State[Any] | None:
-    """Cut contigs out of each part's genomes, and chunks and open frames out of these."""
-    return _without_traceback(lambda: cut(run))
-
-
-@task(name="train_classifier", cache_policy=NO_CACHE, persist_result=False)
-def train_classifier(run: TrainingRun) -> State[Any] | None:
-    """Train on the training part, stop and calibrate by validation."""
-    return _without_traceback(lambda: fit(run))
-
-
-@task(name="evaluate_classifier", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_classifier(run: TrainingRun) -> TrainingResult | State[Any]:
-    """Measure on the test part, and write the classifier with its cards."""
-    return _without_traceback(lambda: evaluate(run))
-
-
-def _afresh(restart: bool) -> bool:
+def afresh(restart: bool) -> bool:
     """Whether the folder's work is removed first: a flow run that Prefect starts again goes on with its own."""
     return restart and flow_run.run_count <= 1
 
 
-def _without_traceback(stage: Callable[[], Result]) -> Result | State[Any]:
+def without_traceback(stage: Callable[[], Result]) -> Result | State[Any]:
     """Return what *stage* returns, or its error as a state: of one that is raised Prefect prints the traceback."""
     try:
         return stage()

@@ -25,14 +25,13 @@ from flows.parameters import (
     Hardware,
     Limits,
     Monitoring,
-    Training,
-    TrainingOutput,
-    metrics_options,
+    metrics_of,
     model_settings,
 )
 from flows.parent_lines import send_lines_to_prefect
-from flows.tasks import cut_pieces, evaluate_classifier, read_genomes, split_genomes, train_classifier
 from flows.telemetry import run_telemetry
+from flows.training_parameters import Training, TrainingOutput
+from flows.training_tasks import cut_pieces, evaluate_classifier, read_genomes, split_genomes, train_classifier
 from virnucpro.data.index_build import check_readable
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
@@ -115,7 +114,7 @@ def train(
                 "weights_dir": cache.weights_dir,
             },
         )
-        metrics = metrics_options(monitoring)
+        metrics = metrics_of(monitoring)
         making = training.model_dump() | {
             "name": training.name or Path(output_dir).absolute().name,
             "most_epochs": training.most_epochs or None,
@@ -149,7 +148,7 @@ def train(
                 outcome = _train_in(
                     layout, labelled, config, claim, telemetry, parameters, limits, restart=result.restart
                 )
-                publish_training(outcome)
+                publish_training(outcome.output_dir)
             return Completed(message=outcome.worth, data=outcome)
 
     return ended(work, time_limit_minutes=limits.time_limit_minutes)

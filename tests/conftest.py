@@ -5,13 +5,16 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# The same examples every time: what passes here passes in CI. `make soak` looks for new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+# The same examples every time: what passes here passes in CI. `make soak` looks for new ones. No deadline:
+# on a busy machine any example may wait.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parents[1]
@@ -83,6 +86,15 @@ def data_dir() -> Path:
 def examples_dir() -> Path:
     """The bundled input."""
     return REPOSITORY / "examples"
+
+
+@pytest.fixture
+def for_all_users():
+    """A folder that every user can look into: pytest's are the user's, and each start of it makes them so again."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

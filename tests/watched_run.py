@@ -10,10 +10,10 @@ import dataclasses
 import json
 import sys
 
-from virnucpro.config import MetricsOptions
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 SEQUENCES_PER_PART = 16

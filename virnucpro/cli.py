@@ -66,7 +66,11 @@ def main() -> None:
         _leave(error.exit_code)
     except Exception:  # noqa: BLE001  a defect of ours: the traceback is for its report
         traceback.print_exc()
-        print("virnucpro: this is a defect; finished work is kept. Please report the lines above", file=sys.stderr)
+        print(
+            f"virnucpro {virnucpro.__version__}: this is a defect; finished work is kept. Report the lines above, the"
+            " command and the folder logs of OUT in the issue tracker of the repository that you installed from",
+            file=sys.stderr,
+        )
         _leave(ExitCode.INTERNAL)
 
 

@@ -9,15 +9,13 @@ we wait for a worker, and never changes a result.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import version
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-from virnucpro.errors import ConfigurationError, printable
+from virnucpro.errors import ConfigurationError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -106,9 +104,6 @@ KERNEL_SEPARATOR = " + "
 SPECIAL_TOKENS = 2
 """Tokens: BOS and EOS, added to every sequence."""
 
-
-MOST_PORT = 65535
-"""Largest port of TCP."""
 
 _NO_EFFECT_ON_ROWS = (
     "sequence_kind",
@@ -332,79 +327,6 @@ class RunLimits:
     """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
     stop_grace_s: float = 6.0
     """Seconds between SIGTERM and SIGKILL when a worker is stopped; the whole run is to be gone within ten."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsOptions:
-    """Where a run's metrics go beside its folder; results never depend on it."""
-
-    port: int | None = None
-    """Port that they are served at, 0 for a free one; None serves none."""
-    network: str = ""
-    """IPv4 network, as in 10.1.0.0/16, in whose address of this host they are served; empty: on 127.0.0.1."""
-    targets_dir: str | None = None
-    """Folder of ``file_sd_configs`` that gets a file with the served address while the run goes on."""
-    pushgateway: str | None = None
-    """URL of a Prometheus pushgateway; None pushes nothing."""
-
-    def __post_init__(self) -> None:
-        if self.port is not None and not 0 <= self.port <= MOST_PORT:
-            raise ConfigurationError(f"metrics port is {self.port}: it must be from 0 to {MOST_PORT}")
-        if self.targets_dir is not None and self.port is None:
-            raise ConfigurationError("a folder of metrics targets needs a metrics port: 0 takes a free one")
-        if self.network:
-            _check_network(self.network)
-        if self.pushgateway is not None:
-            _check_address(self.pushgateway)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostMetricsOptions:
-    """Where the hosts of a cluster serve what only they know of a run; results never depend on it."""
-
-    run_id: str
-    """By which the run is known to Prometheus: of the run as a whole, of which an embedding may be a part."""
-    port: int
-    """Port on each host, 0 for a free one."""
-    network: str
-    """As in ``MetricsOptions``, of each host; where it is empty, only the driver's host serves, on 127.0.0.1."""
-    driver: str
-    """The driver's host."""
-    targets_dir: str | None
-    """Folder of ``file_sd_configs`` that gets a file for each host."""
-
-
-def _check_network(network: str) -> None:
-    """
-    Check a network that metrics are served in.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    try:
-        ipaddress.IPv4Network(network, strict=False)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"metrics network is {printable(network)}: give an IPv4 network such as 10.1.0.0/16, or an address"
-        ) from error
-
-
-def _check_address(url: str) -> None:
-    """
-    Check the address of a pushgateway.
-
-    Raises:
-        ConfigurationError: It cannot be one, or holds a password, which would stand in messages.
-    """
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
-    except ValueError:
-        is_good = False
-    if not is_good or parts.query or parts.fragment or url != printable(url) or " " in url:
-        raise ConfigurationError("pushgateway: this is no http:// or https:// address, such as http://gateway:9091")
-    if "@" in parts.netloc:
-        raise ConfigurationError("pushgateway: an address with a user name or password in it cannot be used")
 
 
 def computing_versions() -> dict[str, str]:

@@ -165,7 +165,7 @@ def test_thousands_of_changed_inputs_are_indexed_or_refused(tmp_path, sources, s
     soak_table("fuzzed FASTA files", tries=5000, note=f"{ended['indexed']} indexed, {ended['refused']} refused")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=300), kind=st.sampled_from(sorted(LETTERS)), options=st.sampled_from(OPTIONS))
 def test_any_bytes_are_indexed_or_refused(data, kind, options, tmp_path_factory):
     fuzz_one(data, tmp_path_factory.mktemp("fuzz"), kind=kind, options=options)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 pytest.importorskip("prefect")
 
+from prefect.client.schemas.objects import FlowRun
+
+from flows import hooks
 from flows.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
 from flows.embed import embed
 from flows.predict import predict
+from virnucpro.telemetry.metrics_options import METRICS_TARGETS
+from virnucpro.this_host import host_name
 
 
 @pytest.fixture
@@ -108,6 +115,19 @@ def test_the_flow_checks_each_of_its_paths_before_it_does_anything(roots, parame
 )
 def test_so_does_the_flow_that_identifies(roots, parameter):
     check_flow(predict, roots, "input_files", parameter)
+
+
+@pytest.mark.parametrize(("asked", "said", "left"), [(None, "elsewhere", []), ("elsewhere", None, ["elsewhere"])])
+def test_the_worker_itself_may_name_any_folder_of_targets(roots, monkeypatch, asked, said, left):
+    """What a killed run left there is removed; a parameter that names such a folder has nothing removed."""
+    target = roots / "elsewhere" / f"virnucpro-{host_name()}-0123456789ab.json"
+    target.write_text("[]")
+    monitoring = {"metrics_targets": str(roots / asked)} if asked else {}
+    if said:
+        monkeypatch.setenv(METRICS_TARGETS, str(roots / said))
+    run = FlowRun(flow_id=uuid4(), parameters={"output_dir": str(roots / "results"), "monitoring": monitoring})
+    hooks._aftermath(run, has_failed=False)
+    assert [path.parent.name for path in target.parent.iterdir()] == left
 
 
 def check_flow(flow, roots, inputs, parameter):

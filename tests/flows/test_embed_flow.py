@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -28,6 +29,9 @@ from tests import fakes
 from tests.clusters import free_port
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs_of_runs, worker_processes
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
+from tests.strategies import write_fasta
+from virnucpro.api import embed_fasta
+from virnucpro.cli import app
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.report.artifacts import markdown_text
@@ -108,8 +112,6 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
 
 @pytest.mark.slow
 def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
-    from virnucpro.api import embed_fasta
-
     results = {"single": ["embeddings.h5"], "sharded": ["embeddings/shard-00000-of-00001.h5", "embeddings/ids.index"]}
     for form, names in results.items():
         flow, plain = tmp_path / f"flow_{form}", tmp_path / f"plain_{form}"
@@ -117,6 +119,45 @@ def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
         embed_fasta(small, plain, devices="cpu", workers=1, result_form=form).close()
         for name in names:
             assert (flow / name).read_bytes() == (plain / name).read_bytes()
+
+
+def by_the_library(fasta, out):
+    embed_fasta(fasta, out, devices="cpu", workers=1).close()
+
+
+def by_the_command(fasta, out):
+    app(["embed", str(fasta), "-o", str(out), "--devices", "cpu", "--workers", "1"], standalone_mode=False)
+
+
+def by_the_flow(fasta, out):
+    embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 1})
+
+
+class Scraper(threading.Thread):
+    """Reads the metrics of the first run that announces itself in a folder, as Prometheus does."""
+
+    def __init__(self, targets) -> None:
+        super().__init__(daemon=True)
+        self.targets, self.metrics, self.is_over = targets, "", threading.Event()
+
+    def run(self) -> None:
+        while not self.is_over.wait(0.01) and not self.metrics:
+            for path in self.targets.glob("*.json"):
+                (target,) = json.loads(path.read_text())
+                with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics") as answer:
+                    self.metrics = answer.read().decode()
+
+
+@pytest.mark.parametrize("way", [by_the_library, pytest.param(by_the_command, marks=pytest.mark.slow), by_the_flow])
+def test_the_environment_says_to_every_entry_point_where_metrics_go(tmp_path, monkeypatch, way):
+    monkeypatch.setenv("VIRNUCPRO_METRICS_TARGETS", str(tmp_path / "targets"))
+    scraper = Scraper(tmp_path / "targets")
+    scraper.start()
+    way(write_fasta(tmp_path / "in.fasta", [("one", "MKT" * 20)]), tmp_path / "out")
+    scraper.is_over.set()
+    scraper.join()
+    assert "virnucpro_build_info" in scraper.metrics
+    assert list((tmp_path / "targets").iterdir()) == []
 
 
 @pytest.mark.slow

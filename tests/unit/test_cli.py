@@ -41,6 +41,16 @@ def proteins(tmp_path, examples_dir):
     return path
 
 
+def test_a_defect_ends_with_70_and_says_what_to_report_and_where():
+    script = "from virnucpro import cli; cli.app = lambda: 1 / 0; cli.main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 70
+    *_, error, advice = done.stderr.splitlines()
+    assert error == "ZeroDivisionError: division by zero"
+    assert "in the issue tracker of the repository" in advice
+    assert virnucpro.__version__ in advice
+
+
 def test_version():
     done = virnucpro_command("--version")
     assert (done.returncode, done.stdout) == (0, f"virnucpro {virnucpro.__version__}\n")

@@ -81,7 +81,7 @@ def test_what_goes_in_comes_out_in_order_for_any_number_of_loader_workers(tmp_pa
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_goes_in_comes_out_in_order_for_any_batching(tmp_path_factory, data):
     run = random_run(tmp_path_factory.mktemp("run"), num_records=12)
     num_sequences = len(run.plan.positions)

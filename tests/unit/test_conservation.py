@@ -90,7 +90,7 @@ def worker_settings(draw, records):
 
 
 @given(records=fasta_records(), data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_id_comes_out_exactly_once_with_the_row_of_its_sequence(tmp_path_factory, records, data):
     run = MadeRun(tmp_path_factory.mktemp("run"), records, **data.draw(worker_settings(records)))
     world_size = data.draw(st.integers(1, 4) | st.just(len(records) + 2))
@@ -113,7 +113,7 @@ def test_every_id_comes_out_exactly_once_with_the_row_of_its_sequence(tmp_path_f
 
 
 @given(records=fasta_records(), data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_run_continued_on_other_ranks_computes_only_what_is_missing_and_gives_the_same_bytes(
     tmp_path_factory, records, data
 ):

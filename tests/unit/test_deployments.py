@@ -24,7 +24,7 @@ MANIFESTS = DEPLOYMENTS / "kubernetes" / "worker.yaml"
 TEMPLATE = DEPLOYMENTS / "kubernetes" / "base-job-template.json"
 UNITS = sorted((DEPLOYMENTS / "systemd").glob("*.service"))
 WITH_PASSWORD = DEPLOYMENTS / "with-password"
-SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch"))]
+SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch")), REPOSITORY / ".ci" / "wheel-check"]
 READMES = [path for path in sorted(DEPLOYMENTS.glob("**/README.md")) if path.parent.name not in {"observability", "ci"}]
 README_LINES = 85
 """A page."""
@@ -109,6 +109,12 @@ def test_the_programs_that_the_units_start_are_there_and_can_be_run():
 @pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script):
     assert said(run(program("shellcheck"), script)) == ""
+
+
+def test_bootstrap_without_a_server_says_how_to_start_one(tmp_path):
+    done = run(sys.executable, DEPLOYMENTS / "bootstrap", PREFECT_API_URL="", PREFECT_HOME=tmp_path)
+    assert done.returncode == 78
+    assert "prefect server start --host 127.0.0.1\n    export PREFECT_API_URL=http://127.0.0.1:4200/api" in done.stderr
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():

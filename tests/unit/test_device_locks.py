@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -184,15 +181,6 @@ def test_somebody_who_stands_still_while_choosing_holds_up_nobody_for_good(folde
 
 
 # --- the folder ---
-
-
-@pytest.fixture
-def for_all_users():
-    """A folder that every user can look into: pytest's own are the user's."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")

@@ -361,14 +361,12 @@ def test_another_folder_under_the_same_name_is_named(prepared, tmp_path):
     )
 
 
-@pytest.mark.usefixtures("on_host_x")
-def test_a_folder_that_cannot_be_written_is_named_with_the_exit_code_for_it(prepared, tmp_path):
-    for path in [tmp_path, *tmp_path.parents]:
-        path.chmod(path.stat().st_mode | 0o055)
-    with fakes.another_user():
-        expect_refusal(
-            prepared, "cannot be written", "denied", exit_code=ExitCode.CANNOT_WRITE, path=prepared.output_dir
-        )
+def test_a_folder_that_cannot_be_written_is_named_with_the_exit_code_for_it(for_all_users, proteins, on_host_x):
+    fasta = shutil.copy(proteins[0], for_all_users)
+    with ExitStack() as stack:
+        run = SharedRun(stack, for_all_users, fasta, fakes.hash_config()).run
+        with fakes.another_user():
+            expect_refusal(run, "cannot be written", "denied", exit_code=ExitCode.CANNOT_WRITE, path=run.output_dir)
 
 
 @pytest.mark.usefixtures("on_host_x")

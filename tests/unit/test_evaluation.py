@@ -254,7 +254,7 @@ def test_every_contig_of_known_length_is_in_one_class(lengths, edges):
     np.testing.assert_array_equal(in_classes, np.array(lengths) > 0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32))
 def test_shuffled_labels_are_worth_a_half_in_every_stratum(seed):
     known = known_contigs(3000, seed)

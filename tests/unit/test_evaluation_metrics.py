@@ -27,7 +27,7 @@ TIED_VIRUS = ((NUMBERS * 53 + 7) % 89) < 25 + 40 * TIED
 SMOOTH = ((NUMBERS * 37) % 211) / 211
 SMOOTH_VIRUS = ((NUMBERS * 53 + 7) % 89) / 89 < SMOOTH**1.5
 
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=40)
 
 contigs = st.lists(
     st.tuples(st.sampled_from([math.nan, 0.0, 0.1, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=40

@@ -447,7 +447,7 @@ rules_of_input = st.builds(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     data=messy | tidy | almost_tidy(),
     block_bytes=st.integers(1, 40) | st.just(1 << 19),
@@ -501,7 +501,7 @@ def test_a_fault_is_told_at_the_same_place_however_the_record_is_cut(record, pla
         assert str(caught.value).startswith(place)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=300) | st.binary(max_size=60).map(lambda tail: b">a\nMK" + tail))
 def test_any_bytes_are_either_records_or_told_problems(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")

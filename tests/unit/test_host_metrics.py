@@ -21,13 +21,13 @@ from tests.debian_programs import program
 from tests.device_tasks import Host
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.unit.test_device_task import SharedRun, wait_until, with_its_sha256
-from virnucpro.config import HostMetricsOptions, MetricsOptions
 from virnucpro.pipeline import host_metrics
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.unit_claims import new_owner
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.metrics_options import HostMetricsOptions, MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.this_host import host_name
 

@@ -42,7 +42,7 @@ def test_every_id_leads_to_its_row_and_no_other_id_leads_anywhere(tmp_path, num_
 
 
 @given(hashes=st.lists(st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1), max_size=600))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ids_of_the_same_hash_are_all_named(tmp_path_factory, hashes):
     index = IdIndex(write(tmp_path_factory.mktemp("index") / "ids.index", hashes))
     for wanted in {*hashes, 12345}:

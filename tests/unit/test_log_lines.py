@@ -65,7 +65,7 @@ def test_a_value_is_quoted_where_it_could_be_taken_for_something_else():
 
 
 @given(st.text(), st.text(), st.dictionaries(st.text(), ANYTHING, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whatever_a_line_holds_is_one_printable_line(event, device, fields):
     line = line_of(**{**fields, "event": event, "device": device, "timestamp": "2026-11-21T18:00:00Z", "level": "info"})
     entry = parse_line(line)

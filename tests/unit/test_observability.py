@@ -23,11 +23,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
+from flows.allowed_roots import DATA_ROOTS
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
 from virnucpro.cli import app
 from virnucpro.telemetry.metrics import METRICS
+from virnucpro.telemetry.metrics_options import METRICS_NETWORK, METRICS_PORT, METRICS_TARGETS, PUSHGATEWAY
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
@@ -277,8 +279,10 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([MONITORING.read_text(), *commands])))
     assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
     variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", MONITORING.read_text()))
-    assert len(variables_named) == 5
-    assert variables_named <= {each.envvar for each in parameters} | {HOST_NAME_VARIABLE}
+    assert variables_named == {
+        *(METRICS_PORT, METRICS_TARGETS, METRICS_NETWORK, PUSHGATEWAY),
+        *(HOST_NAME_VARIABLE, DATA_ROOTS),
+    }
 
 
 def test_the_dashboard_is_what_its_script_makes():

@@ -105,7 +105,7 @@ def test_the_same_blocks_give_the_same_bytes_and_the_same_name(tmp_path):
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=5, unique=True), min_size=2, max_size=6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parts_of_other_blocks_never_take_each_others_name(tmp_path_factory, lists):
     folder = tmp_path_factory.mktemp("parts")
     different = {tuple(sorted(numbers)) for numbers in lists}
@@ -222,7 +222,7 @@ def test_an_open_source_can_be_read_after_another_file_took_its_name(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_shard_holds_every_row_of_its_parts_in_their_order(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("shard")
     numbers = data.draw(st.permutations(range(7)))
@@ -273,7 +273,7 @@ def file_of_rows(path, shape):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_written_in_any_order_and_any_pieces_stand_where_they_belong(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("rows") / "rows.h5"
     num_rows, width = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 5))

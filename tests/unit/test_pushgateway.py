@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from virnucpro.config import MetricsOptions
 from virnucpro.errors import ConfigurationError
 from virnucpro.telemetry import pushgateway
+from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.pushgateway import FORGOTTEN_S, Pushgateway
 
 HOST = socket.gethostname()

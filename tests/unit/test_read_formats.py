@@ -205,7 +205,7 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monk
     assert refusal_of([content], tmp_path) == [f"FILE0:6: line of more than 3000000 bytes: {AGAIN}"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     reads=st.lists(st.text("ACGTN", max_size=8), min_size=1, max_size=6),
     block_bytes=st.integers(1, 40),

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
-from virnucpro.config import MetricsOptions
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER, MetricsServer
+from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 RECORDS = [("a", "MKVL"), ("b", "MKVLW"), ("c", "MKVL"), ("d", "ACDEFGHIKL")]

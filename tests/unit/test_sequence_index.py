@@ -74,7 +74,7 @@ def test_files_keep_the_order_in_which_they_are_given(tmp_path):
     assert [file.num_records for file in index.files] == [1, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sequences=st.lists(st.text("ACDJXacd", min_size=1, max_size=9), min_size=1, max_size=40),
     width=st.integers(1, 9),

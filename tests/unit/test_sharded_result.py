@@ -111,7 +111,7 @@ def check_mapping(path, wanted):
 
 
 @given(records=fasta_records(max_size=40), rows=st.integers(1, 12), cut=st.integers(3, 30), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_shards_hold_what_one_file_holds_whatever_the_input_and_what_is_missing(
     tmp_path_factory, records, rows, cut, data
 ):
@@ -137,7 +137,7 @@ def test_shards_hold_what_one_file_holds_whatever_the_input_and_what_is_missing(
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_bytes_are_the_same_whatever_the_parts_and_ranks_were(tmp_path_factory, data):
     run = MadeRun(tmp_path_factory.mktemp("run"), [(f"s{n}", "MKVLA"[n % 5 :] * (n % 9 + 1)) for n in range(50)])
     run.write_part(range(len(run.plan)))

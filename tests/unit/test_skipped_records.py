@@ -9,7 +9,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import hash_config, hash_vector
@@ -117,7 +117,6 @@ def test_a_header_without_end_costs_one_record_only(tmp_path):
 ids = st.binary(max_size=20) | st.text(max_size=20).map(str.encode)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 10**9), ids, st.text(max_size=9)), max_size=30))
 def test_whatever_is_left_out_comes_back_as_one_line_of_a_table(added):
     skipped = SkippedRecords()

@@ -192,9 +192,3 @@ def test_shuffled_labels_are_said_loudly(finished, tmp_path):
 def test_settings_that_cannot_work_are_told_in_a_sentence(changes, says):
     with pytest.raises(ConfigurationError, match=says):
         configure_training(**{"name": "x", "device_type": "cpu", **changes})
-
-
-def test_without_the_extra_a_sentence_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr("virnucpro.training.training_settings.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'virnucpro\[train\]'"):
-        configure_training(name="x", device_type="cpu")

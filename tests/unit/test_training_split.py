@@ -75,7 +75,7 @@ def test_protein_without_a_5mer_always_trains():
     assert split.held_out.tolist() == [1]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sequences=st.lists(st.text(alphabet="ACD", min_size=1, max_size=30), min_size=2, max_size=25).filter(
         lambda sequences: any(len(residues) >= 5 for residues in sequences)

@@ -60,7 +60,7 @@ def test_an_id_cannot_forge_a_line_or_reach_the_terminal(tmp_path, name):
 
 
 @given(st.text())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back_from_its_one_line(tmp_path_factory, text):
     path = setup_worker_logging(0, tmp_path_factory.mktemp("logs"))
     structlog.get_logger().info("event", value=text)
@@ -207,7 +207,7 @@ def test_a_flood_of_warnings_is_told_up_to_a_number_and_that_there_are_more(tmp_
 
 
 @given(st.lists(st.text(alphabet=st.sampled_from("a\x00\x1b\n\u2028é\ud800\U0001f9ec"), max_size=3000), max_size=40))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_told_always_fits_the_pipe(tmp_path_factory, texts):
     told = Told()
     setup_worker_logging(1, tmp_path_factory.mktemp("logs"), reports=told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -41,7 +41,6 @@ from virnucpro.commands.options import (
     check_choice,
     check_runner,
     flow_boxes,
-    metrics_options,
 )
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.config import (
@@ -63,6 +62,7 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
@@ -146,7 +146,13 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
-    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
+    asked: dict[str, Any] = {
+        "port": metrics_port,
+        "targets": metrics_targets,
+        "network": metrics_network,
+        "pushgateway": pushgateway,
+    }
+    metrics = metrics_options(**asked)
     if flow or runner != "threads":
         result = importlib.import_module("flows.embed").run_from_command_line(
             fasta_files=[str(path) for path in fasta],
@@ -177,7 +183,7 @@ def embed(
                 weights_dir=weights_dir,
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
-                metrics=metrics,
+                metrics=asked,
                 log_level=log_level,
                 profile=profile,
             ),

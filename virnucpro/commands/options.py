@@ -10,13 +10,12 @@ import typer
 
 from virnucpro.config import (
     AUTO_TOKEN_BUDGET,
-    MOST_PORT,
     RUNNERS,
     BadRecordPolicy,
     GapPolicy,
-    MetricsOptions,
     StopPolicy,
 )
+from virnucpro.telemetry.metrics_options import METRICS_NETWORK, METRICS_PORT, METRICS_TARGETS, MOST_PORT, PUSHGATEWAY
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 MOST_TOKENS = 10**9
@@ -222,8 +221,7 @@ MetricsPort = Annotated[
         metavar="PORT",
         help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics while the run goes on; 0 takes a free port. "
         "On a cluster each host serves its own, too, as --metrics-network says.",
-        envvar="VIRNUCPRO_METRICS_PORT",
-        show_default="not served",
+        show_default=f"{METRICS_PORT}, else not served",
     ),
 ]
 
@@ -234,8 +232,7 @@ MetricsTargets = Annotated[
         metavar="DIR",
         help="Folder of Prometheus' file_sd_configs: gets a file with the address while the run goes on; on a cluster, "
         "where it is to be a shared folder, one for each host as well.",
-        envvar="VIRNUCPRO_METRICS_TARGETS",
-        show_default=False,
+        show_default=f"{METRICS_TARGETS}, else none",
     ),
 ]
 
@@ -245,8 +242,7 @@ MetricsNetwork = Annotated[
         metavar="NETWORK",
         help="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it, instead of to this "
         "host alone. Everybody there can read them. A cluster's other hosts serve theirs only with it.",
-        envvar="VIRNUCPRO_METRICS_NETWORK",
-        show_default="127.0.0.1",
+        show_default=f"{METRICS_NETWORK}, else 127.0.0.1",
     ),
 ]
 
@@ -256,26 +252,9 @@ PushgatewayUrl = Annotated[
         "--pushgateway",
         metavar="URL",
         help="Push metrics to this Prometheus pushgateway, too.",
-        envvar="VIRNUCPRO_PUSHGATEWAY",
-        show_default=False,
+        show_default=f"{PUSHGATEWAY}, else none",
     ),
 ]
-
-
-def metrics_options(
-    port: int | None, targets: Path | None, network: str | None, pushgateway: str | None
-) -> MetricsOptions:
-    """
-    Return where metrics go.
-
-    A folder of targets alone, as a whole machine may have it in the environment, takes a free port.
-    """
-    return MetricsOptions(
-        port=0 if port is None and targets is not None else port,
-        targets_dir=None if targets is None else str(targets.absolute()),
-        network=network or "",
-        pushgateway=pushgateway or None,
-    )
 
 
 def flow_boxes(
@@ -290,11 +269,15 @@ def flow_boxes(
     weights_dir: Path | None,
     cache_dir: Path | None,
     cache_gib: float,
-    metrics: MetricsOptions,
+    metrics: dict[str, Any],
     log_level: str,
     profile: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Return the options that both commands have as boxes of the flows' parameters (``flows/parameters.py``)."""
+    """
+    Return the options that all commands have as boxes of the flows' parameters (``flows/parameters.py``).
+
+    *metrics* is what ``metrics_options`` takes, as it was given: the flow asks the environment itself.
+    """
     return {
         "hardware": {
             "runner": runner,
@@ -311,10 +294,10 @@ def flow_boxes(
             "cache_gib": cache_gib,
         },
         "monitoring": {
-            "metrics_port": metrics.port,
-            "metrics_targets": metrics.targets_dir or "",
-            "metrics_network": metrics.network,
-            "pushgateway": metrics.pushgateway or "",
+            "metrics_port": metrics["port"],
+            "metrics_targets": str(metrics["targets"].absolute()) if metrics["targets"] else "",
+            "metrics_network": metrics["network"] or "",
+            "pushgateway": metrics["pushgateway"] or "",
             "log_level": log_level,
             "profile": profile,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,7 +38,6 @@ from virnucpro.commands.options import (
     check_choice,
     check_runner,
     flow_boxes,
-    metrics_options,
 )
 from virnucpro.commands.output import told_if_anybody_reads
 from virnucpro.commands.shown_prediction import shown_prediction
@@ -47,6 +46,7 @@ from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
@@ -152,7 +152,13 @@ def predict(
             f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
-    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
+    asked: dict[str, Any] = {
+        "port": metrics_port,
+        "targets": metrics_targets,
+        "network": metrics_network,
+        "pushgateway": pushgateway,
+    }
+    metrics = metrics_options(**asked)
     if flow or runner != "threads":
         result = importlib.import_module("flows.predict").run_from_command_line(
             input_files=[str(path) for path in inputs],
@@ -183,7 +189,7 @@ def predict(
                 weights_dir=weights_dir,
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
-                metrics=metrics,
+                metrics=asked,
                 log_level=log_level,
                 profile=profile,
             ),

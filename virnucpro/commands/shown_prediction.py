@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from virnucpro.config import MetricsOptions
     from virnucpro.pipeline.device_claim import DeviceClaim
     from virnucpro.pipeline.prediction_result import PredictionResult
     from virnucpro.pipeline.prediction_settings import PredictionConfig
+    from virnucpro.telemetry.metrics_options import MetricsOptions
 
 
 @contextmanager

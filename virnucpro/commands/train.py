@@ -34,7 +34,6 @@ from virnucpro.commands.options import (
     check_choice,
     check_runner,
     flow_boxes,
-    metrics_options,
     output_folder,
 )
 from virnucpro.commands.output import told_if_anybody_reads
@@ -43,6 +42,7 @@ from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.training_settings import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from virnucpro.training.classifier_training import TrainingResult
 
 _TRAINING = "virnucpro.training.classifier_training"
-"""By name: it needs scipy, which comes with the extra ``train``."""
+"""By name: it imports scipy, which no other command needs."""
 
 
 def group_weight(text: str | tuple[str, float]) -> tuple[str, float]:
@@ -242,7 +242,13 @@ def train(
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
-    metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
+    asked: dict[str, Any] = {
+        "port": metrics_port,
+        "targets": metrics_targets,
+        "network": metrics_network,
+        "pushgateway": pushgateway,
+    }
+    metrics = metrics_options(**asked)
     lengths, weights = dict(length or []), dict(weight or [])
     making: dict[str, Any] = {
         "name": name or output.absolute().name,
@@ -298,7 +304,7 @@ def train(
                 weights_dir=weights_dir,
                 cache_dir=cache_dir,
                 cache_gib=cache_size,
-                metrics=metrics,
+                metrics=asked,
                 log_level=log_level,
                 profile=profile,
             ),

@@ -39,11 +39,12 @@ from virnucpro.this_host import host_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from virnucpro.config import HostMetricsOptions, ModelConfig
+    from virnucpro.config import ModelConfig
     from virnucpro.pipeline.budget_probe import DeviceProbe
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.telemetry.metrics_options import HostMetricsOptions
 
 log = structlog.get_logger(__name__)
 

@@ -34,10 +34,10 @@ from virnucpro.this_host import host_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from virnucpro.config import HostMetricsOptions
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.run_layout import UnitsLayout
+    from virnucpro.telemetry.metrics_options import HostMetricsOptions
 
     Tell = Callable[..., None]
     """Takes level and event of a line for people, and its fields by name."""

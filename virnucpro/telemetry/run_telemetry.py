@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 from prometheus_client import CollectorRegistry
 
-from virnucpro.config import HostMetricsOptions, MetricsOptions
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry import wording
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -29,6 +28,7 @@ from virnucpro.telemetry.exposition import METRICS_PATH, MetricsServer, own_addr
 from virnucpro.telemetry.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.metrics_options import HostMetricsOptions, MetricsOptions, metrics_options
 from virnucpro.telemetry.process_monitor import ProcessMonitor
 from virnucpro.telemetry.progress import say
 from virnucpro.telemetry.pushgateway import Pushgateway
@@ -81,12 +81,12 @@ class RunTelemetry:
     Context manager around a run, of whatever kind; ``running`` marks the time in which it holds its folder.
 
     Args:
-        metrics: Where metrics go beside the folder.
+        metrics: Where metrics go beside the folder; None: where the environment says.
         views: What shows the run.
     """
 
     def __init__(self, metrics: MetricsOptions | None = None, views: Sequence[View] = ()) -> None:
-        self._options = metrics or MetricsOptions()
+        self._options = metrics_options() if metrics is None else metrics
         self._views = list(views)
         self._lock = threading.Lock()
         self._stages: list[_Stage] = []

@@ -2,8 +2,8 @@
 Train the bundled DNA encoder: ``python -m virnucpro.training.dna_encoder FASTA... -o DIR``.
 
 Splits the genomes, trains a small MosaicBERT of DNABERT-S's architecture and tokenizer, evaluates on the held-out part,
-and writes weights and card into the folder, with a checkpoint from which the same command goes on. Needs the extra
-``train`` (scipy) and PyTorch 2.9 or later (Muon).
+and writes weights and card into the folder, with a checkpoint from which the same command goes on. Needs PyTorch
+2.9 or later (Muon): the extra ``train``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Train the bundled protein encoder: ``python -m virnucpro.training.protein_encoder FASTA -o DIR``.
 
 Splits the proteins, trains, evaluates on the held-out part, and writes weights and card into the folder, with a
-checkpoint from which the same command goes on. Needs the extra ``train`` (scipy) and PyTorch 2.9 or later (Muon).
+checkpoint from which the same command goes on. Needs PyTorch 2.9 or later (Muon): the extra ``train``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ one that began. Imports neither torch nor scipy.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, ModelConfig, SequenceKind, computing_versions
@@ -240,10 +239,8 @@ def configure_training(
     Raises:
         UnknownModelError: No such model.
         WeightsError: Weights cannot be had.
-        ConfigurationError: A setting is out of range, or the extra ``train`` is not installed.
+        ConfigurationError: A setting is out of range.
     """
-    if find_spec("scipy") is None:
-        raise ConfigurationError("training needs scipy: pip install 'virnucpro[train]'")
     for length in (chunk_nt, *also_chunk_nt):
         if length not in CHUNKS_NT:
             raise ConfigurationError(f"chunks of {length} nt: choose one of {' and '.join(map(str, CHUNKS_NT))}")
