@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
+from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, OutputError
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.prediction_run import PredictionRun, is_intact
 from virnucpro.pipeline.prediction_settings import TableFormat
-from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, forget_unpacked, installed_version
+from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_version, remove_unpacked
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest
 
@@ -62,9 +63,6 @@ def prepare_prediction(
     """
     layout = PredictionLayout(Path(output_dir))
     stems = _stems(input_files)
-    for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
-        if folder.is_dir():
-            durable.remove_strays(folder)
     outputs = _outputs(layout, stems, config)
     _refuse_to_overwrite_inputs(layout, outputs, input_files)
     if restart and layout.manifest.exists():
@@ -77,6 +75,10 @@ def prepare_prediction(
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
         refuse_other_settings(layout.output_dir, earlier, settings)
         if is_same and _finished_as_asked(layout, earlier, config):
+            _remove_strays(layout)
+            if not content_is_intact(layout.contig_index):  # verify needs it
+                _ensure_index(layout, input_files, config)
+                remove_unpacked(layout)
             return PredictionRun(
                 run_id=run_id,
                 layout=layout,
@@ -89,6 +91,7 @@ def prepare_prediction(
         keep = {Path(os.path.realpath(path)) for path in input_files}
         _remove(layout, set(earlier.outputs) - set(outputs), keep=keep)
     index = _ensure_index(layout, input_files, config)
+    _remove_strays(layout)
     manifest = PredictionManifest(
         run_id=run_id,
         state="running",
@@ -143,6 +146,12 @@ def start_prediction_afresh(layout: PredictionLayout, index: SequenceIndex) -> N
     durable.remove(layout.manifest)
 
 
+def _remove_strays(layout: PredictionLayout) -> None:
+    """Remove what a run that was killed left half written; the input has been accepted."""
+    for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
+        durable.remove_strays(folder)
+
+
 def _ensure_index(
     layout: PredictionLayout, input_files: Sequence[str | Path], config: PredictionConfig
 ) -> SequenceIndex:
@@ -152,7 +161,10 @@ def _ensure_index(
         )
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
-            forget_unpacked(layout.unpacked_dir, layout.work_dir)
+            remove_unpacked(layout)
+        raise
+    except OutputError:
+        durable.remove_strays(layout.unpacked_dir)  # of a run that was killed: they may be what fills the disk
         raise
 
 
