@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,10 +11,12 @@ from tests.fakes import hash_config, hash_vector
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.run_layout import RunLayout
+from virnucpro.store import json_manifest
 from virnucpro.store.parts import BlockRows, write_part
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from virnucpro.config import ModelConfig
@@ -72,6 +74,13 @@ class MadeRun:
         present = {int(p) for block in blocks for p in self.plan.block_positions(block)}
         everything = range(len(self.index))
         return {self.index.sequence_id(p) for p in everything if int(self.index.representatives[p]) in present}
+
+
+def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Let *edit* change the values of a ``run.json``, which gets the checksum of the new ones."""
+    values = json_manifest.read_values(path)
+    edit(values)
+    path.write_bytes(json_manifest.with_checksum(values))
 
 
 def flip_bit(path: Path, bit: int) -> None:

@@ -15,34 +15,44 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
+import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from virnucpro import failpoints
+from virnucpro import failpoints, run_folders
 from virnucpro.errors import OutputError, ResultError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import FileIO
     from pathlib import Path
     from typing import Self
 
 SEAL_MAGIC = b"VNPSEAL1"
 SEAL_BYTES = len(SEAL_MAGIC) + hashlib.sha256().digest_size
-TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of names that are still being written; whoever finds one of a process that has ended may remove it."""
-_TEMPORARY_NAME = re.compile(r"\..+\.(?P<run>[0-9a-z]+)\.(?P<pid>\d+)\.[0-9a-f]{8}\.tmp")
+_TEMPORARY_NAME = re.compile(r"\..+\.(?P<mark>[0-9a-z]+)\.(?P<pid>\d+)\.[0-9a-f]{8}\.tmp")
 _NO_RUN = "norun"
 _COPY_BYTES = 1 << 20
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems say that know no fsync of folders, or no reservation of space."""
 
-_run_id = _NO_RUN
+_being_written: set[str] = set()
+"""Temporary names of this process."""
 
 
-def name_temporaries_after(run_id: str) -> None:
-    """Let the temporary names that this process makes from now on carry *run_id*."""
-    global _run_id  # noqa: PLW0603  of the process, like its pid
-    _run_id = run_id
+@contextmanager
+def temporary_name(path: Path) -> Iterator[Path]:
+    """Yield a name beside *path* with the mark of its run; where a file still has it at the end, that is removed."""
+    mark = run_folders.mark_of(path.parent) or _NO_RUN
+    temporary = path.with_name(f".{path.name}.{mark}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    _being_written.add(temporary.name)
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):  # it has its name, or what refused the write refuses this too
+            temporary.unlink()
+        _being_written.discard(temporary.name)
 
 
 class NewFile:
@@ -111,25 +121,21 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
     Raises:
         OutputError: The system refused a write; the temporary file is gone and *path* is as it was.
     """
-    name = f".{path.name}.{_run_id}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
-    temporary = path.with_name(name)
     try:
-        make_folder(path.parent)
-        with NewFile(temporary) as file:
-            yield file
-            if seal:
-                file.write(SEAL_MAGIC + file.sha256())
-            file.sync()
-        failpoints.reach("file.rename")
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with temporary_name(path) as temporary:
+            make_folder(path.parent)
+            with NewFile(temporary) as file:
+                yield file
+                if seal:
+                    file.write(SEAL_MAGIC + file.sha256())
+                file.sync()
+            failpoints.reach("file.rename")
+            temporary.replace(path)
+            sync_folder(path.parent)
     except OutputError:
         raise
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-    finally:
-        with suppress(OSError):  # it has its name, or what refused the write refuses this too
-            temporary.unlink()
 
 
 def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
@@ -145,16 +151,29 @@ def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
 
 def remove(path: Path) -> None:
     """
-    Remove a file if it is there.
+    Remove a file if it is there; below a run's folder no link is followed.
 
     Raises:
-        OutputError: The system refused.
+        OutputError: The system refused, or it is behind a link.
     """
     try:
         failpoints.reach("file.unlink")
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError), run_folders.opened(path.parent) as folder:
+            os.unlink(path.name, dir_fd=folder)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that only runs write into, with all that it holds, as far as the system lets us."""
+    with suppress(OSError), run_folders.opened(folder.parent) as above:
+        shutil.rmtree(folder.name, ignore_errors=True, dir_fd=above)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it."""
+    with suppress(OSError), run_folders.opened(folder.parent) as above:
+        os.rmdir(folder.name, dir_fd=above)
 
 
 def reserve(descriptor: int, size_bytes: int) -> None:
@@ -204,7 +223,7 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the hex sha256 of a file's content."""
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=run_folders.only_regular) as file:
         return _digest(file.fileno(), os.fstat(file.fileno()).st_size).hexdigest()
 
 
@@ -218,7 +237,7 @@ def check_seal(path: Path) -> bytes:
     Raises:
         ResultError: There is no trailer, or a byte differs.
     """
-    with path.open("rb", buffering=0) as file:  # opened once: the name may be replaced while we read
+    with regular_or_result_error(path) as file:  # opened once: the name may be replaced while we read
         digest = seal_of(file.fileno())
         if digest is None:
             raise ResultError(path, "cut short: no checksum at its end")
@@ -238,22 +257,25 @@ def remove_strays(folder: Path) -> int:
     """
     Remove the temporary files in *folder* of processes that have ended; return how many.
 
-    Only the holder of the folder's lock may, so whatever ran on other hosts has ended too. A name whose process
-    number is in use on this host stays, unless the process is this one and the name is of another run.
+    They are those whose names carry the mark of the folder's run: what else may be called so is another's. Only the
+    holder of the folder's lock may, so whatever ran on other hosts has ended too. A name whose process number is in
+    use on this host stays, unless the process is this one and does not write it.
     """
-    strays = [path for path in folder.glob(f".*{TEMPORARY_SUFFIX}") if path.is_file() and _is_stray(path.name)]
-    for path in strays:
-        with suppress(OSError):  # it harms nobody, and the next start tries again
-            path.unlink()
-    return len(strays)
+    mark, removed = run_folders.mark_of(folder), 0
+    with suppress(OSError), run_folders.opened(folder) as descriptor:
+        for name in os.listdir(descriptor):  # noqa: PTH208  Path knows no descriptors
+            found = _TEMPORARY_NAME.fullmatch(name)
+            if found is None or found["mark"] != mark or _is_in_use(name, int(found["pid"])):
+                continue
+            with suppress(OSError):  # it harms nobody, and the next start tries again
+                if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=descriptor)
+                    removed += 1
+    return removed
 
 
-def _is_stray(name: str) -> bool:
-    found = _TEMPORARY_NAME.fullmatch(name)
-    if found is None:
-        return True
-    pid = int(found["pid"])
-    return found["run"] != _run_id if pid == os.getpid() else not process_exists(pid)
+def _is_in_use(name: str, pid: int) -> bool:
+    return name in _being_written if pid == os.getpid() else process_exists(pid)
 
 
 def process_exists(pid: int) -> bool:
@@ -265,6 +287,22 @@ def process_exists(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def regular_or_result_error(path: Path) -> FileIO:
+    """
+    Open a regular file for plain reads.
+
+    Raises:
+        ResultError: It is of another kind, or the system refused.
+        FileNotFoundError: There is no such file.
+    """
+    try:
+        return open(path, "rb", buffering=0, opener=run_folders.only_regular)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ResultError(path, error.strerror or str(error)) from error
 
 
 def _digest(descriptor: int, num_bytes: int) -> hashlib._Hash:

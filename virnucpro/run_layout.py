@@ -13,6 +13,9 @@ SHARD_NAME = re.compile(r"shard_(\d+)\.h5")
 RESULT_SHARD_NAME = re.compile(r"shard-\d{5,}-of-\d{5,}\.h5")
 UNPACKED_NAME = re.compile(r"[0-9a-f]{64}\.fasta")
 LOG_NAME = re.compile(r"worker_\d+\.log")
+FRAMES_NAME = re.compile(r"[^/]+(_identified_nucleotide\.fa|_identified_protein\.faa|_chunked\d+\.fa)")
+PART_NAME = re.compile(r"part_-?\d{8,}_\w+\.h5")
+WORKER_LOCK_NAME = re.compile(r"\d+\.\d+\.[0-9a-f]{8}\.lock")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,10 @@ class RunLayout(FolderLayout):
     def worker_locks_dir(self) -> Path:
         """One file a worker process, locked as long as it lives."""
         return self.work_dir / "workers"
+
+    def worker_locks(self) -> list[Path]:
+        """Return the files of workers that exist."""
+        return [path for path in self.worker_locks_dir.glob("*.lock") if WORKER_LOCK_NAME.fullmatch(path.name)]
 
     def host_check(self, owner: str) -> Path:
         """A file that proves that a host can write and rename here; gone at once."""
@@ -376,6 +383,10 @@ class PredictionLayout(FolderLayout):
             self.metrics_textfile,
             self.trace,
         ]
+
+    def has_output(self, name: str) -> bool:
+        """Whether a run may write a file of this name into its folder, beside the embedding runs."""
+        return name in {path.name for path in self.results()} or FRAMES_NAME.fullmatch(name) is not None
 
     def nucleotide_frames(self, stem: str) -> Path:
         """Nucleotides of the kept frames of the input file with this stem."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 
@@ -25,7 +26,8 @@ def test_the_second_run_ends_with_75_and_touches_nothing(tmp_path, changes):
     failed = run_forked(fasta, out, hash_config(), failpoint="gpu_worker_0/file.write:5+:EIO")
     assert failed.code == 73
     with RunLock(RunLayout(out).lock, run_id="first"):
-        (out / "work" / ".half.first.4194305.0123abcd.tmp").write_text("on its way")
+        mark = json.loads(RunLayout(out).lock.read_text())["mark"]
+        (out / "work" / f".half.{mark}.4194305.0123abcd.tmp").write_text("on its way")
         before = snapshot(out)
         second = run_forked(fasta, out, hash_config(**changes))
         assert second.code == 75

@@ -12,6 +12,7 @@ import pytest
 from tests import fakes
 from tests.fake_gpus import probe_a_fake_gpu
 from tests.fake_nvml import FakeNvml
+from tests.strategies import edit_manifest
 from virnucpro.errors import SettingsChangedError, StoppedError
 from virnucpro.pipeline import device_claim
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_of
@@ -196,7 +197,7 @@ def test_neither_a_finished_folder_nor_one_with_other_settings_waits_for_devices
     config = fakes.hash_config()
     assert run_embedding([fasta], layout.output_dir, config, [CPU], keep_shards=True).state == "complete"
     made_on_a_cpu = layout.manifest.read_text()
-    layout.manifest.write_text(made_on_a_cpu.replace('"device_type": "cpu"', '"device_type": "cuda"'))
+    edit_manifest(layout.manifest, lambda values: values["settings"].update(device_type="cuda"))
     again = run_embedding([fasta], layout.output_dir, config, claim("auto:2"), keep_shards=True)
     assert (again.state, again.ranks) == ("complete", ())
     layout.manifest.write_text(made_on_a_cpu)

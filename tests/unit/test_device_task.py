@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import shutil
@@ -19,6 +18,7 @@ import pytest
 
 from tests import fakes
 from tests.device_tasks import Host
+from tests.strategies import edit_manifest
 from virnucpro import durable
 from virnucpro.config import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError, OutputError
@@ -371,18 +371,16 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_exit_code_for_it(for_
 
 @pytest.mark.usefixtures("on_host_x")
 def test_other_versions_are_named(prepared):
-    manifest = json.loads(prepared.layout.manifest.read_text())
-    manifest["settings"]["torch version"] = "1.0"
-    prepared.layout.manifest.write_text(json.dumps(manifest))
+    edit_manifest(prepared.layout.manifest, lambda values: values["settings"].update({"torch version": "1.0"}))
     expect_refusal(prepared, "torch version is 1.0")
 
 
 @pytest.mark.usefixtures("on_host_x")
-def test_a_folder_that_does_not_answer_is_named_in_time(prepared):
-    prepared.layout.manifest.unlink()
-    os.mkfifo(prepared.layout.manifest)  # whoever opens it waits for a writer
+def test_a_folder_that_does_not_answer_is_named_in_time(prepared, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(host_check, "read_units", lambda _: answers.wait(60))
     expect_refusal(prepared, "did not answer", path=prepared.output_dir)
-    os.close(os.open(prepared.layout.manifest, os.O_RDWR))  # lets go of who waits
+    answers.set()
 
 
 def test_a_refused_host_embeds_nothing_and_the_error_crosses_processes(proteins, shared, tmp_path):

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from tests.strategies import flip_bit
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.errors import ExitCode, OutputError, ResultError
 
 
@@ -123,32 +123,67 @@ def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path):
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_only_temporary_files_are_strays(tmp_path):
-    for name in (".part.h5.17.tmp", ".run.lock", "part.h5", "notes.tmp"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / ".folder.tmp").mkdir()
-    assert durable.remove_strays(tmp_path) == 1
-    assert names_in(tmp_path) == [".folder.tmp", ".run.lock", "notes.tmp", "part.h5"]
+@pytest.fixture
+def of_a_run(tmp_path):
+    """A folder that this process has entered as that of a run."""
+    run_folders.enter(tmp_path, "ours")
+    yield tmp_path
+    run_folders.leave(tmp_path)
 
 
-def test_the_strays_of_processes_that_live_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "_run_id", "this")
+def test_only_temporary_files_with_the_mark_of_the_run_are_strays(of_a_run):
+    of_others = {
+        ".x.tmp",
+        ".part.h5.17.tmp",
+        ".a.theirs.4194305.0123abcd.tmp",
+        "part.h5",
+        "a.ours.4194305.0123abcd.tmp",
+    }
+    for name in (*of_others, ".a.h5.ours.4194305.0123abcd.tmp"):
+        (of_a_run / name).write_text("x")
+    (of_a_run / ".folder.ours.4194305.0123abcd.tmp").mkdir()
+    (of_a_run / ".link.ours.4194305.0123abcd.tmp").symlink_to("part.h5")
+    before = set(names_in(of_a_run))
+    assert durable.remove_strays(of_a_run) == 1
+    assert before - set(names_in(of_a_run)) == {".a.h5.ours.4194305.0123abcd.tmp"}
+
+
+def test_in_a_folder_of_no_run_nothing_is_a_stray(tmp_path):
+    (tmp_path / ".a.norun.4194305.0123abcd.tmp").write_text("x")
+    assert durable.remove_strays(tmp_path) == 0
+    assert names_in(tmp_path) == [".a.norun.4194305.0123abcd.tmp"]
+
+
+def test_nothing_is_removed_through_a_link_below_the_folder_of_a_run(of_a_run, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("precious", ".a.ours.4194305.0123abcd.tmp"):
+        (elsewhere / name).write_text("x")
+    (elsewhere / "folder").mkdir()
+    (of_a_run / "link").symlink_to(elsewhere)
+    with pytest.raises(OutputError, match="link is a link or no folder: remove it"):
+        durable.remove(of_a_run / "link" / "precious")
+    assert durable.remove_strays(of_a_run / "link") == 0
+    for remove in (durable.remove_tree, durable.remove_empty):
+        remove(of_a_run / "link" / "folder")
+        remove(of_a_run / "link")
+    assert names_in(elsewhere) == [".a.ours.4194305.0123abcd.tmp", "folder", "precious"]
+    assert (of_a_run / "link").is_symlink()
+
+
+def test_the_strays_of_processes_that_live_are_left_alone(of_a_run):
+    tmp_path = of_a_run
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alive:
-        kept = {f".a.h5.other.{alive.pid}.0123abcd.tmp", f".b.this.{os.getpid()}.0123abcd.tmp"}
-        dead = {".c.h5.other.4194305.0123abcd.tmp", f".d.other.{os.getpid()}.0123abcd.tmp"}
-        for name in kept | dead:
+        kept = f".a.h5.ours.{alive.pid}.0123abcd.tmp"
+        dead = {".c.h5.ours.4194305.0123abcd.tmp", f".d.ours.{os.getpid()}.0123abcd.tmp"}
+        for name in {kept, *dead}:
             (tmp_path / name).write_text("x")
-        assert durable.remove_strays(tmp_path) == 2
-        assert set(names_in(tmp_path)) == kept
+        with durable.replacing(tmp_path / "result") as mine:
+            assert mine.path.name.startswith(f".result.ours.{os.getpid()}.")
+            assert durable.remove_strays(tmp_path) == 2
+            assert names_in(tmp_path) == sorted([kept, mine.path.name])
         alive.communicate(b"\n", timeout=30)
     assert durable.remove_strays(tmp_path) == 1
-
-
-def test_a_temporary_name_tells_its_run_and_its_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "_run_id", "norun")
-    durable.name_temporaries_after("1234abcd")
-    with durable.replacing(tmp_path / "result") as file:
-        assert file.path.name.startswith(f".result.1234abcd.{os.getpid()}.")
+    assert names_in(tmp_path) == ["result"]
 
 
 def test_a_folder_that_two_make_at_once_is_made(tmp_path):
@@ -162,7 +197,7 @@ FULL_DISK = """
     from pathlib import Path
     import numpy as np
     from virnucpro.errors import OutputError
-    from virnucpro import durable
+    from virnucpro import durable, run_folders
     from virnucpro.store.parts import BlockRows, SealedBlocks, write_part, write_shard
 
     folder = Path(sys.argv[1])

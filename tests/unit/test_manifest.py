@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from tests.strategies import edit_manifest
 from virnucpro.errors import OutputError, ResultError
+from virnucpro.store.json_manifest import with_checksum
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.prediction_manifest import PredictionManifest
 
@@ -72,6 +74,7 @@ def test_a_manifest_that_cannot_be_written_is_an_output_error(tmp_path):
         b"{}",
         b'{"format": 2}',
         b'{"format": 1}',
+        with_checksum({"format": 1}),
         b'{"format": 1, "unknown": 2}',
         b"[" * 100_000,
     ],
@@ -116,7 +119,11 @@ def test_an_absent_manifest_is_named(tmp_path):
     [
         ({"counts": {"contigs": "many"}}, "a count is no whole number"),
         ({"counts": []}, "'counts' is no dict"),
-        ({"outputs": ["../elsewhere"]}, "an output outside its folder"),
+        ({"outputs": ["../report.html"]}, "an output that no run writes"),
+        ({"outputs": ["l/precious"]}, "an output that no run writes"),
+        ({"outputs": ["notes.txt"]}, "an output that no run writes"),
+        ({"outputs": ["a/b_chunked500.fa"]}, "an output that no run writes"),
+        ({"state": "complete"}, "'counts' without 'chunks', 'contigs', 'frames'"),
         ({"stages": {"dna": []}}, "not a run manifest"),
         ({"stages": {"dna": {"fingerprint": "", "seconds": 1, "files": [], "counts": {}}}}, "stage 'dna' is none"),
         ({"inputs": [{"path": "x"}]}, "an input without path or sha256"),
@@ -130,6 +137,6 @@ def test_an_edited_manifest_of_an_identification_is_refused(tmp_path, changes, s
     whole = PredictionManifest(**texts, **mappings, inputs=[], devices=[])
     whole.write(tmp_path / "run.json")
     assert PredictionManifest.read(tmp_path / "run.json") == whole
-    (tmp_path / "run.json").write_text(json.dumps({**json.loads((tmp_path / "run.json").read_text()), **changes}))
+    edit_manifest(tmp_path / "run.json", lambda values: values.update(changes))
     with pytest.raises(ResultError, match=says):
         PredictionManifest.read(tmp_path / "run.json")

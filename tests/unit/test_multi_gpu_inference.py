@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests import fakes
-from tests.strategies import MadeRun
+from tests.strategies import MadeRun, edit_manifest
 from virnucpro.config import RunLimits
 from virnucpro.errors import (
     BadInputError,
@@ -395,8 +395,7 @@ def test_the_list_of_left_out_records_of_a_finished_run_is_mended(tmp_path, how)
 def test_a_manifest_without_the_results_checksum_does_not_vouch_for_it(tmp_path, proteins):
     out = tmp_path / "out"
     run_embedding([proteins[0]], out, fakes.hash_config(), [CPU])
-    manifest = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({**manifest, "files": {}}))
+    edit_manifest(out / "run.json", lambda values: values.update(files={}))
     assert "has no sha256 of embeddings.h5" in verify_run(out).problems[0]
 
 

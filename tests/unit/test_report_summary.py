@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -14,6 +13,7 @@ from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.summary import SCORE_BINS, summarise
 from virnucpro.report.tracks import TRACK_STEPS
 from virnucpro.store.contig_table import Call
+from virnucpro.store.json_manifest import with_checksum
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_reasons_without_end_are_counted_together(tmp_path):
 
 
 def spoil_manifest(layout):
-    layout.manifest.write_text(json.dumps({"kind": "prediction", "format": 1}))
+    layout.manifest.write_bytes(with_checksum({"kind": "prediction", "format": 1}))
 
 
 def cut_a_line(layout):

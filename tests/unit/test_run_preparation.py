@@ -15,6 +15,7 @@ from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.store.manifest import RunManifest
+from virnucpro.store.run_lock import RunLock
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 8), ("c", "WY" * 9), ("d", "MKTAYIAKQR" * 5)]
 
@@ -238,11 +239,18 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path, fasta):
     leave_work(run)
     layout = run.layout
     layout.unpacked_dir.mkdir()
-    strays = [folder / ".x.h5.99.tmp" for folder in (layout.output_dir, layout.parts_dir, layout.work_dir)]
-    strays.append(layout.unpacked_dir / ".y.fasta.99.tmp")
-    for stray in strays:
-        stray.write_bytes(b"half")
-    prepare(tmp_path, [fasta], run_id="two")
+    folders = (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir)
+    strays = [folder / ".x.h5.0123456789abcdef.4194305.0123abcd.tmp" for folder in folders]
+    of_others = [folder / name for folder in folders for name in (".x.tmp", ".x.h5.99.tmp")]
+    for path in (*strays, *of_others):
+        path.write_bytes(b"half")
+    layout.lock.write_text('{"mark": "0123456789abcdef"}')
+    with RunLock(layout.lock, run_id="two"):
+        with pytest.raises(BadInputError):
+            prepare(tmp_path, [tmp_path / "absent.fasta"], run_id="two")
+        assert all(stray.exists() for stray in strays)
+        prepare(tmp_path, [fasta], run_id="two")
     assert not [stray for stray in strays if stray.exists()]
+    assert all(path.read_bytes() == b"half" for path in of_others)
     assert layout.index.exists()
-    assert len(list(layout.parts_dir.iterdir())) == 1
+    assert len(list(layout.parts_dir.glob("part_*"))) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from tests import fakes
 from tests.faults.forked import run_forked
-from tests.strategies import flip_bit
+from tests.strategies import edit_manifest, flip_bit
 from virnucpro.config import AUTO_SHARDED_ROWS, ResultForm, RunLimits
 from virnucpro.errors import OutputError, SettingsChangedError
 from virnucpro.pipeline import disk_space, result_form
@@ -20,6 +20,7 @@ from virnucpro.pipeline.run_status import status_of
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.store import result_shards
 from virnucpro.store.reader import read_embeddings
+from virnucpro.store.run_lock import RunLock
 
 SHARDED, SINGLE, AUTO = ResultForm.SHARDED, ResultForm.SINGLE, ResultForm.AUTO
 ROWS_OF_SHARD = 25
@@ -121,9 +122,7 @@ def test_a_folder_of_before_there_was_a_choice_is_single(tmp_path, proteins):
     fasta, _ = proteins
     out = tmp_path / "out"
     run(fasta, out, SINGLE)
-    manifest = json.loads((out / "run.json").read_text())
-    del manifest["settings"]["result_form"]
-    (out / "run.json").write_text(json.dumps(manifest))
+    edit_manifest(out / "run.json", lambda values: values["settings"].pop("result_form"))
     assert verify_run(out).problems == []
     assert run_embedding([fasta], out, fakes.hash_config(), [CPU], result_form=AUTO).ranks == ()
     with pytest.raises(SettingsChangedError, match="result_form was 'single', now 'sharded'"):
@@ -232,7 +231,8 @@ def test_a_run_that_was_killed_while_it_wrote_shards_needs_no_more_room_than_bef
     assert run_forked(fasta, out, fakes.hash_config(), failpoint=spec, result_form=SHARDED).code == -9
     left = list((out / "embeddings").glob("shard-*.h5"))
     assert 0 < len(left) < 4, [path.name for path in out.iterdir()]
-    prepare_run([fasta], out, fakes.hash_config(), [CPU], run_id="again", result_form=AUTO)
+    with RunLock(out / ".run.lock", run_id="again"):
+        prepare_run([fasta], out, fakes.hash_config(), [CPU], run_id="again", result_form=AUTO)
     assert not (out / "embeddings").exists()
     run(fasta, out, AUTO, workers=2)
     check_rows(out, sequences)

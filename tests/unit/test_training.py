@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from tests.manifests import values_unseen
 from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
 from virnucpro.data.fragments import chunk_bounds, open_frames
@@ -54,6 +56,12 @@ def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other
     assert len(weights) == 2
     assert "the training is stopped" in verify_folder(out).problems[0]
     assert trained(files, out, hash_training(seed=3), workers=2) == weights
+
+
+def test_each_value_of_its_manifest_that_was_changed_is_noticed(finished, tmp_path):
+    shutil.copytree(finished[1], tmp_path / "out")
+    num_values, unseen = values_unseen(tmp_path / "out", verify_folder)
+    assert (num_values > 40, unseen) == (True, [])
 
 
 @pytest.mark.slow

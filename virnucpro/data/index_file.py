@@ -21,6 +21,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import IndexFormatError
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -115,7 +116,7 @@ def map_index(path: Path) -> MappedIndex:
         IndexFormatError: It is missing, of another version, or its size is not what it says.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=only_regular) as file:
             size = os.fstat(file.fileno()).st_size
             if size < _PREAMBLE.size:
                 raise IndexFormatError(path, "cut short")
@@ -147,7 +148,7 @@ def map_index(path: Path) -> MappedIndex:
 def content_is_intact(path: Path) -> bool:
     """Compare an index file with the sha256 that it states; False when a byte differs or it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=only_regular) as file:
             preamble = file.read(_PREAMBLE.size)
             digest = hashlib.sha256()
             while data := file.read(_HASHED_BYTES_AT_ONCE):

@@ -27,6 +27,7 @@ from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content,
 from virnucpro.data.letters import letters_of
 from virnucpro.data.skipped_records import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -347,7 +348,7 @@ class SequenceIndex:
         if descriptor is None:
             if len(self._descriptors) == _MAX_OPEN_FILES:
                 self._close_files()
-            descriptor = os.open(self.files[file_number].read_path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = only_regular(self.files[file_number].read_path, os.O_RDONLY)
             self._descriptors[file_number] = descriptor
         return descriptor
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
+from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
@@ -183,7 +184,7 @@ def read_card(folder: Path) -> ClassifierCard:
     """
     path = folder / CARD_NAME
     try:
-        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        values: dict[str, Any] = json.loads(read_bytes(path))
         _require(values.get("kind") == "classifier", "it is of something else than a classifier")
         _require(values.get("format") == CARD_FORMAT, f"its format is {values.get('format')!r}, not {CARD_FORMAT}")
         known = {name: values[name] for name in ClassifierCard.__dataclass_fields__ if name in values}
@@ -222,7 +223,7 @@ def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
 
 def _checked(path: Path, expected: str, card: ClassifierCard) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise WeightsError(card.name, f"{path} cannot be read ({error.strerror})") from error
     found = sha256(data).hexdigest()

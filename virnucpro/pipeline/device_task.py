@@ -34,6 +34,7 @@ from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
 from virnucpro.store.lease import Lease
+from virnucpro.store.worker_lock import taking_part
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def run_device_task(
             metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
         )
         about = {**place, "pid": os.getpid(), "rank": rank}
-        with Lease(units.owner(owner), about, lease_s=lease_s), words, reading as seen_here:
+        lease = Lease(units.owner(owner), about, lease_s=lease_s)
+        with taking_part(run.output_dir), lease, words, reading as seen_here:
             words.hear(rank, {"kind": "placed", **place})
             recovery = Recovery(
                 num_blocks=run.num_blocks,

@@ -10,6 +10,7 @@ from virnucpro.errors import OutputError
 from virnucpro.pipeline.result_form import existing_results, remove_results
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
+from virnucpro.store.worker_lock import taking_part
 
 if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
@@ -57,3 +58,25 @@ def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> No
     except OSError as error:
         raise OutputError(layout.output_dir, error.strerror or str(error)) from error
     durable.remove(layout.manifest)
+
+
+def remove_run(layout: RunLayout) -> None:
+    """
+    Remove an embedding run within a folder whose lock the caller holds; what is not the run's stays, in its folders.
+
+    Raises:
+        OutputError: A file cannot be removed.
+        ResultError: ``run.json`` is not one of ours.
+    """
+    if not layout.output_dir.is_dir():
+        return
+    start_afresh(layout)
+    durable.remove_tree(layout.all_units_dir)
+    folders = (layout.parts_dir, layout.unpacked_dir, layout.worker_locks_dir, layout.work_dir, layout.log_dir)
+    with taking_part(layout.output_dir):
+        for folder in (layout.output_dir, *folders):
+            durable.remove_strays(folder)
+    for path in (*layout.worker_locks(), layout.live_status, layout.lock):
+        durable.remove(path)
+    for folder in (*folders, layout.output_dir):
+        durable.remove_empty(folder)

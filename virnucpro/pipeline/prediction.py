@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import threading
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
 from virnucpro.pipeline.prediction_run import PredictionRun, counts_of, prediction_failure_noted, timed
 from virnucpro.pipeline.prediction_settings import TableFormat
+from virnucpro.pipeline.run_preparation import remove_unpacked
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
@@ -304,7 +304,7 @@ def close_prediction(
     manifest.files[written.name] = durable.sha256_of(written)
     run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds[0])
     if manifest.state == "complete":
-        shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+        remove_unpacked(layout)
     return _result(run, embeddings)
 
 
@@ -366,7 +366,7 @@ def _list_failed(run: PredictionRun) -> None:
             file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
         for stage in EMBEDDING_STAGES:
             listed = RunLayout(embedding_dir(run, stage)).failed_sequences
-            if listed.exists():
+            if listed.is_file():
                 with listed.open(encoding="utf-8", newline="\n") as lines:
                     next(lines, None)
                     for line in lines:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, OutputError, printable
@@ -22,7 +23,7 @@ from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.prediction_run import PredictionRun, is_intact
 from virnucpro.pipeline.prediction_settings import TableFormat
-from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, forget_unpacked, installed_version
+from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_version, remove_unpacked
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.json_manifest import not_a_manifest
 from virnucpro.store.prediction_manifest import PredictionManifest
@@ -64,9 +65,6 @@ def prepare_prediction(
     """
     layout = PredictionLayout(Path(output_dir))
     stems = _stems(input_files)
-    for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
-        if folder.is_dir():
-            durable.remove_strays(folder)
     earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.scores_settings(device_type)
     notices: list[str] = []
@@ -82,6 +80,10 @@ def prepare_prediction(
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
         refuse_other_settings(layout.output_dir, earlier, settings)
         if is_same and _finished_as_asked(layout, earlier, config):
+            _remove_strays(layout)
+            if not content_is_intact(layout.contig_index):  # verify needs it
+                _ensure_index(layout, input_files, config)
+                remove_unpacked(layout)
             return PredictionRun(
                 run_id=run_id,
                 layout=layout,
@@ -95,6 +97,7 @@ def prepare_prediction(
         keep = {Path(os.path.realpath(path)) for path in input_files}
         _remove(layout, set(earlier.outputs) - set(outputs), keep=keep)
     index = _ensure_index(layout, input_files, config)
+    _remove_strays(layout)
     manifest = PredictionManifest(
         run_id=run_id,
         state="running",
@@ -151,6 +154,12 @@ def start_prediction_afresh(layout: PredictionLayout, index: SequenceIndex) -> N
     durable.remove(layout.manifest)
 
 
+def _remove_strays(layout: PredictionLayout) -> None:
+    """Remove what a run that was killed left half written; the input has been accepted."""
+    for folder in (layout.output_dir, layout.work_dir, layout.unpacked_dir):
+        durable.remove_strays(folder)
+
+
 def _ensure_index(
     layout: PredictionLayout, input_files: Sequence[str | Path], config: PredictionConfig
 ) -> SequenceIndex:
@@ -160,7 +169,10 @@ def _ensure_index(
         )
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
-            forget_unpacked(layout.unpacked_dir, layout.work_dir)
+            remove_unpacked(layout)
+        raise
+    except OutputError:
+        durable.remove_strays(layout.unpacked_dir)  # of a run that was killed: they may be what fills the disk
         raise
 
 

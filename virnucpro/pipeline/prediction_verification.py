@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.training_verification import verify_training
-from virnucpro.pipeline.verification import Verification, verify_run
+from virnucpro.pipeline.verification import Verification, check_index, verify_run
 from virnucpro.run_layout import PredictionLayout
-from virnucpro.store.contig_table import read_contig_calls
-from virnucpro.store.prediction_manifest import PredictionManifest, is_prediction
+from virnucpro.store.contig_table import Call, read_contig_calls
+from virnucpro.store.prediction_manifest import COUNTED, PredictionManifest, is_prediction
 from virnucpro.store.training_manifest import is_training
 
 if TYPE_CHECKING:
@@ -73,23 +74,28 @@ def _check_files(layout: PredictionLayout, manifest: PredictionManifest) -> list
 
 
 def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
-    """Count what the files hold, and compare it with the manifest and with the scores."""
+    """Count again what the tables hold, and compare it with what ``run.json`` says, and that with the index."""
     counts = manifest.counts
-    contigs = frames = 0
+    found: Counter[str] = Counter()
     try:
-        for call in read_contig_calls(layout.contigs):
-            contigs, frames = contigs + 1, frames + call.frames
+        for one in read_contig_calls(layout.contigs):
+            if one.length is None:  # a record that was left out
+                found["skipped"] += 1
+                continue
+            found.update({name: getattr(one, name) for name in ("chunks", "open_chunks", "frames")})
+            found.update(["contigs", one.call.replace(" ", "_")])
+            found["by_sequence"] += one.score is not None and not one.frames
     except ResultError as error:
         return [str(error)]
     with layout.prediction_results.open("rb") as file:
-        lines = sum(1 for _ in file) - 1
-    found = {
-        "contigs": (contigs, counts["contigs"] + counts["skipped"]),
-        "open frames": (frames, counts["frames"]),
-        "lines of prediction_results.txt": (lines, counts["scored_frames"]),
-    }
-    return [
-        f"{layout.output_dir}: {number:,} {what}, run.json says {expected:,}"
-        for what, (number, expected) in found.items()
-        if number != expected
+        found["scored_frames"] = sum(1 for _ in file) - 1
+    found["missing_frames"] = found["frames"] - found["scored_frames"]
+    calls = [call.replace(" ", "_") for call in Call]
+    counted = [*COUNTED, *calls, *(name for name in ("open_chunks", "by_sequence") if name in counts)]
+    problems = [
+        f"{layout.manifest}: says {counts.get(name, 0):,} {name.replace('_', ' ')}, the tables have {found[name]:,}"
+        for name in counted
+        if found[name] != counts.get(name, 0)
     ]
+    num_records = counts["contigs"] + counts["skipped"]
+    return problems + check_index(layout.contig_index, manifest.inputs, num_records=num_records)

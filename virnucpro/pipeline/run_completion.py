@@ -6,7 +6,6 @@ The outcome of a run follows from missing rows, not from failed ranks.
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -19,10 +18,11 @@ from virnucpro.errors import OutputError, ResultError, StoppedError
 from virnucpro.pipeline import disk_space
 from virnucpro.pipeline.result_form import remove_results, result_path
 from virnucpro.pipeline.result_validation import validate_result
-from virnucpro.pipeline.run_preparation import read_manifest_or_fail, sweep
+from virnucpro.pipeline.run_preparation import read_manifest_or_fail, remove_unpacked, sweep
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
+from virnucpro.store.parts import part_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,14 +240,15 @@ def _mend_list_of_skipped(run: PreparedRun, manifest: RunManifest) -> None:
 
 def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
     """Remove what a complete run no longer needs; what cannot be removed is left for the next start."""
-    shutil.rmtree(layout.parts_dir, ignore_errors=True)
-    shutil.rmtree(layout.all_units_dir, ignore_errors=True)
-    shutil.rmtree(layout.unpacked_dir, ignore_errors=True)
+    durable.remove_tree(layout.all_units_dir)
+    remove_unpacked(layout)
     with suppress(OutputError):
         remove_results(layout, is_partial=True)
-    for path in [] if keep_shards else layout.shards():
+    for path in [*part_paths(layout.parts_dir), *([] if keep_shards else layout.shards())]:
         with suppress(OutputError):
             durable.remove(path)
+    durable.remove_strays(layout.parts_dir)
+    durable.remove_empty(layout.parts_dir)
 
 
 def _check_failed_list(layout: RunLayout, index: SequenceIndex, *, expected: int) -> None:

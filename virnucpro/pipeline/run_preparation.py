@@ -11,7 +11,6 @@ opened again from it wherever they are needed; both take milliseconds.
 from __future__ import annotations
 
 import platform
-import shutil
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from virnucpro.config import (
     ResultForm,
     computing_versions,
 )
+from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
@@ -50,7 +50,7 @@ from virnucpro.pipeline.result_form import (
     result_path,
     settle_form,
 )
-from virnucpro.run_layout import RunLayout
+from virnucpro.run_layout import FolderLayout, RunLayout
 from virnucpro.store.json_manifest import read_object
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -194,8 +194,6 @@ def prepare_run(
     """
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    sweep(layout)
-    shutil.rmtree(layout.all_units_dir, ignore_errors=True)  # of earlier starts, whose tasks on hosts stop without it
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)
         start_afresh(layout, index=_ensure_index(layout, fasta_files, model_config))
@@ -207,7 +205,8 @@ def prepare_run(
         expected = _expected_settings(model_config, earlier, claim.type, result_form)
         same = is_same_input(layout.output_dir, earlier, fasta_files, expected)
         if same and _finished_as_asked(layout, earlier, model_config, expected):
-            if not layout.index.exists():  # verify needs it
+            sweep(layout)
+            if not content_is_intact(layout.index):  # verify needs it
                 _ensure_index(layout, fasta_files, model_config)
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
@@ -220,6 +219,8 @@ def prepare_run(
                 result_form=result_form,
             )
     index = _ensure_index(layout, fasta_files, model_config)
+    sweep(layout)
+    durable.remove_tree(layout.all_units_dir)  # of earlier starts, whose tasks on hosts stop without it
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and claim.type == "cuda" and len(index):
@@ -268,10 +269,13 @@ def prepare_run(
 
 
 def sweep(layout: RunLayout) -> None:
-    """Remove what processes that have ended left half written; the caller holds the folder's lock."""
+    """
+    Remove what processes that have ended left half written.
+
+    The caller holds the folder's lock, and the input, where one is asked for, has been accepted.
+    """
     for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
-        if folder.is_dir():
-            durable.remove_strays(folder)
+        durable.remove_strays(folder)
     if layout.manifest.exists():  # else nothing tells whose they are
         with suppress(OutputError):  # they are written over then
             remove_unfinished_results(layout)
@@ -284,15 +288,21 @@ def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_co
         )
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
-            forget_unpacked(layout.unpacked_dir, layout.work_dir)
+            remove_unpacked(layout)
+        raise
+    except OutputError:
+        durable.remove_strays(layout.unpacked_dir)  # of a run that was killed: they may be what fills the disk
         raise
 
 
-def forget_unpacked(unpacked_dir: Path, work_dir: Path) -> None:
-    """Remove what a refused input left, so that the folder is as it was."""
-    shutil.rmtree(unpacked_dir, ignore_errors=True)
-    with suppress(OSError):  # it holds more than that
-        work_dir.rmdir()
+def remove_unpacked(layout: FolderLayout) -> None:
+    """Remove the unpacked inputs and, where nothing else is in them, their folder and ``work/``."""
+    with suppress(OutputError):
+        for path in layout.unpacked():
+            durable.remove(path)
+    durable.remove_strays(layout.unpacked_dir)
+    durable.remove_empty(layout.unpacked_dir)
+    durable.remove_empty(layout.work_dir)
 
 
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:

@@ -18,7 +18,7 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
 from virnucpro.store import prediction_manifest, training_manifest
-from virnucpro.store.json_manifest import read_object
+from virnucpro.store.json_manifest import read_values
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.prediction_manifest import PredictionManifest
 from virnucpro.store.run_holder import holder_of
@@ -294,7 +294,7 @@ def manifest_in(layout: FolderLayout) -> Manifest | None:
     """
     if not layout.manifest.exists():
         return None
-    match read_object(layout.manifest).get("kind"):
+    match read_values(layout.manifest).get("kind"):
         case prediction_manifest.KIND:
             return PredictionManifest.read(layout.manifest)
         case training_manifest.KIND:

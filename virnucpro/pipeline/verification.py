@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
 from virnucpro.pipeline.result_form import files_of, name_of, proof_of, result_path
@@ -14,6 +15,7 @@ from virnucpro.pipeline.run_preparation import read_manifest_or_fail
 from virnucpro.run_layout import RunLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.store.manifest import RunManifest
@@ -79,11 +81,33 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str
     for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
+    problems = check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0))
+    if problems:
+        return problems
     try:
-        index = SequenceIndex.open(layout.index)
-        validate_result(path, index, expected_rows=rows, expected_files=None)
+        validate_result(path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)
     except (IndexFormatError, ResultError) as error:
         return [str(error)]
-    if index.num_records != manifest.counts.get("records"):
-        return [f"{layout.index}: has {index.num_records} records, run.json has {manifest.counts.get('records')}"]
+    return []
+
+
+def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records: int) -> list[str]:
+    """
+    Return what is wrong with the index of a finished run.
+
+    Args:
+        path: The index.
+        inputs: Of the run's manifest.
+        num_records: Records of the input, as the manifest has them.
+    """
+    if not content_is_intact(path):
+        return [f"{path}: is missing or damaged: start the same command again"]
+    try:
+        index = SequenceIndex.open(path)
+    except IndexFormatError:
+        return [f"{path}: damaged: start the same command again"]
+    if [file.sha256 for file in index.files] != [item["sha256"] for item in inputs]:
+        return [f"{path}: is of another input than run.json has"]
+    if index.num_records != num_records:
+        return [f"{path}: has {index.num_records:,} records, run.json has {num_records:,}"]
     return []

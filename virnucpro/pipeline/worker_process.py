@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError, printable
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
+from virnucpro.run_folders import worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -209,7 +210,8 @@ class WorkerProcess:
         # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _START_LOCK, _environment({VISIBLE_VARIABLE: self.device.token, **_without_dasks()}), _hidden_main():
+            changes = {VISIBLE_VARIABLE: self.device.token, **worker_environment(), **_without_dasks()}
+            with _START_LOCK, _environment(changes), _hidden_main():
                 self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

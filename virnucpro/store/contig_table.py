@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -189,7 +190,7 @@ def read_contig_calls(path: Path) -> Iterator[ContigCall]:
         ResultError: It cannot be read, or is not one.
     """
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8", newline="\n", opener=only_regular) as file:
             yield from _parsed(file, path)
     except OSError as error:
         raise ResultError(path, error.strerror or str(error)) from error

@@ -24,6 +24,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,7 +120,7 @@ class IdIndex:
         self.path = path
         self.num_rows: int
         try:
-            self._file: BinaryIO = path.open("rb", buffering=0)
+            self._file: BinaryIO = open(path, "rb", buffering=0, opener=only_regular)  # noqa: SIM115  until close
         except FileNotFoundError as error:
             raise ResultError(path, "is missing") from error
         except OSError as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class InboxMemory:
         self._seen: dict[str, list[object]] = {}
         self._seen_now: dict[str, list[object]] = {}
         with suppress(OSError, ValueError, TypeError):  # it only saves reading: without it every file is hashed again
-            self._seen = dict(json.loads((self.folder / _SEEN).read_bytes()))
+            self._seen = dict(json.loads(read_bytes(self.folder / _SEEN)))
 
     @property
     def lock(self) -> Path:
@@ -101,7 +102,7 @@ class InboxMemory:
         """
         path = self._path(sha256)
         try:
-            claim = Claim(**json.loads(path.read_bytes()))
+            claim = Claim(**json.loads(read_bytes(path)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:

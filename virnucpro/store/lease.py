@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from virnucpro.errors import OutputError
+from virnucpro.run_folders import only_regular, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -150,7 +151,7 @@ def lease_bytes(about: Mapping[str, Any], renewals: int) -> bytes:
 
 
 def _write_over(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = only_regular(os.fspath(path), os.O_WRONLY | os.O_CREAT)
     try:
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
@@ -160,6 +161,6 @@ def _write_over(path: Path, content: bytes) -> None:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError:
         return b""

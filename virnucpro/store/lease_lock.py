@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro.errors import RunLockedError
+from virnucpro.run_folders import read_bytes
 from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, LapseWatch, Lease, lease_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
@@ -112,7 +113,7 @@ class LeaseLock:
 
     def _is_ours(self) -> bool:
         try:
-            content = self.path.read_bytes()
+            content = read_bytes(self.path)
         except FileNotFoundError:
             content = b""
         except OSError:  # the folder is away: nobody else can take it either
@@ -132,7 +133,7 @@ class LeaseLock:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         return b""
 

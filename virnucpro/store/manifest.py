@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.config import ResultForm
-from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
+from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_values, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ class RunManifest:
         Raises:
             ResultError: It is absent, unreadable, or of another layout.
         """
-        data = read_object(path)
+        data = read_values(path)
         if data.get("format") != FORMAT:
             raise not_a_manifest(path, f"its format is not {FORMAT}")
         try:

@@ -27,6 +27,8 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.errors import ResultError, SourceGoneError
+from virnucpro.run_folders import only_regular
+from virnucpro.run_layout import PART_NAME
 from virnucpro.spans import WRITING, span
 from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
@@ -99,7 +101,7 @@ class SealedBlocks:
         """
         seal = durable.check_seal(path) if checked is None else checked
         if checked is not None:
-            with path.open("rb", buffering=0) as sealed:
+            with open(path, "rb", buffering=0, opener=only_regular) as sealed:
                 if durable.seal_of(sealed.fileno()) != checked:
                     raise SourceGoneError(path)
         with schema.open_checked(path) as file:
@@ -200,7 +202,7 @@ class SealedBlocks:
             SourceGoneError: It is no longer there, or another one.
         """
         try:
-            file = self.path.open("rb", buffering=0)
+            file = open(self.path, "rb", buffering=0, opener=only_regular)  # noqa: SIM115  closed by its caller
         except FileNotFoundError as error:
             raise SourceGoneError(self.path) from error
         if durable.seal_of(file.fileno()) != self.seal:
@@ -278,7 +280,7 @@ def read_block_numbers(path: Path) -> IntArray:
         ResultError: They are damaged or not there.
         FileNotFoundError: There is no such file.
     """
-    with path.open("rb") as file:
+    with durable.regular_or_result_error(path) as file:
         end = os.fstat(file.fileno()).st_size - durable.SEAL_BYTES
         if end < _CONTENTS.size:
             raise ResultError(path, "cut short: no table of its blocks at its end")
@@ -299,7 +301,7 @@ def _contents(blocks: IntArray) -> bytes:
 
 def part_paths(folder: Path) -> list[Path]:
     """Return the parts in *folder*, in a fixed order."""
-    return sorted(folder.glob("part_*.h5"))
+    return sorted(path for path in folder.glob("part_*.h5") if PART_NAME.fullmatch(path.name))
 
 
 def first_block(part: Path) -> int | None:

@@ -8,17 +8,19 @@ it was recorded. That is all that a resumed run relies on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import ResultError
-from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_values, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
 KIND = "prediction"
+COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_frames")
+"""What a run that has a result has counted, at the least."""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +102,7 @@ class PredictionManifest:
         Raises:
             ResultError: It is absent, unreadable, of an embedding run, or of another layout.
         """
-        data = read_object(path)
+        data = read_values(path)
         if "kind" not in data and "plan" in data:
             raise ResultError(path, "is of an embedding run, not of an identification: use another output folder")
         if data.get("kind") != KIND or data.get("format") != FORMAT:
@@ -131,13 +133,12 @@ class PredictionManifest:
                 raise not_a_manifest(path, f"stage {name!r} is none")
             check_counts(path, stage.counts.values())
         check_counts(path, self.counts.values())
-        if not all(isinstance(name, str) and _is_inside(name) for name in self.outputs):
-            raise not_a_manifest(path, "an output outside its folder")
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
+        layout = PredictionLayout(path.parent)
+        if not all(isinstance(name, str) and layout.has_output(name) for name in self.outputs):
+            raise not_a_manifest(path, "an output that no run writes")
+        missing = {*COUNTED} - self.counts.keys() if self.state in {"complete", "partial"} else None
+        if missing:
+            raise not_a_manifest(path, f"'counts' without {', '.join(map(repr, sorted(missing)))}")
 
 
 def is_prediction(path: Path) -> bool:
@@ -147,4 +148,4 @@ def is_prediction(path: Path) -> bool:
     Raises:
         ResultError: There is no readable one.
     """
-    return read_object(path).get("kind") == KIND
+    return read_values(path).get("kind") == KIND

@@ -7,7 +7,6 @@ before any of them, so that a folder without it holds nothing that anybody relie
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
@@ -55,8 +54,7 @@ def remove_result(layout: ShardedLayout) -> None:
     forget_index(layout)
     for path in layout.shards():
         durable.remove(path)
-    with suppress(OSError):  # it holds more than that
-        layout.folder.rmdir()
+    durable.remove_empty(layout.folder)
 
 
 def forget_index(layout: ShardedLayout) -> None:

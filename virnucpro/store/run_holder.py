@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def holder_of(lock: Path) -> Holder | None:
         ResultError: It cannot be read.
     """
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = only_regular(os.fspath(lock), os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     except OSError as error:

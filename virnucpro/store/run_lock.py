@@ -11,12 +11,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import secrets
+import stat
+import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
-from virnucpro import durable, failpoints
+from virnucpro import failpoints, run_folders
 from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.run_layout import RunLayout
 from virnucpro.store.lease import LEASE_S
 from virnucpro.store.lease_lock import LeaseLock
 from virnucpro.store.worker_lock import NO_LOCKS, end_orphans, forget_workers
@@ -24,6 +29,9 @@ from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
+"""Stays in the file from run to run: temporary names that carry it are the folder's own."""
 
 
 class RunLock:
@@ -47,12 +55,18 @@ class RunLock:
         self._lease: LeaseLock | None = None
         self._descriptor: int | None = None
         self._made_folder = False
+        self._mark = ""
 
     def __enter__(self) -> Self:
         try:
             self._made_folder = not self.path.parent.exists()  # which raises where the name is too long
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with run_folders.opened(self.path.parent):  # which raises where it is behind a link
+                _refuse_foreign_work(RunLayout(self.path.parent))
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                descriptor = run_folders.only_regular(os.fspath(self.path), flags)
+        except OutputError:
+            raise
         except OSError as error:
             raise OutputError(self.path.parent, error.strerror or str(error)) from error
         try:
@@ -70,7 +84,7 @@ class RunLock:
             os.close(descriptor)
             self._let_go_of_lease()
             raise RunLockedError(self.path.parent, "one that is just ending")
-        about = {
+        about: dict[str, str | int] = {
             "host": host_name(),
             "pid": os.getpid(),
             "run_id": self.run_id,
@@ -78,19 +92,20 @@ class RunLock:
         }
         try:
             failpoints.reach("lock.write")
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(about).encode(), 0)
+            found = _MARK.search(os.pread(descriptor, 4096, 0))
+            self._mark = found[1].decode() if found else secrets.token_hex(8)
+            _write_over(descriptor, {**about, "mark": self._mark})
         except OSError as error:
             os.close(descriptor)
             self._let_go_of_lease()
             raise OutputError(self.path, error.strerror or str(error)) from error
         self._descriptor = descriptor
+        run_folders.enter(self.path.parent, self._mark)
         try:
             end_orphans(self.path.parent)
         except BaseException:
             self.__exit__()
             raise
-        durable.name_temporaries_after(self.run_id)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +117,9 @@ class RunLock:
                     self.path.unlink()  # a run that never began leaves nothing
                     self._let_go_of_lease()
                     self.path.parent.rmdir()
-            os.ftruncate(self._descriptor, 0)
+            with suppress(OSError):  # a full disk: the next run has another mark
+                _write_over(self._descriptor, {"mark": self._mark})
+            run_folders.leave(self.path.parent)
             self._let_go_of_lease()
             with suppress(OSError):  # where there are no locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
@@ -126,6 +143,44 @@ class RunLock:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def _write_over(descriptor: int, about: dict[str, str | int]) -> None:
+    """Replace the content of an open file, and never leave it empty."""
+    content = json.dumps(about).encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+
+
+def _refuse_foreign_work(layout: RunLayout) -> None:
+    """
+    Refuse a folder whose ``work/`` another user has made, or that leads elsewhere: a run acts on what it finds there.
+
+    Raises:
+        OutputError: It is so.
+        OSError: The system refused.
+    """
+    for folder in (
+        layout.work_dir,
+        layout.parts_dir,
+        layout.worker_locks_dir,
+        layout.unpacked_dir,
+        layout.all_units_dir,
+    ):
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            raise OutputError(folder, "it is a link or no folder: remove it, or use another output folder")
+        if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new_files(layout.output_dir):
+            raise OutputError(folder, f"it belongs to another user (number {found.st_uid}): use another output folder")
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Return the number of the user that files get which we make; a network file system may map it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -10,6 +10,7 @@ This module knows names, types and the checks on untrusted files. It does not kn
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from enum import IntEnum
@@ -19,6 +20,7 @@ import h5py
 import numpy as np
 
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +79,7 @@ def open_checked(path: Path) -> h5py.File:
         ResultError: It does not open, or it holds anything but hard links to plain, internally stored datasets.
     """
     try:
+        os.close(only_regular(os.fspath(path), os.O_RDONLY))  # HDF5 would wait for a pipe's writer
         file = h5py.File(path, "r")
     except FileNotFoundError:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_object, write_manifest
+from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_values, write_manifest
 from virnucpro.store.prediction_manifest import StageRecord
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TrainingManifest:
         Raises:
             ResultError: It is absent, unreadable, of another kind of run, or of another layout.
         """
-        data = read_object(path)
+        data = read_values(path)
         if data.get("kind") != KIND or data.get("format") != FORMAT:
             raise not_a_manifest(path, "it is not one of a training")
         try:
@@ -91,4 +91,4 @@ def is_training(path: Path) -> bool:
     Raises:
         ResultError: There is no readable one.
     """
-    return read_object(path).get("kind") == KIND
+    return read_values(path).get("kind") == KIND

@@ -7,6 +7,9 @@ folder's lock and then looks for workers that still hold theirs: it kills those 
 when one is elsewhere. A worker first takes its lock and then looks whether the folder is still its parent's: whichever
 comes first, one of the two sees the other.
 
+What such a file says may be made up. A process is killed only if it started when the file says, is our user's, and
+carries in its environment that it was started as a worker of this very folder (``run_folders.is_worker_for``).
+
 Where the file system knows no locks, a worker's file tells its process: one of this host is asked about by its number,
 and one of another host is left to itself, which ends when it misses its driver's sign of life.
 """
@@ -20,15 +23,16 @@ import os
 import secrets
 import signal
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
+from virnucpro import durable, run_folders
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import RunLayout
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 END_TIMEOUT_S = 10.0
@@ -66,11 +70,21 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
         raise OutputError(path, error.strerror or str(error)) from error
     _held.append(file)
     holder = _read(layout.lock)
-    if holder:
+    run_folders.enter(output_dir, _mark_in(holder))
+    if "pid" in holder:
         of_our_parent = holder.get("pid") in (os.getpid(), os.getppid())
         if not (of_our_parent if run_id is None else holder.get("run_id") == run_id):
             raise RunLockedError(output_dir, json.dumps(holder))
-        durable.name_temporaries_after(str(holder.get("run_id")))
+
+
+@contextmanager
+def taking_part(output_dir: Path) -> Iterator[None]:
+    """Work in the block for the run whose lock another process holds, so that our workers are known as that run's."""
+    run_folders.enter(output_dir, _mark_in(_read(RunLayout(output_dir).lock)))
+    try:
+        yield
+    finally:
+        run_folders.leave(output_dir)
 
 
 def end_orphans(output_dir: Path) -> None:
@@ -80,16 +94,17 @@ def end_orphans(output_dir: Path) -> None:
     Raises:
         RunLockedError: One does not go in time, as one on another host, which only its own parent's end can end.
     """
-    for path in sorted(RunLayout(output_dir).worker_locks_dir.glob("*.lock")):
+    for path in sorted(RunLayout(output_dir).worker_locks()):
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not _removed(path):
             about = _read(path)
-            pid = int(about.get("pid") or 0)
+            pid: Any = about.get("pid")
             if pid == os.getpid():  # a worker function that was called here, not in a process of its own
                 break
             if time.monotonic() > deadline_s:
                 raise RunLockedError(output_dir, f"a worker of a run that has ended: {json.dumps(about)}")
-            if is_same_space(about) and not is_gone(about):
+            is_alive = isinstance(pid, int) and is_same_space(about) and not is_gone(about)
+            if is_alive and run_folders.is_worker_for(pid, output_dir):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)  # SIGKILL also ends what is stopped
             time.sleep(0.01)
@@ -97,7 +112,7 @@ def end_orphans(output_dir: Path) -> None:
 
 def forget_workers(output_dir: Path) -> None:
     """Remove the lock files of workers that have ended."""
-    for path in RunLayout(output_dir).worker_locks_dir.glob("*.lock"):
+    for path in RunLayout(output_dir).worker_locks():
         with suppress(OSError):
             _removed(path)
 
@@ -105,13 +120,13 @@ def forget_workers(output_dir: Path) -> None:
 def _removed(path: Path) -> bool:
     """Remove the lock file of a worker that has ended; return whether it had."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
+        descriptor = run_folders.only_regular(os.fspath(path), os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or none of ours
     try:
         if not _lock(descriptor) and is_same_space(about := _read(path)) and not is_gone(about):
             return False
-        path.unlink(missing_ok=True)
+        durable.remove(path)
     except BlockingIOError:
         return False
     else:
@@ -120,9 +135,14 @@ def _removed(path: Path) -> bool:
         os.close(descriptor)
 
 
+def _mark_in(holder: dict[str, Any]) -> str:
+    mark = holder.get("mark")
+    return mark if isinstance(mark, str) and mark.isalnum() else "norun"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads(path.read_bytes())
+        about = json.loads(run_folders.read_bytes(path))
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import os
 import re
-import stat
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.telemetry.log_lines import LogEntry, parse_line
 
@@ -109,14 +109,11 @@ class LogFile:
 
     def _open(self) -> BinaryIO | None:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = only_regular(os.fspath(self.path), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ResultError(self.path, error.strerror or str(error)) from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise ResultError(self.path, "it is no file of a worker's log")
         return os.fdopen(descriptor, "rb")
 
     def _is_at_path(self) -> bool:

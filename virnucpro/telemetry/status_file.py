@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import time
 import types
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ import structlog
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
+from virnucpro.run_folders import only_regular
 from virnucpro.telemetry.snapshot import RunSnapshot
 from virnucpro.this_host import host_name
 
@@ -77,20 +77,17 @@ class StatusFile:
             return
         self._written_s = now_s
         status = SavedStatus(written=time.time(), host=host_name(), pid=os.getpid(), snapshot=snapshot)
-        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}{durable.TEMPORARY_SUFFIX}")
         try:
-            with temporary.open("x", encoding="ascii") as file:
-                json.dump(to_json(status), file)
-            temporary.replace(self._path)
+            with durable.temporary_name(self._path) as temporary:
+                with temporary.open("x", encoding="ascii") as file:
+                    json.dump(to_json(status), file)
+                temporary.replace(self._path)
         except FileNotFoundError:  # the run has swept its folders meanwhile
             pass
         except OSError as error:
             if not self._was_refused:
                 self._was_refused = True
                 log.warning("status.not_written", path=str(self._path), reason=error.strerror or str(error))
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     def say(self, text: str) -> None:
         """Ignore it: the file is about the run alone."""
@@ -110,7 +107,7 @@ def read_status(path: Path) -> SavedStatus | None:
         ResultError: It cannot be read, or is not one of ours.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=only_regular) as file:
             data = file.read(_MOST_BYTES)
         return from_json(SavedStatus, json.loads(data))
     except FileNotFoundError:

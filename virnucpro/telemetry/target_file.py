@@ -48,7 +48,7 @@ class TargetFile:
         Raises:
             OutputError: The folder cannot be written.
         """
-        temporary = self.path.with_name(f".{self.path.name}{durable.TEMPORARY_SUFFIX}")
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
             durable.make_folder(self.path.parent)
             remove_forgotten_targets(self.path.parent)

@@ -12,7 +12,6 @@ was imported. Files of spans are read a line at a time; their number, not their 
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,7 +74,7 @@ def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSn
 def remove_spans(folders: Iterable[Path]) -> None:
     """Remove the spans that an earlier run left in *folders*: a run that was killed made no timeline of them."""
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        durable.remove_tree(folder)
 
 
 @dataclass(frozen=True, order=True)

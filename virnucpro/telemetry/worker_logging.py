@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from virnucpro.run_folders import only_regular
 from virnucpro.telemetry.log_lines import BOUND, exception_sentence
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], *
 
 def _opened(path: Path | str) -> int:
     """Return a descriptor that appends to *path*, which is never followed as a link, on a new line."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    descriptor = only_regular(os.fspath(path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     size_bytes = os.fstat(descriptor).st_size
     if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":  # a process was killed while it wrote
         with suppress(OSError):

@@ -38,6 +38,7 @@ from virnucpro.training.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.known_contigs import KnownContigs
 from virnucpro.training.metrics import threshold_at
 from virnucpro.training.model_card import card_text
+from virnucpro.training.training_run import OUTCOME_NAME
 
 if TYPE_CHECKING:
     import threading
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from virnucpro.training.metrics import BoolArray, DoubleArray
     from virnucpro.training.training_run import TrainingRun
 
-OUTCOME_NAME = "outcome.json"
-"""How the fitting went, beside the weights, until the card is written."""
 CALLED_SHARE = 0.05
 """Share of validation's pieces that are not viral, and are called so nevertheless, that the threshold aims at."""
 THRESHOLD_RULE = (

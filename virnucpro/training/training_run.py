@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from virnucpro.data.input_files import hash_content, open_regular
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.models.classifier_card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
+from virnucpro.pipeline.fresh_start import remove_run
 from virnucpro.pipeline.prediction_run import is_intact
 from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_version
-from virnucpro.run_layout import TrainingLayout
+from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.prediction_manifest import StageRecord
 from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.training.labelled_genomes import LabelledInput, files_of, read_labelled
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.training.training_settings import TrainingConfig
+
+
+OUTCOME_NAME = "outcome.json"
+"""How the fitting went, beside the classifier before it was measured."""
 
 
 @dataclass(kw_only=True)
@@ -116,9 +120,6 @@ def prepare_training(
     layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
     read = files_to_read(files, config)
-    for folder in (layout.output_dir, layout.work_dir):
-        if folder.is_dir():
-            durable.remove_strays(folder)
     earlier = TrainingManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.settings(device_type)
     if earlier is not None and not restart:
@@ -149,12 +150,14 @@ def prepare_training(
     if earlier is not None and not restart:
         whole = all(is_intact(layout.output_dir / name, sha256) for name, sha256 in earlier.files.items())
         if earlier.state == "complete" and earlier.files and whole:
+            _remove_strays(layout)
             run.manifest, run.already_complete = earlier, True
             return run
         manifest.devices, manifest.stages = earlier.devices, earlier.stages
     elif earlier is None:
         _refuse_foreign_files(run)
     run.labelled = read_labelled(files, config.labels)
+    _remove_strays(layout)
     if restart and earlier is not None:
         _remove_earlier(run)
     manifest.write(layout.manifest)
@@ -179,8 +182,13 @@ def training_failure_noted(run: TrainingRun) -> Iterator[None]:
             run.manifest.write(run.layout.manifest)
         raise
     finally:
-        for folder in (run.layout.output_dir, run.layout.work_dir):
-            durable.remove_strays(folder)
+        _remove_strays(run.layout)
+
+
+def _remove_strays(layout: TrainingLayout) -> None:
+    """Remove what a training that was killed left half written; the input has been accepted."""
+    for folder in (layout.output_dir, layout.work_dir):
+        durable.remove_strays(folder)
 
 
 def remove_work(layout: TrainingLayout) -> None:
@@ -190,12 +198,21 @@ def remove_work(layout: TrainingLayout) -> None:
     Raises:
         OutputError: A file cannot be removed.
     """
-    others = [layout.with_chunks(chunk_nt).output_dir for chunk_nt in CHUNKS_NT]
-    for folder in (layout.dna_dir, layout.protein_dir, layout.trained_dir, layout.unpacked_dir, *others):
-        shutil.rmtree(folder, ignore_errors=True)
-    frames = [layout.nucleotide_frames, layout.protein_frames, layout.open_frames]
-    for path in [layout.pieces, layout.contig_index, *frames]:
-        durable.remove(path)
+    for one in (*(layout.with_chunks(chunk_nt) for chunk_nt in CHUNKS_NT), layout):
+        for embedding in (one.dna_dir, one.protein_dir):
+            remove_run(RunLayout(embedding))
+        trained = [one.trained_dir / name for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)]
+        frames = [one.nucleotide_frames, one.protein_frames, one.open_frames]
+        for path in [*trained, *frames, one.pieces, one.contig_index, *one.unpacked()]:
+            durable.remove(path)
+        for folder in (one.trained_dir, one.unpacked_dir):
+            durable.remove_strays(folder)
+            durable.remove_empty(folder)
+        if one != layout:
+            durable.remove(one.pieces_table)
+            for folder in (one.work_dir, one.output_dir):
+                durable.remove_strays(folder)
+                durable.remove_empty(folder)
 
 
 def _about(path: Path) -> dict[str, str | int]:

@@ -1,0 +1,257 @@
+"""
+What other people and other programs leave in the folder of a run: it is not removed, not waited for and not believed.
+
+Files under names like ours, links, pipes in place of files, and a ``run.json`` in which something was changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+
+import pytest
+
+from tests.fakes import hash_config
+from tests.faults.command_line import run
+from tests.faults.forked import run_forked, run_job, small_input
+from tests.manifests import is_noticed, values_unseen
+from tests.predictions import hash_prediction, make_contigs, predict_forked
+from tests.strategies import edit_manifest, flip_bit
+from virnucpro.errors import ResultError
+from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.pipeline.verification import verify_run
+from virnucpro.telemetry.status_file import read_status
+
+OF_OTHERS = (".x.tmp", ".run.json.tmp", ".notes.4194305.0123abcd.tmp", ".a.norun.4194305.0123abcd.tmp", "notes.txt")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder, input and settings of a finished prediction."""
+    folder = tmp_path_factory.mktemp("made")
+    make_contigs(folder / "in.fa", count=6)
+    config = hash_prediction(folder)
+    ended = predict_forked([folder / "in.fa"], folder / "out", config)
+    assert ended.code == 0, ended.errors
+    return folder / "out", folder / "in.fa", config
+
+
+@pytest.fixture
+def finished(made, tmp_path):
+    """The same, a copy to be spoiled."""
+    shutil.copytree(made[0], tmp_path / "out", symlinks=True)
+    return tmp_path / "out", made[1], made[2]
+
+
+# --- files under names like ours --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_fit_input", [True, False])
+def test_temporary_files_of_others_stay_whatever_becomes_of_the_input(finished, with_fit_input, tmp_path):
+    out, fasta, config = finished
+    (tmp_path / "empty.fa").write_text("")
+    theirs = [out / folder / name for folder in (".", "work", "dna", "dna/work") for name in OF_OTHERS]
+    for path in theirs:
+        path.write_text("precious")
+    ended = predict_forked([fasta if with_fit_input else tmp_path / "empty.fa"], out, config, restart=True)
+    assert ended.code == (0 if with_fit_input else 65), ended.errors
+    assert [path.read_text() for path in theirs] == ["precious"] * len(theirs)
+    assert verify_folder(out).problems == []
+
+
+@pytest.mark.soak
+def test_files_under_names_that_resemble_ours_all_stay(finished, seed, soak_table):
+    out, fasta, config = finished
+    chooser = random.Random(seed)
+    pieces = [
+        "",
+        "run.json",
+        "contigs.tsv",
+        "norun",
+        "0123456789abcdef",
+        "4194305",
+        "0123abcd",
+        "tmp",
+        "h5",
+        "lock",
+        "x",
+    ]
+    theirs = set()
+    for folder in (".", "work", "work/unpacked", "work/parts", "dna", "dna/work", "dna/work/workers", "protein"):
+        (out / folder).mkdir(exist_ok=True)
+        for _ in range(50):
+            name = f".{'.'.join(chooser.choices(pieces, k=chooser.randint(1, 5)))}.{chooser.choice(['tmp', 'lock'])}"
+            theirs |= {out / folder / name} if name != ".run.lock" else set()
+    for path in theirs:
+        path.write_text("precious")
+    ended = predict_forked([fasta], out, config, restart=True)
+    gone = [path for path in theirs if not path.is_file() or path.read_text() != "precious"]
+    soak_table("files of others under names like ours, and a restart", tries=len(theirs), differing=len(gone))
+    assert ended.code == 0, ended.errors
+    assert gone == []
+
+
+@pytest.mark.parametrize("name", ["l/precious", "precious", "../precious", "/etc/hostname", "dna/run.json"])
+def test_a_manifest_cannot_claim_files_of_others(finished, name, tmp_path):
+    out, fasta, config = finished
+    (tmp_path / "elsewhere").mkdir()
+    (out / "l").symlink_to(tmp_path / "elsewhere")
+    theirs = [tmp_path / "elsewhere" / "precious", out / "precious", tmp_path / "precious"]
+    for path in theirs:
+        path.write_text("precious")
+    edit_manifest(out / "run.json", lambda values: values["outputs"].append(name))
+    ended = predict_forked([fasta], out, config, restart=True)
+    assert (ended.code, "an output that no run writes" in ended.errors) == (65, True)
+    assert [path.read_text() for path in theirs] == ["precious"] * 3
+    assert (out / "contigs.tsv").exists()
+
+
+@pytest.mark.parametrize("name", ["dna", "protein", "work", "dna/work", "dna/logs"])
+def test_a_restart_removes_nothing_behind_a_link(finished, name, tmp_path):
+    out, fasta, config = finished
+    (out / name).rename(tmp_path / "elsewhere")
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    before = sorted(path for path in (tmp_path / "elsewhere").rglob("*"))
+    ended = predict_forked([fasta], out, config, restart=True)
+    assert (ended.code, "is a link or no folder" in ended.errors) == (73, True), ended.errors
+    assert sorted(path for path in (tmp_path / "elsewhere").rglob("*")) == before
+
+
+# --- pipes in place of files ------------------------------------------------------------------------------------------
+
+READ = (
+    *("run.json", "contigs.tsv", "prediction_results.txt", "work/contigs.index", "work/status.json", ".run.lock"),
+    *("dna/run.json", "dna/work/sequences.index", "dna/embeddings.h5", "dna/logs/worker_0.log"),
+)
+
+
+def put_pipe(path) -> None:
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+
+
+def commands_that_hang(out, fasta, config) -> list[str]:
+    """Return those that wait for somebody to write into a pipe, until they are killed for it."""
+
+    def ask(what):
+        def job():
+            ended = run(what, out)
+            assert ended.code in (0, 3, 65, 73), ended
+            assert "Traceback" not in ended.err, ended.err
+
+        return run_job(job, out)
+
+    ended = {what: ask(what) for what in ("verify", "status", "logs")}
+    ended["predict"] = predict_forked([fasta], out, config)
+    assert all("Traceback" not in one.errors for one in ended.values()), ended
+    assert ended["predict"].code in (0, 65, 73, -9), ended["predict"].errors
+    return [what for what, one in ended.items() if one.code == -9]
+
+
+@pytest.mark.parametrize("name", ["run.json", "work/contigs.index", "dna/work/sequences.index"])
+def test_nothing_waits_for_a_pipe_in_place_of_a_file(finished, name):
+    put_pipe(finished[0] / name)
+    assert commands_that_hang(*finished) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_nothing_waits_for_a_pipe_in_place_of_any_file(made, tmp_path, soak_table):
+    hanging = []
+    for number, name in enumerate(READ):
+        out = tmp_path / str(number)
+        shutil.copytree(made[0], out)
+        put_pipe(out / name)
+        hanging += [f"{what} {name}" for what in commands_that_hang(out, *made[1:])]
+    soak_table("a pipe in place of a file of the run", tries=4 * len(READ), differing=len(hanging))
+    assert hanging == []
+
+
+def test_a_live_status_that_is_a_pipe_is_said_to_be_none(tmp_path):
+    put_pipe(tmp_path / "status.json")
+    with pytest.raises(ResultError, match="not a regular file"):
+        read_status(tmp_path / "status.json")
+
+
+@pytest.mark.parametrize("name", ["logs/worker_0.log", "work/parts/part_000000000_0123456789ab.h5", "shard_0.h5"])
+def test_a_run_with_a_pipe_in_place_of_a_log_a_part_or_a_shard_comes_to_its_end(tmp_path, name):
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    put_pipe(out / name)
+    ended = run_forked(small_input(tmp_path), out, hash_config())
+    assert ended.code == 0, ended.errors
+    assert verify_run(out).problems == []
+
+
+# --- a run.json in which something was changed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("folder", "verify"), [(".", verify_folder), ("dna", verify_run), ("protein", verify_run)])
+def test_each_single_value_of_a_manifest_that_was_changed_is_noticed(finished, folder, verify):
+    num_values, unseen = values_unseen(finished[0] / folder, verify)
+    assert num_values > 40
+    assert unseen == []
+
+
+@pytest.mark.soak
+def test_each_single_value_and_random_bits_of_all_manifests_are_noticed(finished, seed, soak_table):
+    chooser = random.Random(seed)
+    out, tries, unseen = finished[0], 0, []
+    for folder in (out, out / "dna", out / "protein"):
+        num_values, unseen_here = values_unseen(folder, verify_folder)
+        before = (folder / "run.json").read_bytes()
+        for bit in chooser.sample(range(8 * len(before)), 200):
+            flip_bit(folder / "run.json", bit)
+            same = is_same_json(before, (folder / "run.json").read_bytes())
+            unseen_here += [] if same or is_noticed(verify_folder, folder) else [bit]
+            (folder / "run.json").write_bytes(before)
+        tries, unseen = tries + num_values + 200, unseen + unseen_here
+    soak_table("a value or a bit of run.json changed", tries=tries, differing=len(unseen))
+    assert unseen == []
+
+
+def is_same_json(one: bytes, other: bytes) -> bool:
+    """Whether a changed bit has changed no value: one blank for another."""
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "name", ["virus", "not_virus", "contigs", "chunks", "open_chunks", "frames", "skipped", "scored_frames"]
+)
+def test_counts_are_counted_again_from_the_tables(finished, name):
+    out = finished[0]
+    edit_manifest(out / "run.json", lambda values: values["counts"].update({name: values["counts"][name] + 900}))
+    assert any(f"{name.replace('_', ' ')}, the tables have" in problem for problem in verify_folder(out).problems)
+
+
+def test_a_manifest_without_counts_is_an_error_with_a_sentence(finished):
+    edit_manifest(finished[0] / "run.json", lambda values: values.update(counts={}))
+    for command in ("verify", "status"):
+        ended = run(command, finished[0])
+        assert ended.code == 65
+        assert "'counts' without 'chunks', 'contigs', 'frames'" in ended.err
+        assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: flip_bit(path, 8 * 200 + 3)])
+def test_a_damaged_index_of_the_contigs_is_found_and_made_again(finished, damage):
+    out, fasta, config = finished
+    damage(out / "work/contigs.index")
+    assert "contigs.index: is missing or damaged: start the same command again" in str(verify_folder(out).problems)
+    assert predict_forked([fasta], out, config).code == 0
+    assert verify_folder(out).problems == []
+
+
+def test_a_changed_manifest_is_not_continued(finished):
+    out, fasta, config = finished
+    text = (out / "run.json").read_text()
+    (out / "run.json").write_text(text.replace('"threshold": 0.5', '"threshold": 0.7'))
+    ended = predict_forked([fasta], out, config, restart=True)
+    assert (ended.code, "does not match its own checksum" in ended.errors) == (65, True)
+    assert (out / "contigs.tsv").exists()

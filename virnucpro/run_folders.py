@@ -1,0 +1,134 @@
+"""
+The folders of the runs that this process works for, and how files below them are opened and reached.
+
+Below the folder of a run no link is followed: what stands behind one may be another user's. A run's folder has a mark,
+written down in its lock file, which the names of its temporary files carry. Workers carry the folder's identity in
+their environment. By these a later start knows what is its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WORKER_VARIABLE = "VIRNUCPRO_WORKER"
+"""Environment of workers: the folders that they work for, as ``_identity`` names them, separated by commas."""
+
+_marks: dict[Path, list[str]] = {}
+"""Absolute folder of a run -> its mark, once for each part of this process that works for it."""
+_changing = threading.Lock()
+
+
+def enter(folder: Path, mark: str) -> None:
+    """Work for the run in *folder* from now on."""
+    with _changing:
+        _marks.setdefault(folder.absolute(), []).append(mark)
+
+
+def leave(folder: Path) -> None:
+    """Work for it no longer."""
+    with _changing:
+        _marks[folder.absolute()].pop()
+        if not _marks[folder.absolute()]:
+            del _marks[folder.absolute()]
+
+
+def mark_of(folder: Path) -> str | None:
+    """Return the mark of the run that a folder belongs to; None where it is of no run of this process."""
+    with _changing:
+        return next((_marks[one][-1] for one in _upwards(folder) if one in _marks), None)
+
+
+def worker_environment() -> dict[str, str | None]:
+    """Return what tells the workers of this process from all other processes of the user."""
+    with _changing:
+        folders = list(_marks)
+    return {WORKER_VARIABLE: ",".join(_identity(folder) for folder in folders if folder.is_dir()) or None}
+
+
+def is_worker_for(pid: int, folder: Path) -> bool:
+    """Whether a process of this host is ours, and was started as a worker of a run in *folder*."""
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+            return False
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    prefix = f"{WORKER_VARIABLE}=".encode()
+    folders = [item.removeprefix(prefix) for item in environment if item.startswith(prefix)]
+    return any(_identity(folder).encode() in item.split(b",") for item in folders)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """
+    Yield a descriptor of *folder*, for operations on the names in it; below a run's folder no link is followed.
+
+    Raises:
+        OSError: It is absent, no folder, or behind a link.
+    """
+    with _changing:
+        runs = [one for one in _upwards(folder) if one in _marks]
+    base = runs[-1] if runs else folder
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in folder.absolute().relative_to(base.absolute()).parts:
+            above = descriptor
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            except OSError as error:
+                if error.errno in {errno.ENOTDIR, errno.ELOOP}:
+                    raise OSError(error.errno, f"{name} is a link or no folder: remove it") from error
+                raise
+            finally:
+                if descriptor != above:
+                    os.close(above)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def only_regular(path: str, flags: int) -> int:
+    """
+    Open a regular file without waiting, as ``open`` wants its *opener*: a pipe would wait for somebody to write.
+
+    Raises:
+        OSError: It is of another kind, or the system refused.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "not a regular file (a pipe, socket or device)", path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """
+    Return the content of a regular file.
+
+    Raises:
+        OSError: It is of another kind, or the system refused.
+    """
+    with open(path, "rb", opener=only_regular) as file:
+        return file.read()
+
+
+def _upwards(folder: Path) -> tuple[Path, ...]:
+    absolute = folder.absolute()
+    return (absolute, *absolute.parents)
+
+
+def _identity(folder: Path) -> str:
+    found = folder.stat()
+    return f"{found.st_dev}:{found.st_ino}"
