@@ -25,7 +25,7 @@ from virnucpro.pipeline import run_status
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import PredictionManifest, StageRecord
+from virnucpro.store.prediction_manifest import COUNTED, PredictionManifest, StageRecord
 from virnucpro.store.run_holder import holder_of
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.snapshot import GpuSample, RankState
@@ -317,7 +317,7 @@ def prediction(tmp_path, state):
         versions={},
         devices=["cpu"],
         stages={"fragments": StageRecord(fingerprint="f", seconds=1.0, files={})},
-        counts={"contigs": 600, "virus": 300} if state == "complete" else {},
+        counts=dict.fromkeys(COUNTED, 600) if state == "complete" else {},
     ).write(layout.manifest)
     return layout
 
