@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -240,6 +241,18 @@ def test_short_contigs_and_bad_records_are_listed_with_their_reason(tmp_path):
     assert "in.fa:4" in bad.reason
     assert counts["skipped"] == counts["short_contigs"] == 1
     assert "in.fa:4" in (tmp_path / "out/failed_sequences.tsv").read_text()
+
+
+def test_an_id_that_leaves_no_room_for_the_names_of_its_chunks_is_a_bad_record(tmp_path):
+    fits, of_ten_chunks, too_long = "a" * 1014, "b" * 1014, "c" * 1024
+    write_fasta(tmp_path / "in.fa", [(fits, "ATG" * 60), (of_ten_chunks, "ATG" * 1600), (too_long, "ATG" * 9)])
+    config = hash_prediction(tmp_path)
+    with pytest.raises(BadInputError, match=r"in.fa:3: id of more than 1013 bytes(.|\n)*in.fa:5: id of more than 1014"):
+        predict([tmp_path / "in.fa"], tmp_path / "out", config)
+    assert not (tmp_path / "out/run.json").exists()
+    skipping = replace(config, rules=replace(config.rules, on_bad_record="skip"))
+    counts = run([tmp_path / "in.fa"], tmp_path / "out", skipping)
+    assert (counts["contigs"], counts["skipped"]) == (1, 2)
 
 
 def test_two_inputs_keep_their_order_and_their_own_files(tmp_path):
