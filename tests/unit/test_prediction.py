@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from tests.fakes import faulty_config
+from tests.fakes import HASH_WIDTH, faulty_config, random_mlp, write_classifier
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.strategies import write_fasta
 from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
@@ -196,6 +198,21 @@ def test_a_frame_that_cannot_be_embedded_is_listed_and_its_contig_still_called(t
     run([tmp_path / "in.fa"], out, config)
     assert tables(out) == tables(tmp_path / "good")
     assert not (out / "failed_sequences.tsv").exists()
+
+
+def test_a_score_that_is_not_finite_ends_the_run_and_names_the_frame(tmp_path):
+    config, contigs = hash_prediction(tmp_path), make_contigs(tmp_path / "in.fa", count=2)
+    module = random_mlp(2 * HASH_WIDTH)
+    torch.nn.init.constant_(module.hidden_layer.weight, 3e38)
+    card = write_classifier(
+        tmp_path / "overflowing", module, dna_model=config.card.dna_model, protein_model=config.card.protein_model
+    )
+    config = replace(config, card=card, classifier_dir=tmp_path / "overflowing")
+    ended = predict_forked([tmp_path / "in.fa"], tmp_path / "out", config)
+    assert ended.code == ExitCode.INTERNAL
+    assert re.search(rf"({'|'.join(contigs)})_chunk_1[FR]\d: the classifier .* gives it P\(virus\) nan", ended.errors)
+    assert json.loads((tmp_path / "out/run.json").read_text())["state"] == "failed"
+    assert not (tmp_path / "out/contigs.tsv").exists()
 
 
 def test_an_input_without_any_open_frame_gives_empty_tables_with_headers(tmp_path):
