@@ -209,14 +209,13 @@ def embed(
         claim = devices_for(claim, config, fasta, workers=workers)
         told_to_stop = threading.Event()
         with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
-            with stop_on_signals(told_to_stop) as stopping:
+            with stop_on_signals(told_to_stop, telemetry.has_workers) as stopping:
                 try:
                     result = run_embedding(
                         fasta,
                         output,
                         config,
                         claim,
-                        on_message=stopping.hear,
                         telemetry=telemetry,
                         stop=told_to_stop,
                         keep_shards=keep_shards,

@@ -327,7 +327,7 @@ def train(
         )
     told_to_stop = threading.Event()
     with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
-        with stop_on_signals(told_to_stop) as stopping:
+        with stop_on_signals(told_to_stop, telemetry.has_workers) as stopping:
             try:
                 result = importlib.import_module(_TRAINING).run_training(
                     labelled,
@@ -335,7 +335,6 @@ def train(
                     config,
                     claim,
                     workers=workers,
-                    on_message=stopping.hear,
                     telemetry=telemetry,
                     stop=told_to_stop,
                     restart=restart,
