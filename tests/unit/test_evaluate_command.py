@@ -86,6 +86,7 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_other_intervals(
         (["contigs.fa", "--threshold", "7"], "above 0 and below 1"),
         (["--scores", "scores.tsv", "--length-classes", "500,100"], "--length-classes"),
         (["--scores", "scores.tsv", "--length-classes", ""], "--length-classes"),
+        (["--scores", "scores.tsv", "--length-classes", "9" * 5000], "--length-classes"),
         (["--scores", "scores.tsv", "--missing", "zero"], "--missing"),
         (["--scores", "scores.tsv", "--id-column", "a", "--id-column", "b"], "once a table"),
         (["--scores", "scores.tsv"] * 7, "more than 6"),

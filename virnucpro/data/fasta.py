@@ -190,8 +190,7 @@ def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
 
 
 def whole_fault(name: bytes, reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
-    """Return the fault of a whole record whose length, or whose name for its length, breaks a rule; *line* is its
-    header's."""
+    """Return the fault of a record by its length, or by its name for that length; *line* is that of its header."""
     if not reader.residues:
         return Fault(line, "empty sequence", "add its residues or remove the record")
     if letters.most_residues is not None and reader.residues > letters.most_residues:

@@ -118,7 +118,7 @@ class ContigWeights:
         """
         layers = [layer for member in self.members for layer in member]
         vectors = [self.is_viral_G, self.mean_I, self.deviation_I, *(layer.bias for layer in layers)]
-        if any(x.ndim != 1 for x in vectors) or any(layer.weight.ndim != 2 for layer in layers):  # noqa: PLR2004  a matrix
+        if any(x.ndim != 1 for x in vectors) or any(layer.weight.ndim != 2 for layer in layers):
             raise ValueError(_DO_NOT_FIT)
         groups = len(self.is_viral_G)
         tables = [rows.dtype == np.int8 and rows.shape[1:] == (groups,) for rows in self.log_odds.values()]
@@ -241,13 +241,13 @@ def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
     try:
         weights = ContigWeights.of_bytes(data)
         model = ContigModel(weights)
-        most = model.features.dim + card.input_dim + _NUM_COUNTS
-        if model.uses_embeddings and len(weights.mean_I) != most:
-            message = f"it takes {len(weights.mean_I)} numbers, and a contig gives {most}"
-            raise ValueError(message)
-        return model
     except ValueError as error:
         raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {error}") from error
+    taken, given = len(weights.mean_I), model.features.dim + card.input_dim + _NUM_COUNTS
+    if model.uses_embeddings and taken != given:
+        what = f"it takes {taken} numbers, and a contig gives {given}"
+        raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {what}")
+    return model
 
 
 def viral_log_odds(logits_CG: DoubleArray, is_viral_G: BoolArray) -> DoubleArray:
