@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -45,3 +47,20 @@ def test_a_path_is_one_line_of_plain_text_whatever_it_holds(tmp_path):
     assert ended.code == 0
     assert f"0 of 0 sequences -> {shown}/embeddings.h5" in ended.out.splitlines()
     assert run("verify", out).out == f"{shown}: complete and intact: 0 of 0 sequences\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["verify {out}", "verify {out} --json", "embed {fasta} --allow-empty -o {out} --json"]
+)
+def test_a_result_that_standard_output_cannot_take_is_an_error(tmp_path, command):
+    fasta, out = tmp_path / "empty.fasta", tmp_path / "out"
+    fasta.touch()
+    assert run("embed", fasta, "--allow-empty", "-o", out).code == 0
+    arguments = command.format(fasta=fasta, out=out).split()
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "virnucpro", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 73, ended.stderr
+    assert "virnucpro: cannot write standard output: No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import tracemalloc
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.pipeline.failures import FailureClass, classify_exit
@@ -123,7 +124,11 @@ def run_rank(
         try:
             worker.start()
         except OSError as error:
-            watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
+            if _has_working_folder():
+                watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
+            else:
+                what = "the folder that this command was started in was removed: start it again in another folder"
+                watch.give_up(FailureClass.CONFIGURATION, what)
             return outcome
         outcome.pids.append(worker.process.pid or 0)
         if on_start is not None:
@@ -146,6 +151,15 @@ def run_rank(
         worker.close()
         watch.conclude(stopping=stop.is_set())
     return outcome
+
+
+def _has_working_folder() -> bool:
+    """Whether the folder that processes are started in is still there."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
 
 
 class _Watch:

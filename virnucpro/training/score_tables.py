@@ -74,8 +74,8 @@ def read_scores(
         name: What results call the tool; by default our classifier's name, or the file's.
 
     Raises:
-        BadInputError: A column is missing, a score is no number or too large, an id is there twice or missing, or there is no
-            contig; tells every problem by file and line.
+        BadInputError: A column is missing, a score is no number or too large, an id is there twice or missing, or there
+            is no contig; tells every problem by file and line.
         ResultError: The table is ours, and the ``run.json`` beside it cannot be read.
     """
     table = DelimitedTable(path, unquoted_header=COLUMNS)
