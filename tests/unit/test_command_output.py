@@ -11,7 +11,10 @@ import pytest
 from rich.table import Table
 
 from tests.faults.command_line import run
+from virnucpro.api import embed_fasta, predict_fasta
 from virnucpro.commands.output import print_renderable
+from virnucpro.errors import BadInputError
+from virnucpro.pipeline.multi_gpu_inference import run_esm2_multi_gpu
 
 
 class Terminal(io.StringIO):
@@ -64,3 +67,33 @@ def test_a_result_that_standard_output_cannot_take_is_an_error(tmp_path, command
     assert ended.returncode == 73, ended.stderr
     assert "virnucpro: cannot write standard output: No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "embed nowhere.fa -o out --model {model}",
+        "predict nowhere.fa -o out --dna-model {model}",
+        "evaluate nowhere.fa -o out --truth truth.tsv --classifier nonesuch",
+        "train nowhere.fa -o out --dna-model {model}",
+        "train truth.tsv -o out --labels nowhere.fa --dna-model {model}",
+    ],
+)
+def test_a_missing_input_is_told_before_any_model_is_looked_for(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "truth.tsv").write_text("contig\tlabel\na\tvirus\n")
+    ended = run(*command.format(model=tmp_path / "absent.pt").split())
+    assert (ended.code, ended.err.splitlines()[-1]) == (
+        65,
+        "nowhere.fa: No such file or directory: check the name and the permissions",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_input_of_the_library_is_told_before_any_model_is_looked_for(tmp_path):
+    with pytest.raises(BadInputError, match="No such file"):
+        embed_fasta(tmp_path / "nowhere.fa", tmp_path / "out", model=tmp_path / "absent.pt")
+    with pytest.raises(BadInputError, match="No such file"):
+        predict_fasta(tmp_path / "nowhere.fa", tmp_path / "out", dna_model=tmp_path / "absent.pt")
+    with pytest.raises(BadInputError, match="No such file"):
+        run_esm2_multi_gpu([tmp_path / "nowhere.fa"], tmp_path / "out", str(tmp_path / "absent.pt"))

@@ -57,6 +57,7 @@ from virnucpro.config import (
     ResultForm,
     StopPolicy,
 )
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
@@ -146,6 +147,7 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
+    check_readable(fasta)  # before weights are looked for or fetched
     metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     if flow or runner != "threads":
         result = importlib.import_module("flows.embed").run_from_command_line(
@@ -283,4 +285,4 @@ def _print_summary(result: RunResult) -> None:
 
 def _print_notes(result: RunResult) -> None:
     for note in result.notes():
-        print(f"  {note}")
+        print(f"  {printable(note)}")

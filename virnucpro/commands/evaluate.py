@@ -28,6 +28,7 @@ from virnucpro.commands.options import (
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.commands.shown_prediction import shown_prediction
 from virnucpro.config import BadRecordPolicy
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
@@ -153,6 +154,7 @@ def evaluate(
     layout = EvaluationLayout(output)
     known = read_truth(truth)  # before anything heavy begins
     if contigs:
+        check_readable(contigs)  # before weights are looked for or fetched
         claim = claim_devices(devices, workers=workers, workers_per_device=1)
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_prediction(

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from virnucpro.commands.options import WeightsDir
+from virnucpro.errors import printable
 from virnucpro.models.classifier_card import classifiers_table
 from virnucpro.models.classifier_conversion import (
     PUBLISHED_DNA_MODEL,
@@ -36,17 +38,18 @@ def list_models(
             f"{row.num_parameters / 1e6:,.1f} M",
             f"{row.hidden_dim:,}",
             row.source,
-            row.where,
+            Text(printable(row.where)),
         )
     console.print(table)
     print()
+    cards = classifiers_table()
     classifiers = Table("classifier", "chunks", "DNA model", "protein model", "threshold", box=None, pad_edge=False)
-    for card in classifiers_table():
-        encoders = (card.dna_model.name, card.protein_model.name)
-        classifiers.add_row(card.name, card.chunk_choice, *encoders, f"{card.threshold:g}")
+    for card in cards:
+        names = (card.name, card.chunk_choice, card.dna_model.name, card.protein_model.name, f"{card.threshold:g}")
+        classifiers.add_row(*(Text(printable(name)) for name in names))
     console.print(classifiers)
-    for card in classifiers_table():
-        print(card.worth)
+    for card in cards:
+        print(printable(card.worth))
 
 
 def convert(
@@ -87,14 +90,13 @@ def convert(
     card = convert_classifier(
         source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=weights_dir
     )
-    print(
-        f"{output}: {card.name}, {card.input_dim:,} numbers a frame ({card.dna_model.name} {card.dna_model.hidden_dim:,}, "
-        f"{card.protein_model.name} {card.protein_model.hidden_dim:,}), chunks of {card.chunk_nt} nt"
-    )
-    by_name = [encoder.name for encoder in (card.dna_model, card.protein_model) if encoder.sha256 is None]
+    where, encoders = printable(str(output)), (card.dna_model, card.protein_model)
+    widths = ", ".join(f"{printable(encoder.name)} {encoder.hidden_dim:,}" for encoder in encoders)
+    print(f"{where}: {card.name}, {card.input_dim:,} numbers a frame ({widths}), chunks of {card.chunk_nt} nt")
+    by_name = [printable(encoder.name) for encoder in encoders if encoder.sha256 is None]
     if by_name:
         print(
             f"{' and '.join(by_name)}: known by name only, since the weights are not here; convert again once they are, "
             "and the classifier refuses any others"
         )
-    print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {output}")
+    print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {where}")

@@ -43,6 +43,7 @@ from virnucpro.commands.options import (
 from virnucpro.commands.output import told_if_anybody_reads
 from virnucpro.commands.shown_prediction import shown_prediction
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
@@ -150,6 +151,7 @@ def predict(
             f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
+    check_readable(inputs)  # before weights are looked for or fetched
     formats = table_format or [TableFormat.TSV]
     metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     if flow or runner != "threads":
@@ -252,7 +254,7 @@ def _print_summary(result: PredictionResult) -> None:
         f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     )
     for note in result.notes:
-        print(f"  {note}")
+        print(f"  {printable(note)}")
     stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.stages_s.items())
     print(f"  {stages}")
     print(f"calls:  {printable(str(result.contigs_path))}")

@@ -45,6 +45,7 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.telemetry.progress import DownloadProgress, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.training.labelled_genomes import check_files
 from virnucpro.training.training_settings import (
     DEFAULT_HELD_OUT_SHARE,
     DEFAULT_PIECES,
@@ -242,6 +243,7 @@ def train(
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    check_files(labelled, labels, *(annotations or []), *(leave_out or []))  # before weights are looked for or fetched
     metrics = metrics_options(metrics_port, metrics_targets, metrics_network, pushgateway)
     lengths, weights = dict(length or []), dict(weight or [])
     making: dict[str, Any] = {

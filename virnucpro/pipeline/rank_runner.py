@@ -124,11 +124,7 @@ def run_rank(
         try:
             worker.start()
         except OSError as error:
-            if _has_working_folder():
-                watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
-            else:
-                what = "the folder that this command was started in was removed: start it again in another folder"
-                watch.give_up(FailureClass.CONFIGURATION, what)
+            watch.give_up(*_why_not_started(error))
             return outcome
         outcome.pids.append(worker.process.pid or 0)
         if on_start is not None:
@@ -153,13 +149,14 @@ def run_rank(
     return outcome
 
 
-def _has_working_folder() -> bool:
-    """Whether the folder that processes are started in is still there."""
+def _why_not_started(error: OSError) -> tuple[FailureClass, str]:
+    """Return the class of a process that could not be started, and a sentence."""
     try:
         Path.cwd()
     except OSError:
-        return False
-    return True
+        what = "the folder that this command was started in was removed: start it again in another folder"
+        return FailureClass.CONFIGURATION, what
+    return FailureClass.DIED, f"the process could not be started ({error.strerror})"
 
 
 class _Watch:
