@@ -107,6 +107,7 @@ def test_bad_tables_and_an_unknown_classifier_end_with_codes_of_their_own(folder
     assert f"{folder}/bad.tsv:3: label 'maybe'" in str(done.exception)
     done = command(folder, "--scores", "absent.tsv", "--truth", "truth.tsv", "-o", "out")
     assert "absent.tsv: No such file or directory" in str(done.exception)
+    (folder / "contigs.fa").write_text(">a\nACGT\n")
     done = command(folder, "contigs.fa", "--classifier", "nonsense", "--truth", "truth.tsv", "-o", "out")
     assert isinstance(done.exception, ConfigurationError)
     assert not (folder / "out").exists()
