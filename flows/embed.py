@@ -111,6 +111,7 @@ def embed(
             },
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
+        check_readable(fasta_files)
         metrics = metrics_of(monitoring)
 
         def configured(device_type: str) -> ModelConfig:
@@ -126,11 +127,7 @@ def embed(
                 **model_settings(hardware, cache, monitoring),
             )
 
-        def check() -> None:
-            configured(CPU.type)
-            check_readable(fasta_files)
-
-        with computing_on(hardware, check) as claimed:
+        with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
             model_config = configured(claimed.type)
             place = Path(output_dir)
             if cluster_here() is not None:  # whose hosts have another working directory

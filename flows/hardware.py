@@ -21,7 +21,7 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 
 
 @contextmanager
-def computing_on(hardware: Hardware, check: Callable[[], None]) -> Iterator[DeviceClaim]:
+def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
     """
     Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
 

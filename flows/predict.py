@@ -116,6 +116,7 @@ def predict(
                 "weights_dir": cache.weights_dir,
             },
         )
+        check_readable(input_files)
         metrics = metrics_of(monitoring)
 
         def configured(device_type: str) -> PredictionConfig:
@@ -135,11 +136,7 @@ def predict(
                 **model_settings(hardware, cache, monitoring),
             )
 
-        def check() -> None:
-            configured(CPU.type)
-            check_readable(input_files)
-
-        with computing_on(hardware, check) as claim:
+        with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
             # how each embedding run is told to run: the frames of the contigs are its input, and may be none
             boxes = {

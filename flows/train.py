@@ -32,7 +32,6 @@ from flows.parent_lines import send_lines_to_prefect
 from flows.telemetry import run_telemetry
 from flows.training_parameters import Training, TrainingOutput
 from flows.training_tasks import cut_pieces, evaluate_classifier, read_genomes, split_genomes, train_classifier
-from virnucpro.data.index_build import check_readable
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
@@ -50,8 +49,8 @@ from virnucpro.training.classifier_training import (
     stages_to_embed,
     training_result,
 )
-from virnucpro.training.labelled_genomes import files_of
-from virnucpro.training.training_run import TrainingRun, files_to_read, training_failure_noted
+from virnucpro.training.labelled_genomes import check_files
+from virnucpro.training.training_run import TrainingRun, training_failure_noted
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
 _Path = Annotated[str, Field(min_length=1)]
@@ -114,6 +113,8 @@ def train(
                 "weights_dir": cache.weights_dir,
             },
         )
+        others = [Path(path) for path in (labels, *annotations, *leave_out) if path]
+        check_files([Path(path) for path in labelled], *others)
         metrics = metrics_of(monitoring)
         making = training.model_dump() | {
             "name": training.name or Path(output_dir).absolute().name,
@@ -131,11 +132,7 @@ def train(
                 **model_settings(hardware, cache, monitoring),
             )
 
-        def check() -> None:
-            config = configured(CPU.type)
-            check_readable(files_to_read(files_of([Path(path) for path in labelled]), config))
-
-        with computing_on(hardware, check) as claim:
+        with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
             # how each embedding run is told to run: the frames of the pieces are its input
             boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}

@@ -18,6 +18,7 @@ from virnucpro.config import (
     StopPolicy,
     one_of,
 )
+from virnucpro.data.index_build import check_readable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
@@ -102,6 +103,7 @@ def embed_fasta(
     """
     _log_to_stderr()
     files = _listed(fasta_files)
+    check_readable(files)
     claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_model(
         model,
@@ -196,6 +198,8 @@ def predict_fasta(
         OutputError: Something cannot be written.
     """
     _log_to_stderr()
+    files = _listed(input_files)
+    check_readable(files)
     claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_prediction(
         classifier=classifier,
@@ -219,7 +223,7 @@ def predict_fasta(
         cache_gib=cache_gib,
     )
     result = run_prediction(
-        _listed(input_files),
+        files,
         output_dir,
         config,
         claim,

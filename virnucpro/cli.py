@@ -17,6 +17,7 @@ import typer
 
 import virnucpro
 from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
+from virnucpro.commands.output import guard_standard_output, told_if_anybody_reads
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.progress import StandardError
 
@@ -53,8 +54,13 @@ models_app.command("convert-classifier", short_help="Turn a published classifier
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
     _log_to_standard_error()
+    guard_standard_output()
     try:
-        app()
+        try:
+            app()
+        finally:
+            with told_if_anybody_reads():
+                pass
     except SystemExit as stop:
         if stop.code in {ExitCode.INTERRUPTED, ExitCode.TERMINATED}:
             _leave(ExitCode(stop.code))  # Prefect would wait minutes at exit for a server that went first

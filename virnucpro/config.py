@@ -143,6 +143,9 @@ class InputRules:
     """Whether an input without records is fine."""
     most_residues: int | None = None
     """Residues or nucleotides of a record beyond which it breaks a rule; None is no limit."""
+    chunk_nt: int | None = None
+    """Nucleotides of the chunks that a record is cut into, whose frames' names must be ids as well; None where it is
+    not cut."""
 
     def __post_init__(self) -> None:
         check_choices(self, sequence_kind=SequenceKind, gaps=GapPolicy, stops=StopPolicy, on_bad_record=BadRecordPolicy)

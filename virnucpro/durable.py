@@ -34,6 +34,9 @@ SEAL_BYTES = len(SEAL_MAGIC) + hashlib.sha256().digest_size
 _TEMPORARY_NAME = re.compile(r"\..+\.(?P<mark>[0-9a-z]+)\.(?P<pid>\d+)\.[0-9a-f]{8}\.tmp")
 _NO_RUN = "norun"
 _COPY_BYTES = 1 << 20
+_SYNC_BYTES = 1 << 28
+_RESERVE_BYTES = 1 << 30
+"""Bytes that one call makes durable, or takes space for, at most: no signal is handled meanwhile."""
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems say that know no fsync of folders, or no reservation of space."""
 
@@ -69,6 +72,7 @@ class NewFile:
         failpoints.reach("file.open")
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if exists else os.O_CREAT | os.O_EXCL)
         self._descriptor = os.open(path, flags, 0o666)  # less what the user's umask takes away
+        self._unsynced_bytes = 0
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -87,6 +91,10 @@ class NewFile:
             failpoints.reach("file.write")
             written = os.pwrite(self._descriptor, view, at_bytes)
             view, at_bytes = view[written:], at_bytes + written
+        self._unsynced_bytes += num_bytes
+        if self._unsynced_bytes >= _SYNC_BYTES:
+            self._unsynced_bytes = 0
+            os.fdatasync(self._descriptor)
         return num_bytes
 
     def reserve(self, size_bytes: int) -> None:
@@ -185,8 +193,8 @@ def reserve(descriptor: int, size_bytes: int) -> None:
     """
     failpoints.reach("file.reserve")
     try:
-        if size_bytes:
-            os.posix_fallocate(descriptor, 0, size_bytes)
+        for at in range(0, size_bytes, _RESERVE_BYTES):
+            os.posix_fallocate(descriptor, at, min(_RESERVE_BYTES, size_bytes - at))
     except OSError as error:
         if error.errno not in _CANNOT:
             raise

@@ -5,21 +5,34 @@ Only where the model comes from is exchanged; everything else, the workers' proc
 ``FAKE_GPUS`` set it sees that many GPUs, which are none (``tests.fake_gpus``).
 """
 
+from __future__ import annotations
+
 import hashlib
+import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import virnucpro.cli
 from tests import fake_gpus, fakes
 from virnucpro.commands import embed
 from virnucpro.pipeline import multi_gpu_inference
 
+if TYPE_CHECKING:
+    from virnucpro.config import ModelConfig
+
+
+def hash_config_of(control: str) -> ModelConfig:
+    """Return what the command computes: the JSON file *control* may hold settings of its own under ``config``."""
+    changes = json.loads(Path(control).read_text()).get("config", {})
+    return fakes.hash_config(weights_path=control, loader="tests.fakes:load_faulty_model", **changes)
+
 
 def main() -> None:
     control = sys.argv.pop(1)
-    config = fakes.hash_config(weights_path=control, loader="tests.fakes:load_faulty_model")
+    config = hash_config_of(control)
     if "--runner" in sys.argv:  # the hosts of a cluster look whether they have the same weights
         config = replace(config, weights_sha256=hashlib.sha256(Path(control).read_bytes()).hexdigest())
     embed.configure_model = lambda *_, **__: config

@@ -68,6 +68,17 @@ def test_a_worker_function_that_cannot_be_imported_is_not_tried_again(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_working_folder_that_was_removed_is_named_and_not_tried_again(tmp_path, proteins, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = run_embedding([proteins[0]], tmp_path / "out", fakes.hash_config(), [CPU])
+    assert [(rank.attempts, rank.failure) for rank in result.ranks] == [(1, "configuration")]
+    with pytest.raises(ConfigurationError, match="the folder that this command was started in was removed"):
+        result.raise_unless(allow_partial=False)
+
+
 def test_after_a_kill_for_lack_of_memory_the_rank_waits_until_another_has_ended(tmp_path, proteins, monkeypatch):
     fasta, sequences = proteins
     events = tmp_path / "memory.events"

@@ -7,6 +7,7 @@ command continues to the bytes of an undisturbed run. The flow's are in ``tests/
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -14,9 +15,11 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from tests import fakes
+from tests.faults.hash_command import hash_config_of
 from tests.faults.processes import (
     DEADLINE_S,
     RowsFound,
@@ -30,6 +33,10 @@ from tests.faults.processes import (
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
+from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.parts import BlockRows, write_part
+from virnucpro.store.run_lock import RunLock
 
 GRACE_S = RunLimits().stop_grace_s
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -136,19 +143,66 @@ def test_a_worker_that_ignores_the_request_to_stop_is_ended_after_the_grace_time
     assert coordinator.outcomes[0].state == "stopped"
 
 
-@pytest.mark.parametrize("step", ["file.write", "file.rename"])
-def test_a_signal_before_there_are_workers_ends_the_command_at_once(tmp_path, proteins, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [("file.write:1", signal.SIGINT), ("file.rename:1", signal.SIGINT), ("file.reserve:2", signal.SIGTERM)],
+    ids=["the index is written", "the index is renamed", "the result is put together"],
+)
+def test_a_signal_while_there_are_no_workers_ends_the_command_at_once(tmp_path, proteins, monkeypatch, step, number):
     command = hash_command(tmp_path / "run", proteins[0])
     reached = tmp_path / "reached"
-    monkeypatch.setenv("VIRNUCPRO_FAILPOINT", f"MainProcess/{step}:1:hang:{reached}")
+    monkeypatch.setenv("VIRNUCPRO_FAILPOINT", f"MainProcess/{step}:hang:{reached}")
     with command.running(tmp_path / "out", workers=1) as process:
-        wait_until(reached.exists, what="the index that is being written")
+        wait_until(reached.exists, what=step)
         began_s = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 130
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S / 4) == CODES[number]
         seconds = time.monotonic() - began_s
     print(f"ended {seconds:.2f} s after the signal")
     assert seconds < 3
     monkeypatch.delenv("VIRNUCPRO_FAILPOINT")
     check_it_continues(command, proteins, tmp_path / "out")
     assert "Traceback" not in command.errors()
+
+
+def finish_every_block(command, out, count):
+    """Write an input of *count* proteins, and parts with all its rows: what is left is to put the result together."""
+    as_letters = str.maketrans("0123456789", "ACDEFGHIKL")
+    with command.fasta.open("w") as file:
+        file.writelines(f">p{number}\n{str(number).translate(as_letters)}\n" for number in range(count))
+    layout = RunLayout(out)
+    with RunLock(layout.lock, run_id="made"):
+        run = prepare_run([command.fasta], out, hash_config_of(str(command.control)), [CPU], run_id="made")
+        index = run.open_index()
+        plan = run.plan(index)
+        for first in range(0, len(plan), 8):
+            blocks = range(first, min(first + 8, len(plan)))
+            positions = [plan.block_positions(block) for block in blocks]
+            rows = [np.zeros((len(some), fakes.HASH_WIDTH), np.float32) for some in positions]
+            found = zip(blocks, positions, map(index.sequence_ids, positions), rows, strict=True)
+            write_part(layout.parts_dir, [BlockRows(*one) for one in found], plan_fingerprint=plan.fingerprint)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_result_of_three_million_rows_is_not_finished_first(tmp_path, soak_table):
+    count, out = 3_000_000, tmp_path / "out"
+    command = hash_command(tmp_path, tmp_path / "many.fasta", config={"token_budget": 1 << 16})
+    finish_every_block(command, out, count)
+    seconds = []
+    for wait_s in itertools.accumulate(itertools.repeat(1.5), initial=0.2):
+        with command.running(out, workers=1) as process:
+            wait_until(lambda: workers_of(process.pid), what="workers")
+            wait_until(lambda: not workers_of(process.pid), deadline_s=400, what="the end of the workers")
+            time.sleep(wait_s)
+            process.terminate()
+            began_s = time.monotonic()
+            code = process.wait(DEADLINE_S)
+            if code == 0:
+                break
+            seconds.append(time.monotonic() - began_s)
+            assert code == 143, command.errors()
+    note = f"of {count:,} rows; ended {max(seconds):.1f} s after the signal at most"
+    soak_table("SIGTERM while the result is put together", tries=len(seconds), note=note)
+    assert max(seconds) < GRACE_S
+    assert json.loads((out / "run.json").read_text())["counts"]["rows"] == count

@@ -198,17 +198,20 @@ def test_weights_that_are_not_those_of_the_card_are_refused(folder):
         (lambda t: {name: x for name, x in t.items() if name != "bn1.bias"}, "does not hold the classifier"),
         (lambda t: {**t, "bn1.bias": t["bn1.bias"].half()}, "bn1.bias is not of finite float32 numbers"),
         (lambda t: {**t, "bn1.bias": t["bn1.bias"] * float("nan")}, "bn1.bias is not of finite float32 numbers"),
+        (lambda t: {**t, "bn1.bias": t["bn1.bias"].bfloat16()}, "is not a safetensors file of float32"),
+        (lambda t: {**t, "bn1.running_var": -t["bn1.running_var"]}, "running_var has a variance that is not above"),
+        (lambda t: {**t, "bn1.running_var": 0 * t["bn1.running_var"]}, "running_var has a variance that is not above"),
         (None, "is not a safetensors file"),
     ],
 )
-def test_weights_of_another_shape_or_type_are_refused(folder, change, says):
+def test_weights_of_another_shape_type_or_range_are_refused_before_anything_is_embedded(folder, change, says):
     tensors = {name: x for name, x in random_mlp().state_dict().items() if "num_batches" not in name}
     data = b"none" if change is None else save(change(tensors))
     (folder / "model.safetensors").write_bytes(data)
     card = replace(read_card(folder), weights_sha256=hashlib.sha256(data).hexdigest())
     (folder / "card.json").write_text(card.to_json())
     with pytest.raises(WeightsError, match=says):
-        load_classifier(folder)
+        configure_prediction(classifier=folder, device_type="cpu")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,11 @@ def test_a_model_is_read_as_it_was_written_and_broken_ones_are_refused(weights):
     one_by_one = [model.probabilities(rows[[n]], nothing[:1], nothing[:1], ones[:1], ones[:1])[0] for n in range(6)]
     np.testing.assert_allclose(one_by_one, scores, rtol=1e-6)
     assert not model.uses_embeddings
+    first, *others = weights.members[0]
     for broken in (
+        replace(weights, members=((replace(first, weight=first.weight.ravel()), *others),)),
+        replace(weights, members=((replace(first, bias=first.bias[None]), *others),)),
+        replace(weights, is_viral_G=weights.is_viral_G[None]),
         replace(weights, temperature=0.0),
         replace(weights, deviation_I=weights.deviation_I * 0),
         replace(weights, is_viral_G=np.array([True, True])),

@@ -86,6 +86,7 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_other_intervals(
         (["contigs.fa", "--threshold", "7"], "above 0 and below 1"),
         (["--scores", "scores.tsv", "--length-classes", "500,100"], "--length-classes"),
         (["--scores", "scores.tsv", "--length-classes", ""], "--length-classes"),
+        (["--scores", "scores.tsv", "--length-classes", "9" * 5000], "--length-classes"),
         (["--scores", "scores.tsv", "--missing", "zero"], "--missing"),
         (["--scores", "scores.tsv", "--id-column", "a", "--id-column", "b"], "once a table"),
         (["--scores", "scores.tsv"] * 7, "more than 6"),
@@ -106,6 +107,7 @@ def test_bad_tables_and_an_unknown_classifier_end_with_codes_of_their_own(folder
     assert f"{folder}/bad.tsv:3: label 'maybe'" in str(done.exception)
     done = command(folder, "--scores", "absent.tsv", "--truth", "truth.tsv", "-o", "out")
     assert "absent.tsv: No such file or directory" in str(done.exception)
+    (folder / "contigs.fa").write_text(">a\nACGT\n")
     done = command(folder, "contigs.fa", "--classifier", "nonsense", "--truth", "truth.tsv", "-o", "out")
     assert isinstance(done.exception, ConfigurationError)
     assert not (folder / "out").exists()

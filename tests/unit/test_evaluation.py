@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
+from virnucpro.training import delimited_tables
 from virnucpro.training.evaluation import CURVE_POINTS, evaluate, length_classes
 from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
 from virnucpro.training.known_contigs import KnownContigs, read_truth
@@ -96,11 +98,42 @@ def test_a_truth_is_read_whatever_wrote_it(tmp_path, content):
         ('contig,label\n"a,virus\n', "truth:"),
         (b"contig\tlabel\na\xff\tvirus\n", "truth:2: not UTF-8 text"),
         (gzip.compress(TRUTH.encode(), mtime=0)[:-9], "truth: damaged gzip"),
+        (f"contig\tlabel\tlength\na\tvirus\t{'9' * 30}\n", "truth:2: length '9"),
+        (f"contig\tlabel\tlength\na\tvirus\t{'9' * 5000}\n", "truth:2: 5,000 characters in the column 'length'"),
+        (f"contig\tlabel\n{'a' * 2000}\tvirus\n", "truth:2: 2,000 characters in the column 'contig'"),
+        (f"{'a' * 200_000}\n", "truth:1: cannot be read as the header of a table"),
+        (f"{'a,' * 100_000}\n", "truth:1: column 'a' is there twice"),
+        (f"contig,label,{','.join(map(str, range(30_000)))}\na,virus\n", "truth:2: 2 columns where"),
     ],
 )
 def test_a_truth_that_cannot_be_used_is_refused_by_file_and_line(tmp_path, content, said):
     message = refused(read_truth, write(tmp_path / "truth", content))
     assert f"{tmp_path}/{said}" in message
+
+
+@pytest.mark.parametrize(
+    ("bomb", "said"),
+    [
+        (b"x" * (1 << 26), "truth:2: a row of more than 1,048,576 characters"),
+        (b'"' + b"\n" * (1 << 26), "truth:"),
+        (b'"a\n",' * (1 << 24), "a row of more than 1,048,576 characters"),
+        (b"\n" * (1 << 22), "truth:300001: more than 300,000 lines"),
+    ],
+    ids=["a line", "a cell", "a row of many cells", "blank lines"],
+)
+def test_a_table_that_was_compressed_without_end_is_refused_and_takes_no_memory(tmp_path, monkeypatch, bomb, said):
+    monkeypatch.setattr(delimited_tables, "MOST_LINES", 300_000)
+    path = write(tmp_path / "truth", gzip.compress(b"contig,label\n" + bomb, compresslevel=1))
+    del bomb
+    tracemalloc.start()
+    try:
+        message = refused(read_truth, path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said in message
+    assert len(message) < 1000
+    assert peak_bytes < 1 << 26
 
 
 def test_every_problem_of_a_table_is_told_and_a_file_that_is_not_there_too(tmp_path):
@@ -117,8 +150,12 @@ def test_every_problem_of_a_table_is_told_and_a_file_that_is_not_there_too(tmp_p
     [
         ("name\tscore\na\t1\n", {}, "scores:1: no column 'contig'; the header has: name, score"),
         ("contig\tp\na\t1\n", {}, "name the right one with --score-column"),
-        ("contig\tscore\na\thigh\n", {}, "scores:2: score 'high' is no finite number (a)"),
-        ("contig\tscore\na\tinf\n", {}, "scores:2: score 'inf' is no finite number (a)"),
+        ("contig\tscore\na\thigh\n", {}, "scores:2: score 'high' is no number from -1e+100 to 1e+100 (a)"),
+        ("contig\tscore\na\tinf\n", {}, "scores:2: score 'inf' is no number from -1e+100 to 1e+100 (a)"),
+        ("contig\tscore\na\t-1e308\n", {}, "scores:2: score '-1e308' is no number from -1e+100 to 1e+100 (a)"),
+        (f"contig\tscore\tlength\na\t1\t{'9' * 5000}\n", {}, "scores:2: 5,000 characters in the column 'length'"),
+        (f"contig\tscore\tlength\na\t1\t{'9' * 30}\n", {}, "scores:2: length '9"),
+        (f"{'x' * 200}\tscore\n", {}, f"no column 'contig'; the header has: {'x' * 80}..., score"),
         ("contig\tscore\na\t1\na\t1\n", {}, "scores:3: duplicate id, first at"),
         ("contig\tscore\n", {}, "no contig behind its header"),
         ("seq,p\na,1\n", {"id_column": "seq", "score_column": "q"}, "no column 'q'"),

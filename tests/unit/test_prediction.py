@@ -8,14 +8,16 @@ import re
 import shutil
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from tests.fakes import faulty_config
+from tests.fakes import HASH_WIDTH, faulty_config, random_mlp, write_classifier
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.strategies import write_fasta
 from virnucpro.commands.predict import print_summary
@@ -209,6 +211,21 @@ def test_a_frame_that_cannot_be_embedded_is_listed_and_its_contig_still_called(t
     assert not (out / "failed_sequences.tsv").exists()
 
 
+def test_a_score_that_is_not_finite_ends_the_run_and_names_the_frame(tmp_path):
+    config, contigs = hash_prediction(tmp_path), make_contigs(tmp_path / "in.fa", count=2)
+    module = random_mlp(2 * HASH_WIDTH)
+    torch.nn.init.constant_(module.hidden_layer.weight, 3e38)
+    card = write_classifier(
+        tmp_path / "overflowing", module, dna_model=config.card.dna_model, protein_model=config.card.protein_model
+    )
+    config = replace(config, card=card, classifier_dir=tmp_path / "overflowing")
+    ended = predict_forked([tmp_path / "in.fa"], tmp_path / "out", config)
+    assert ended.code == ExitCode.INTERNAL
+    assert re.search(rf"({'|'.join(contigs)})_chunk_1[FR]\d: the classifier .* gives it P\(virus\) nan", ended.errors)
+    assert json.loads((tmp_path / "out/run.json").read_text())["state"] == "failed"
+    assert not (tmp_path / "out/contigs.tsv").exists()
+
+
 def test_an_input_without_any_open_frame_gives_empty_tables_with_headers(tmp_path):
     write_fasta(tmp_path / "in.fa", [("n", "N" * 40), ("one", "A"), ("stops", "CTAACTAACTAGTTAGTTAG" * 4)])
     run([tmp_path / "in.fa"], tmp_path / "out", hash_prediction(tmp_path))
@@ -281,6 +298,18 @@ def test_reads_that_are_too_short_are_counted_apart_and_called_reads(tmp_path, c
     (tmp_path / "in.fa").write_text(">a\n" + "ATGGCC" * 100)
     run([tmp_path / "in.fa", tmp_path / "reads.fq.gz"], tmp_path / "both", hash_prediction(tmp_path))
     assert PredictionManifest.read(tmp_path / "both/run.json").sequences == "sequences"
+
+
+def test_an_id_that_leaves_no_room_for_the_names_of_its_chunks_is_a_bad_record(tmp_path):
+    fits, of_ten_chunks, too_long = "a" * 1014, "b" * 1014, "c" * 1024
+    write_fasta(tmp_path / "in.fa", [(fits, "ATG" * 60), (of_ten_chunks, "ATG" * 1600), (too_long, "ATG" * 9)])
+    config = hash_prediction(tmp_path)
+    with pytest.raises(BadInputError, match=r"in.fa:3: id of more than 1013 bytes(.|\n)*in.fa:5: id of more than 1014"):
+        predict([tmp_path / "in.fa"], tmp_path / "out", config)
+    assert not (tmp_path / "out/run.json").exists()
+    skipping = replace(config, rules=replace(config.rules, on_bad_record="skip"))
+    counts = run([tmp_path / "in.fa"], tmp_path / "out", skipping)
+    assert (counts["contigs"], counts["skipped"]) == (1, 2)
 
 
 def test_two_inputs_keep_their_order_and_their_own_files(tmp_path):

@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 
 from virnucpro.errors import UnknownModelError, WeightsError
-from virnucpro.models.download import download_weights
+from virnucpro.models.download import _WebRedirects, download_weights
 from virnucpro.models.registry import (
     DEFAULT_PROTEIN_MODEL,
     MODELS,
@@ -40,6 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serves one good file and several kinds of bad one."""
 
     body = _checkpoint_bytes()
+    redirects: ClassVar = {"/onwards.pt": "/there.pt", "/by_ftp.pt": "ftp://127.0.0.1/there.pt"}
 
     def do_GET(self):
         if self.path == "/absent.pt":
@@ -49,9 +52,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path.startswith("/tagged"):
             self._send_tagged()
             return
+        if self.path in self.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.redirects[self.path])
+            self.end_headers()
+            return
         self.send_response(200)
         if self.path != "/unsized.pt":
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", "abc" if self.path == "/wordy.pt" else str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if self.path == "/short.pt" else body)
 
@@ -203,6 +211,8 @@ def test_server_that_does_not_say_the_length_is_read_to_its_end(tmp_path, server
         ("short.pt", "broke off after"),
         ("absent.pt", "answers 404 Not Found"),
         ("page.pt", "not a PyTorch checkpoint"),
+        ("wordy.pt", "announces a length of 'abc'"),
+        ("by_ftp.pt", r"leads to ftp://127\.0\.0\.1/there\.pt, which is not followed"),
     ],
 )
 def test_failed_download_names_url_file_and_folder_and_leaves_nothing(tmp_path, server, path, message):
@@ -211,6 +221,16 @@ def test_failed_download_names_url_file_and_folder_and_leaves_nothing(tmp_path, 
     assert f"{server}/{path}" in str(caught.value)
     assert f"put it into {tmp_path} as m.pt" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_redirect_is_followed_on_the_web_and_never_from_https_to_http(tmp_path, server):
+    download_weights("m", f"{server}/onwards.pt", tmp_path / "m.pt")
+    assert (tmp_path / "m.pt").read_bytes() == Handler.body
+    redirects = _WebRedirects("m", "fetch it elsewhere")
+    request = urllib.request.Request("https://127.0.0.1/m.pt")
+    assert redirects.redirect_request(request, None, 302, "", {}, "https://127.0.0.2/m.pt") is not None
+    with pytest.raises(WeightsError, match="which is not followed"):
+        redirects.redirect_request(request, None, 302, "", {}, f"{server}/m.pt")
 
 
 def test_download_with_another_digest_than_registered_is_refused(tmp_path, server, monkeypatch):

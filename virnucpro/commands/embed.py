@@ -56,6 +56,7 @@ from virnucpro.config import (
     ResultForm,
     StopPolicy,
 )
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import StoppedError, printable
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
@@ -146,6 +147,7 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "
             "(for the published models see `virnucpro models list`)."
         )
+    check_readable(fasta)  # before weights are looked for or fetched
     asked: dict[str, Any] = {
         "port": metrics_port,
         "targets": metrics_targets,
@@ -215,14 +217,13 @@ def embed(
         claim = devices_for(claim, config, fasta, workers=workers)
         told_to_stop = threading.Event()
         with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
-            with stop_on_signals(told_to_stop) as stopping:
+            with stop_on_signals(told_to_stop, telemetry.has_workers) as stopping:
                 try:
                     result = run_embedding(
                         fasta,
                         output,
                         config,
                         claim,
-                        on_message=stopping.hear,
                         telemetry=telemetry,
                         stop=told_to_stop,
                         keep_shards=keep_shards,
@@ -290,4 +291,4 @@ def _print_summary(result: RunResult) -> None:
 
 def _print_notes(result: RunResult) -> None:
     for note in result.notes():
-        print(f"  {note}")
+        print(f"  {printable(note)}")

@@ -28,6 +28,7 @@ from virnucpro.commands.options import (
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.commands.shown_prediction import shown_prediction
 from virnucpro.config import BadRecordPolicy
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
@@ -36,6 +37,7 @@ from virnucpro.report.evaluation_page import write_page
 from virnucpro.report.evaluation_plots import MOST_TABLES
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.training.delimited_tables import whole_number
 from virnucpro.training.evaluation import LENGTH_EDGES_NT
 from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
 from virnucpro.training.known_contigs import read_truth
@@ -152,6 +154,7 @@ def evaluate(
     layout = EvaluationLayout(output)
     known = read_truth(truth)  # before anything heavy begins
     if contigs:
+        check_readable(contigs)  # before weights are looked for or fetched
         claim = claim_devices(devices, workers=workers, workers_per_device=1)
         with DownloadProgress(is_quiet=as_json) as download:
             config = configure_prediction(
@@ -232,7 +235,7 @@ def _a_table(scores: list[Path] | None, names: list[str] | None) -> list[str] | 
 
 def _length_edges(text: str) -> tuple[int, ...]:
     parts = text.replace(" ", "").split(",")
-    edges_nt = tuple(int(part) for part in parts if part.isdecimal())
+    edges_nt = tuple(number for part in parts if (number := whole_number(part)) is not None)
     if len(edges_nt) != len(parts) or list(edges_nt) != sorted(set(edges_nt) - {0}):
         what = f"{text!r} are no rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
         raise typer.BadParameter(what, param_hint="--length-classes")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from virnucpro.commands.options import WeightsDir
 from virnucpro.commands.output import print_renderable
@@ -38,12 +39,13 @@ def list_models(
         print("absent weights are fetched when they are first needed, from:", *absent, sep="\n  ")
     print()
     classifiers = _table("classifier", "chunks", "DNA model", "protein model", "threshold")
-    for card in classifiers_table():
-        encoders = (card.dna_model.name, card.protein_model.name)
-        classifiers.add_row(card.name, card.chunk_choice, *encoders, f"{card.threshold:g}")
+    cards = classifiers_table()
+    for card in cards:
+        names = (card.name, card.chunk_choice, card.dna_model.name, card.protein_model.name, f"{card.threshold:g}")
+        classifiers.add_row(*(Text(printable(name)) for name in names))
     print_renderable(classifiers)
-    for card in classifiers_table():
-        print(card.worth)
+    for card in cards:
+        print(printable(card.worth))
 
 
 def _table(*columns: str) -> Table:
@@ -92,14 +94,13 @@ def convert(
     card = convert_classifier(
         source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=weights_dir
     )
-    print(
-        f"{output}: {card.name}, {card.input_dim:,} numbers a frame ({card.dna_model.name} {card.dna_model.hidden_dim:,}, "
-        f"{card.protein_model.name} {card.protein_model.hidden_dim:,}), chunks of {card.chunk_nt} nt"
-    )
-    by_name = [encoder.name for encoder in (card.dna_model, card.protein_model) if encoder.sha256 is None]
+    where, encoders = printable(str(output)), (card.dna_model, card.protein_model)
+    widths = ", ".join(f"{printable(encoder.name)} {encoder.hidden_dim:,}" for encoder in encoders)
+    print(f"{where}: {card.name}, {card.input_dim:,} numbers a frame ({widths}), chunks of {card.chunk_nt} nt")
+    by_name = [printable(encoder.name) for encoder in encoders if encoder.sha256 is None]
     if by_name:
         print(
             f"{' and '.join(by_name)}: known by name only, since the weights are not here; convert again once they are, "
             "and the classifier refuses any others"
         )
-    print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {output}")
+    print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {where}")

@@ -42,6 +42,7 @@ from virnucpro.commands.options import (
 from virnucpro.commands.output import told_if_anybody_reads
 from virnucpro.commands.shown_prediction import shown_prediction
 from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
+from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
@@ -152,6 +153,7 @@ def predict(
             f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
+    check_readable(inputs)  # before weights are looked for or fetched
     asked: dict[str, Any] = {
         "port": metrics_port,
         "targets": metrics_targets,
@@ -262,7 +264,7 @@ def print_summary(result: PredictionResult) -> None:
         f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     )
     for note in result.notes:
-        print(f"  {note}")
+        print(f"  {printable(note)}")
     before = [name for name in result.stages_s if name not in result.computed]
     for title, names in (("", result.computed), ("done before: ", before)):
         if names:

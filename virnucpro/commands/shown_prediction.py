@@ -54,7 +54,7 @@ def shown_prediction(
     """
     told_to_stop = threading.Event()
     with RunTelemetry(metrics, [terminal_view(is_quiet=is_quiet, stop=told_to_stop)]) as telemetry:
-        with stop_on_signals(told_to_stop) as stopping:
+        with stop_on_signals(told_to_stop, telemetry.has_workers) as stopping:
             try:
                 result = run_prediction(
                     inputs,
@@ -63,7 +63,6 @@ def shown_prediction(
                     claim,
                     write_report=write_report,
                     workers=workers,
-                    on_message=stopping.hear,
                     telemetry=telemetry,
                     stop=told_to_stop,
                     restart=restart,

@@ -45,6 +45,7 @@ from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.training.labelled_genomes import check_files
 from virnucpro.training.training_settings import (
     DEFAULT_HELD_OUT_SHARE,
     DEFAULT_PIECES,
@@ -242,6 +243,7 @@ def train(
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    check_files(labelled, labels, *(annotations or []), *(leave_out or []))  # before weights are looked for or fetched
     asked: dict[str, Any] = {
         "port": metrics_port,
         "targets": metrics_targets,
@@ -333,7 +335,7 @@ def train(
         )
     told_to_stop = threading.Event()
     with RunTelemetry(metrics, [terminal_view(is_quiet=as_json, stop=told_to_stop)]) as telemetry:
-        with stop_on_signals(told_to_stop) as stopping:
+        with stop_on_signals(told_to_stop, telemetry.has_workers) as stopping:
             try:
                 result = importlib.import_module(_TRAINING).run_training(
                     labelled,
@@ -341,7 +343,6 @@ def train(
                     config,
                     claim,
                     workers=workers,
-                    on_message=stopping.hear,
                     telemetry=telemetry,
                     stop=told_to_stop,
                     restart=restart,

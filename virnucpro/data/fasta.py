@@ -18,6 +18,8 @@ from virnucpro.data.letters import GAPS, Letters
 
 MAX_ID_BYTES = 1024
 """Bytes of an id at the most; it is a row of the result and a line of a table."""
+PLAIN_ID_BYTES = MAX_ID_BYTES - 32
+"""Bytes of an id that is short enough for any suffix of a chunk and its frame."""
 MAX_HEADER_BYTES = 64 << 10
 """Bytes of a header line at the most, ``>`` left out."""
 
@@ -28,6 +30,7 @@ PRINTABLE_ASCII = bytes(range(0x21, 0x7F))
 
 _SPECIAL_TOKEN = re.compile(rb"<[A-Za-z_]{1,20}>")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Zs", "Zl", "Zp"})
+_SHORTEN_ID = "shorten it; it ends at the first space or tab"
 _CR_FAULT = ("CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE")
 
 
@@ -166,7 +169,7 @@ def read_record(record: bytes, line: int, letters: Letters) -> tuple[Record, Seq
     name, header_fault = read_header(header[1:], line)
     reader = SequenceReader(line + 1, letters)
     sequence = reader.feed(body, last=True)
-    return Record(name, sequence, header_fault or reader.fault or length_fault(reader, line, letters)), reader
+    return Record(name, sequence, header_fault or reader.fault or whole_fault(name, reader, line, letters)), reader
 
 
 def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
@@ -186,14 +189,19 @@ def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
     return name, None if broken is None else Fault(line, *broken)
 
 
-def length_fault(reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
-    """Return the fault of a whole record without residues, or with too many; *line* is that of its header."""
+def whole_fault(name: bytes, reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
+    """Return the fault of a record by its length, or by its name for that length; *line* is that of its header."""
     if not reader.residues:
         return Fault(line, "empty sequence", "add its residues or remove the record")
     if letters.most_residues is not None and reader.residues > letters.most_residues:
         unit = "residues" if letters.kind is SequenceKind.PROTEIN else "nucleotides"
         what = f"{reader.residues} {unit}, more than --max-residues {letters.most_residues}"
         return Fault(line, what, "raise --max-residues, or use --long truncate or window")
+    if letters.chunk_nt is not None and len(name) > PLAIN_ID_BYTES:
+        most = MAX_ID_BYTES - len(f"_chunk_{-(-reader.residues // letters.chunk_nt)}F1")
+        if len(name) > most:
+            what = f"id of more than {most} bytes, which leaves no room for the numbers of its chunks and frames"
+            return Fault(line, what, _SHORTEN_ID)
     return None
 
 
@@ -211,7 +219,7 @@ def _header_fault(header: bytes, name: bytes) -> tuple[str, str] | None:
     if not name:
         return "empty id", "write an id right behind '>'"
     if len(name) > MAX_ID_BYTES:
-        return f"id of more than {MAX_ID_BYTES} bytes", "shorten it; it ends at the first space or tab"
+        return f"id of more than {MAX_ID_BYTES} bytes", _SHORTEN_ID
     if not name.translate(None, PRINTABLE_ASCII):
         return None
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from virnucpro.config import SequenceKind
-from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PRINTABLE_ASCII
+from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII
 from virnucpro.data.letters import PROTEIN_LETTERS
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def plain_rows(
     low = _low_information(sequences, ends, residues, letters)
     hashes = _hash_all(sequences, ends.tolist()) if hashing else None
     rows = make_rows(starts, len(buffer), offset, residues, names, hashes, low)
-    if not _plain_ids(rows):
+    if not _plain_ids(rows, MAX_ID_BYTES if letters.chunk_nt is None else PLAIN_ID_BYTES):
         return None
     counts["mapped_j"] += mapped_j
     counts["ambiguous"] += letters.count_ambiguous(sequences)
@@ -137,9 +137,9 @@ def _low_information(sequences: bytes, ends: IntArray, residues: IntArray, lette
     return low
 
 
-def _plain_ids(rows: Rows) -> bool:
+def _plain_ids(rows: Rows, most_bytes: int) -> bool:
     ids_B = np.frombuffer(rows.ids, dtype=np.uint8)
-    if rows.id_bytes.min() < 1 or rows.id_bytes.max() > MAX_ID_BYTES:
+    if rows.id_bytes.min() < 1 or rows.id_bytes.max() > most_bytes:
         return False
     return bool(ids_B.min() >= PRINTABLE_ASCII[0] and ids_B.max() <= PRINTABLE_ASCII[-1])
 

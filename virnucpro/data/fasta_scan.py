@@ -22,10 +22,10 @@ from virnucpro.data.fasta import (
     MAX_HEADER_BYTES,
     Fault,
     SequenceReader,
-    length_fault,
     read_header,
     read_record,
     shown_id,
+    whole_fault,
 )
 from virnucpro.data.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
 from virnucpro.data.input_files import UTF8_BOM
@@ -299,7 +299,7 @@ class _Scanner:
         long.feed(last_piece, last=True)
         self._pass(last_piece, len(last_piece))
         self._long = None
-        fault = long.reader.fault or length_fault(long.reader, long.line, self._letters)
+        fault = long.reader.fault or whole_fault(long.name, long.reader, long.line, self._letters)
         if fault is not None and not long.has_fault:
             self._fault(fault, long.name)
         if (fault is not None or long.has_fault) and self._problems.leaves_out:

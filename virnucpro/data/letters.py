@@ -50,6 +50,8 @@ class Letters:
     """What happens to stops inside; None where ``*`` is no stop."""
     most_residues: int | None
     """Residues or nucleotides of a record at the most; None is no limit."""
+    chunk_nt: int | None
+    """Nucleotides of the chunks that a record is cut into; None where it is not cut."""
 
     @property
     def removes_gaps(self) -> bool:
@@ -81,4 +83,5 @@ def letters_of(rules: InputRules) -> Letters:
         faulty=re.compile(rb"[^" + re.escape(both_cases + removed) + rb"]|\r(?!\n)"),
         stops=rules.stops if is_protein else None,
         most_residues=rules.most_residues,
+        chunk_nt=rules.chunk_nt,
     )

@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import nn
 
-from virnucpro.errors import WeightsError
-from virnucpro.models.checkpoint import check_shapes
-from virnucpro.models.classifier_card import (
-    NUM_CLASSES,
-    WEIGHTS_NAME,
-    ClassifierCard,
-    check_weights,
-    locate_classifier,
-    read_card,
-)
+from virnucpro.models.classifier_card import NUM_CLASSES, ClassifierCard, locate_classifier, read_card, read_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,22 +117,10 @@ def load_classifier(name_or_path: str | Path) -> Classifier:
     """
     folder = locate_classifier(name_or_path)
     card = read_card(folder)
-    tensors = _read_weights(folder / WEIGHTS_NAME, check_weights(folder, card), card)
+    tensors = {name: torch.from_numpy(x.copy()) for name, x in read_weights(folder, card).items()}
     model = MLPClassifier(card.input_dim, card.hidden_dim, batch_norm_eps=card.batch_norm_eps)
     model.load_state_dict({**tensors, "bn1.num_batches_tracked": torch.tensor(0)})
     return Classifier(card, model)
-
-
-def _read_weights(path: Path, data: bytes, card: ClassifierCard) -> dict[str, torch.Tensor]:
-    try:
-        tensors = load(data)
-    except SafetensorError as error:
-        raise WeightsError(card.name, f"{path} is not a safetensors file ({error})") from error
-    check_shapes(path, "classifier", card.name, tensors, card.tensor_shapes())
-    odd = [name for name, x in tensors.items() if x.dtype != torch.float32 or not torch.isfinite(x).all()]
-    if odd:
-        raise WeightsError(card.name, f"{path}: {odd[0]} is not of finite float32 numbers")
-    return tensors
 
 
 @contextmanager

@@ -16,12 +16,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
 from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
 from virnucpro.run_folders import read_bytes
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 DEFAULT_CLASSIFIER = "virnucpro-tiny"
 """The classifier of a run that names none: on the bundled encoders."""
@@ -200,14 +206,28 @@ def read_card(folder: Path) -> ClassifierCard:
         raise WeightsError(folder.name, f"{path} is not a classifier's card ({error})") from error
 
 
-def check_weights(folder: Path, card: ClassifierCard) -> bytes:
+def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
     """
-    Return the content of a classifier's file of weights, once it is known to be what its card says.
+    Return a classifier's tensors by name, of the shapes that its card states and of numbers that give finite scores.
 
     Raises:
-        WeightsError: It is absent, or something else.
+        WeightsError: The file is absent, not the one that the card names, or holds something else.
     """
-    return _checked(folder / WEIGHTS_NAME, card.weights_sha256, card)
+    path = folder / WEIGHTS_NAME
+    try:
+        tensors = load(_checked(path, card.weights_sha256, card))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise WeightsError(card.name, f"{path} is not a safetensors file of float32 ({error})") from error
+    expected, found = card.tensor_shapes(), {name: tensor.shape for name, tensor in tensors.items()}
+    differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    if differing:
+        raise WeightsError(card.name, f"{path} does not hold the classifier that its card states: see {differing[:3]}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.float32 or not np.isfinite(tensor).all():
+            raise WeightsError(card.name, f"{path}: {name} is not of finite float32 numbers")
+    if not (tensors["bn1.running_var"] > 0).all():
+        raise WeightsError(card.name, f"{path}: bn1.running_var has a variance that is not above zero")
+    return tensors
 
 
 def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 FARTHEST = 6.0
 """Standard deviations from the mean of training at which an input is cut off."""
+_NUM_COUNTS = 2
+"""Inputs that tell how many frames are embedded, beside the embeddings."""
+_DO_NOT_FIT = "the tensors of the contig model do not fit together"
 _TABLE, _MEMBER = "log_odds.", "members."
 
 
@@ -100,7 +103,7 @@ class ContigWeights:
                 members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
                 temperature=float(tensors["temperature"][0]),
             )
-        except (SafetensorError, KeyError, IndexError) as error:
+        except (SafetensorError, KeyError, IndexError, TypeError) as error:
             message = f"no contig model ({error})"
             raise ValueError(message) from error
         weights.check()
@@ -113,6 +116,10 @@ class ContigWeights:
         Raises:
             ValueError: They do not, or hold numbers that are not finite.
         """
+        layers = [layer for member in self.members for layer in member]
+        vectors = [self.is_viral_G, self.mean_I, self.deviation_I, *(layer.bias for layer in layers)]
+        if any(x.ndim != 1 for x in vectors) or any(layer.weight.ndim != 2 for layer in layers):
+            raise ValueError(_DO_NOT_FIT)
         groups = len(self.is_viral_G)
         tables = [rows.dtype == np.int8 and rows.shape[1:] == (groups,) for rows in self.log_odds.values()]
         widths = [
@@ -120,7 +127,6 @@ class ContigWeights:
             and all(layer.weight.shape[0] == len(layer.bias) for layer in layers)
             for layers in self.members
         ]
-        layers = [layer for member in self.members for layer in member]
         numbers = [self.mean_I, self.deviation_I, *(x for layer in layers for x in (layer.weight, layer.bias))]
         is_sound = (
             all(tables)
@@ -133,8 +139,7 @@ class ContigWeights:
             and 0 < int(self.is_viral_G.sum()) < groups
         )
         if not is_sound:
-            message = "the tensors of the contig model do not fit together"
-            raise ValueError(message)
+            raise ValueError(_DO_NOT_FIT)
 
 
 class ContigModel:
@@ -234,9 +239,15 @@ def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
     """
     data = check_contig_weights(folder, card)
     try:
-        return ContigModel(ContigWeights.of_bytes(data))
+        weights = ContigWeights.of_bytes(data)
+        model = ContigModel(weights)
     except ValueError as error:
         raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {error}") from error
+    taken, given = len(weights.mean_I), model.features.dim + card.input_dim + _NUM_COUNTS
+    if model.uses_embeddings and taken != given:
+        what = f"it takes {taken} numbers, and a contig gives {given}"
+        raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: {what}")
+    return model
 
 
 def viral_log_odds(logits_CG: DoubleArray, is_viral_G: BoolArray) -> DoubleArray:

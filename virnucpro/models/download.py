@@ -14,10 +14,12 @@ import fcntl
 import hashlib
 import http.client
 import os
+import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from virnucpro import durable, failpoints
 from virnucpro.errors import OutputError, WeightsError
@@ -32,6 +34,7 @@ MOST_BYTES = 1 << 37
 """Bytes that a file of weights may have unless the caller knows better."""
 _READ_BYTES = 1 << 20
 _MOST_ETAG_BYTES = 96
+_LENGTH = re.compile(r"[0-9]{1,15}")
 _MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # zip, and pickle protocols 2 to 5
 
 
@@ -98,6 +101,23 @@ def _only_process(destination: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https only, and from https to https only."""
+
+    def __init__(self, name: str, by_hand: str) -> None:
+        self._name, self._by_hand = name, by_hand
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """Return the next request."""
+        scheme = urllib.parse.urlsplit(newurl).scheme
+        if scheme not in {"https", req.type}:
+            what = f"{req.full_url} leads to {newurl}, which is not followed: {self._by_hand}"
+            raise WeightsError(self._name, what)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 class _Download:
     """One file on its way."""
 
@@ -156,10 +176,9 @@ class _Download:
         if begun is not None:
             headers = {"Range": f"bytes={begun.stat().st_size}-", "If-Range": _etag_of(begun)}
         try:
-            response: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310  a URL of our registry
-                urllib.request.Request(self.url, headers=headers),  # noqa: S310
-                timeout=TIMEOUT_S,
-            )
+            opener = urllib.request.build_opener(_WebRedirects(self.name, self.by_hand))
+            request = urllib.request.Request(self.url, headers=headers)  # noqa: S310  a URL of our registry
+            response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             if begun is not None and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 self._forget_all_but(None)
@@ -192,6 +211,9 @@ class _Download:
         """Write the answer, checked for its kind at the start and for its length at the end."""
         num_bytes = os.fstat(file.fileno()).st_size
         announced = response.headers["Content-Length"]
+        if announced is not None and not _LENGTH.fullmatch(announced):
+            what = f"{self.url} announces a length of {announced[:_MOST_ETAG_BYTES]!r}: {self.by_hand}"
+            raise WeightsError(self.name, what)
         expected = None if announced is None else num_bytes + int(announced)
         self._check_size(expected or 0)
         if on_progress is not None:

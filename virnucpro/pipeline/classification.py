@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from virnucpro import durable
-from virnucpro.errors import StoppedError
+from virnucpro.errors import SequenceError, StoppedError
 from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
 from virnucpro.pipeline.chunk_scores import ChunkScores
 from virnucpro.pipeline.feature_join import RowStream, join
@@ -78,6 +78,7 @@ def classify_frames(
 
     Raises:
         ResultError: A file of embeddings is not one, or holds rows of other frames.
+        SequenceError: A score is not finite.
         OutputError: A table cannot be written.
         StoppedError: *stop* was set.
     """
@@ -97,9 +98,10 @@ def classify_frames(
                 some = slice(start, start + FRAMES_AT_ONCE)
                 has_row, features = join(dna_rows, protein_rows, names[some])
                 probabilities = classifier.probabilities(features, threads=threads)
+                with_row = names[some] if has_row.all() else [names[start + i] for i in np.flatnonzero(has_row)]
+                _refuse_odd(probabilities, with_row, classifier.card.name)
                 scores[some][has_row] = probabilities
                 scored += len(probabilities)
-                with_row = names[some] if has_row.all() else [names[start + i] for i in np.flatnonzero(has_row)]
                 results.write(_lines(with_row, probabilities).encode())
             frames += len(names)
             scores_file.write(scores.tobytes())
@@ -111,6 +113,14 @@ def classify_frames(
             for piece in lines.pieces():
                 table.write(piece)
     return FrameCounts(frames=frames, scored=scored)
+
+
+def _refuse_odd(probabilities: FloatArray, names: list[str], classifier: str) -> None:
+    """Raise the error of the first frame whose scores are not finite."""
+    odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+    if len(odd):
+        what = f"the classifier {classifier} gives it P(virus) {probabilities[odd[0], 1]}: use another classifier"
+        raise SequenceError(names[odd[0]], what)
 
 
 def _lines(names: list[str], probabilities: FloatArray) -> str:

@@ -28,6 +28,7 @@ from virnucpro.config import (
     RunLimits,
     StopPolicy,
 )
+from virnucpro.data.index_build import check_readable
 from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
@@ -127,6 +128,7 @@ def run_esm2_multi_gpu(
         BadInputError: The input cannot be used.
         ConfigurationError: A setting cannot work.
     """
+    check_readable(fasta_files)
     devices = _devices(world_size)
     config = configure_model(model_name, device_type=devices.type)
     result = run_embedding(fasta_files, output_dir, config, devices, limits=limits)

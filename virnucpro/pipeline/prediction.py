@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction_settings import PredictionConfig
-    from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_result import RunResult
 
     ReportWriter = Callable[[PredictionLayout], Path]
@@ -66,7 +65,6 @@ def run_prediction(
     write_report: ReportWriter,
     workers: int | None = None,
     limits: RunLimits | None = None,
-    on_message: MessageHandler | None = None,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
@@ -83,7 +81,6 @@ def run_prediction(
         write_report: Makes the report.
         workers: CPU workers that were asked for.
         limits: Attempts and time limits of the embedding runs.
-        on_message: Called with rank and message for everything that a worker of the embedding runs says.
         telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
             what goes wrong on standard error.
         stop: Set it to end the run at the next batch boundary.
@@ -126,7 +123,6 @@ def run_prediction(
                             model,
                             devices_for(claim, model, files, workers=workers),
                             limits=limits,
-                            on_message=on_message,
                             telemetry=shown,
                             stop=stop,
                         )

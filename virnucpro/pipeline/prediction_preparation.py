@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import socket
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,10 +164,9 @@ def _remove_strays(layout: PredictionLayout) -> None:
 def _ensure_index(
     layout: PredictionLayout, input_files: Sequence[str | Path], config: PredictionConfig
 ) -> SequenceIndex:
+    rules = replace(config.rules, chunk_nt=config.chunk_nt)
     try:
-        return SequenceIndex.ensure(
-            input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=config.rules
-        )
+        return SequenceIndex.ensure(input_files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
     except BadInputError:
         if not layout.manifest.exists():  # no earlier run needs what was unpacked
             remove_unpacked(layout)

@@ -27,11 +27,11 @@ from virnucpro.errors import ClassifierMismatchError, ConfigurationError, Weight
 from virnucpro.models.classifier_card import (
     DEFAULT_CLASSIFIER,
     ClassifierCard,
-    check_contig_weights,
-    check_weights,
     locate_classifier,
     read_card,
+    read_weights,
 )
+from virnucpro.models.contig_model import load_contig_model
 from virnucpro.models.registry import MODELS, is_path
 from virnucpro.pipeline.multi_gpu_inference import configure_model
 
@@ -227,9 +227,9 @@ def configure_prediction(
     card = read_card(folder)
     card.check(chunk_nt=chunk_nt)
     card = replace(card, chunk_nt=chunk_nt or card.chunk_nt)
-    check_weights(folder, card)
+    read_weights(folder, card)  # before anything is fetched or embedded
     if card.contig_model is not None:
-        check_contig_weights(folder, card)
+        load_contig_model(folder, card)
     for given, encoder in ((dna_model, card.dna_model), (protein_model, card.protein_model)):
         if given is None and is_path(encoder.name):  # a file of the card's choice, not of who starts the run
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.pipeline.failures import FailureClass, classify_exit
@@ -123,7 +124,7 @@ def run_rank(
         try:
             worker.start()
         except OSError as error:
-            watch.give_up(FailureClass.DIED, f"the process could not be started ({error.strerror})")
+            watch.give_up(*_why_not_started(error))
             return outcome
         outcome.pids.append(worker.process.pid or 0)
         if on_start is not None:
@@ -146,6 +147,16 @@ def run_rank(
         worker.close()
         watch.conclude(stopping=stop.is_set())
     return outcome
+
+
+def _why_not_started(error: OSError) -> tuple[FailureClass, str]:
+    """Return the class of a process that could not be started, and a sentence."""
+    try:
+        Path.cwd()
+    except OSError:
+        what = "the folder that this command was started in was removed: start it again in another folder"
+        return FailureClass.CONFIGURATION, what
+    return FailureClass.DIED, f"the process could not be started ({error.strerror})"
 
 
 class _Watch:

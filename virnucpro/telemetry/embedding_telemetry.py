@@ -108,7 +108,7 @@ class EmbeddingTelemetry:
         self._quarantined: dict[int, str] = {}
         self._tokens_before = 0
         """Planned tokens of the blocks that the first process of each rank has found."""
-        self._is_over = False
+        self._is_heard = self._is_over = False
         self._puzzled_by: set[str] = set()
         """Kinds of messages that made no sense."""
         for number, rank in enumerate(self._ranks):
@@ -137,6 +137,7 @@ class EmbeddingTelemetry:
 
     def hear(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take in what a worker said; what makes no sense, as a worker function of a user may say, costs a warning."""
+        self._is_heard = True
         kind = str(message.get("kind", "report"))
         take = getattr(self, f"_hear_{kind}", None)
         if take is not None:
@@ -202,6 +203,11 @@ class EmbeddingTelemetry:
     def failure_of(self, rank: int) -> str:
         """Return a few lines about the process of *rank* that failed last; empty where none has."""
         return self._ranks[rank].failure_report
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers compute, since one has sent a message; takes no lock, for signal handlers."""
+        return self._is_heard and not self._is_over
 
     def over(self) -> None:
         """Take in that no process runs, and none will be started any more."""

@@ -195,6 +195,10 @@ class RunTelemetry:
             self._embeddings.append(embedding)
         return embedding
 
+    def has_workers(self) -> bool:
+        """Whether an embedding run goes on of which some worker has sent a message."""
+        return any(embedding.has_workers for embedding in self._embeddings)
+
     def for_hosts(self) -> HostMetricsOptions | None:
         """Return where the hosts of a cluster serve what only they know; None where metrics are not served."""
         if self._options.port is None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.training.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
@@ -81,7 +80,6 @@ def run_training(
     *,
     workers: int | None = None,
     limits: RunLimits | None = None,
-    on_message: MessageHandler | None = None,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
@@ -97,7 +95,6 @@ def run_training(
             device a worker, which nobody else may use.
         workers: CPU workers that were asked for.
         limits: Attempts and time limits of the embedding runs.
-        on_message: Called with rank and message for everything that a worker of the embedding runs says.
         telemetry: Shows the training; by default one of its own, which says what goes wrong on standard error.
         stop: Set it to end the training at the next batch boundary.
         restart: Remove what the folder holds of earlier trainings first.
@@ -138,7 +135,6 @@ def run_training(
                             model,
                             devices_for(claim, model, [frames], workers=workers),
                             limits=limits,
-                            on_message=on_message,
                             telemetry=shown,
                             stop=stop,
                         )

@@ -2,7 +2,8 @@
 Tables that others wrote: tab-separated or CSV with a header, plain or gzip, any line ends.
 
 What is wrong with a table is told with file and line, every problem of it at once up to a limit. Knows nothing of what
-the columns mean. A tab in the header makes a table tab-separated; else it is CSV.
+the columns mean. A tab in the header makes a table tab-separated; else it is CSV. Read line by line, with limits to
+lines and cells, so that no file takes more memory than what is wanted of it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,29 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from typing import Never
+    from typing import BinaryIO, Never
 
+MOST_LINES = 20_000_000
+MOST_ROW_CHARACTERS = 1 << 20
+"""Characters of a row, in one line or, with line ends in quoted cells, in several."""
+MOST_CELL_CHARACTERS = 1024
+"""Characters of a cell that is kept: as many as an id may have bytes."""
+MOST_DIGITS = 15
+"""Digits of a whole number."""
+_SHOWN_COLUMNS, _SHOWN_CHARACTERS = 20, 80
 _GZIP_MAGIC = b"\x1f\x8b"
+_BOM = "\ufeff"
 _SAVE_AGAIN = "save it again as tab-separated text or CSV"
 
 
@@ -89,19 +101,22 @@ class DelimitedTable:
     def __init__(self, path: Path, *, unquoted_header: Sequence[str] = ()) -> None:
         self.path = path
         self.problems = Problems(path)
-        text = self._text()
-        header = text.readline()
+        self._row_characters = 0
+        self._lines = self._read_lines()
+        header = next(self._lines, "")
         if not header.strip():
             self.problems.refuse(None, "empty: no header", "give a table with a header line and a line a contig")
         self.is_tabbed = "\t" in header
         self._delimiter = "\t" if self.is_tabbed else ","
-        (cells,) = csv.reader([header.rstrip("\n")], delimiter=self._delimiter)
+        try:
+            (cells,) = csv.reader([header.rstrip("\n")], delimiter=self._delimiter)
+        except csv.Error as error:
+            self.problems.refuse(1, f"cannot be read as the header of a table ({error})", _SAVE_AGAIN)
         self.columns = [cell.strip().removeprefix("#").strip() for cell in cells]
         self.is_ours = tuple(self.columns) == tuple(unquoted_header)
-        self._text_after_header = text
-        repeated = {name for name in self.columns if name and self.columns.count(name) > 1}
+        repeated = [name for name, count in Counter(self.columns).items() if name and count > 1]
         if repeated:
-            self.problems.refuse(1, f"column {min(repeated)!r} is there twice", "give every column its own name")
+            self.problems.refuse(1, f"column {shown(min(repeated))!r} is there twice", "give every column its own name")
 
     def column(self, name: str, option: str = "") -> int:
         """
@@ -117,7 +132,10 @@ class DelimitedTable:
         found = self.find(name)
         if found is None:
             instead = f"name the right one with {option}" if option else "add it, or name the column so"
-            self.problems.refuse(1, f"no column {name!r}; the header has: {', '.join(self.columns)}", instead)
+            listed = ", ".join(map(shown, self.columns[:_SHOWN_COLUMNS])) + ", ..." * (
+                len(self.columns) > _SHOWN_COLUMNS
+            )
+            self.problems.refuse(1, f"no column {name!r}; the header has: {listed}", instead)
         return found
 
     def find(self, *names: str) -> int | None:
@@ -125,21 +143,27 @@ class DelimitedTable:
         lower = [column.lower() for column in self.columns]
         return next((lower.index(name.lower()) for name in names if name.lower() in lower), None)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, *kept: int | None) -> Iterator[Row]:
         """
         Yield every line that is not blank.
 
+        Args:
+            kept: Places of the columns whose cells the caller keeps; None is none.
+
         Raises:
-            BadInputError: One has more or fewer cells than the header, or cannot be read.
+            BadInputError: One has more or fewer cells than the header, one that is kept is too long, or it cannot be
+                read.
         """
+        places = [place for place in kept if place is not None]
         reader = csv.reader(
-            self._text_after_header,
+            self._lines,
             delimiter=self._delimiter,
             quoting=csv.QUOTE_NONE if self.is_ours else csv.QUOTE_MINIMAL,
             strict=True,
         )
         try:
             for cells in reader:
+                self._row_characters = 0
                 if any(cells):
                     if len(cells) != len(self.columns):
                         what = f"{len(cells)} columns where the header has {len(self.columns)}"
@@ -149,24 +173,53 @@ class DelimitedTable:
                             what + row_names * (len(cells) == len(self.columns) + 1),
                             _SAVE_AGAIN,
                         )
+                    for place in places:
+                        if len(cells[place]) > MOST_CELL_CHARACTERS:
+                            what = f"{len(cells[place]):,} characters in the column {shown(self.columns[place])!r}"
+                            self.problems.refuse(
+                                reader.line_num + 1, what, f"at most {MOST_CELL_CHARACTERS:,} are read"
+                            )
                     yield Row(reader.line_num + 1, [cell.strip() for cell in cells])
         except csv.Error as error:
             self.problems.refuse(reader.line_num + 1, f"cannot be read as a line of a table ({error})", _SAVE_AGAIN)
 
-    def _text(self) -> io.StringIO:
-        """Return the whole file as text with plain line ends."""
+    def _read_lines(self) -> Iterator[str]:
+        """Yield the lines with plain line ends."""
+        line = 0
         try:
-            content = self.path.read_bytes()  # which may be a pipe
+            with self.path.open("rb") as file:  # which may be a pipe
+                is_gzip = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+                content = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_gzip else file
+                # as latin-1, every byte is a letter: what is UTF-8 is told line by line
+                text = io.TextIOWrapper(content, encoding="latin-1", newline=None)
+                for line in itertools.count(1):
+                    letters = text.readline(MOST_ROW_CHARACTERS + 1)
+                    self._row_characters += len(letters)
+                    if self._row_characters > MOST_ROW_CHARACTERS:
+                        what = f"a row of more than {MOST_ROW_CHARACTERS:,} characters"
+                        self.problems.refuse(line, what, "look for a lost line end or a quotation mark too many")
+                    if line > MOST_LINES:
+                        self.problems.refuse(line, f"more than {MOST_LINES:,} lines", "give a shorter table")
+                    if not letters:
+                        return
+                    decoded = letters.encode("latin-1").decode("utf-8")
+                    yield decoded.removeprefix(_BOM) if line == 1 else decoded
+        except BadInputError:
+            raise
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            self.problems.refuse(None, f"damaged gzip ({error})", "copy or download the file again")
+        except UnicodeDecodeError as error:
+            self.problems.refuse(line, f"not UTF-8 text ({error.reason})", _SAVE_AGAIN)
         except (OSError, ValueError) as error:
             what = (error.strerror if isinstance(error, OSError) else None) or str(error)
             self.problems.refuse(None, what, "check the name and the permissions")
-        try:
-            if content.startswith(_GZIP_MAGIC):
-                content = gzip.decompress(content)
-            text = content.decode("utf-8-sig")
-        except (EOFError, OSError, zlib.error) as error:
-            self.problems.refuse(None, f"damaged gzip ({error})", "copy or download the file again")
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            self.problems.refuse(line, f"not UTF-8 text ({error.reason})", _SAVE_AGAIN)
-        return io.StringIO(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def whole_number(text: str) -> int | None:
+    """Return a whole number from 0 up, of a length that numbers of things have; None where *text* is none."""
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
+def shown(text: str) -> str:
+    """Return *text* cut to a length that can be read in a message."""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.training.delimited_tables import DelimitedTable
+from virnucpro.training.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.label_table import LABEL_WORDS
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
 """What a label says: whether a contig is viral. Capitals do not matter."""
+_WRITE_LENGTH = "write a whole number, or leave it empty"
 UNKNOWN_NT = 0
 """Length of a contig whose length is not known."""
 
@@ -76,7 +77,7 @@ def read_truth(path: Path) -> KnownContigs:
     places = (table.column("contig"), table.column("label"), table.find("group"), table.find("length"))
     lines: dict[str, int] = {}
     labels, groups, lengths = [], [], []
-    for row in table.rows():
+    for row in table.rows(*places):
         contig, label, group, length = ("" if place is None else row.cells[place] for place in places)
         if is_new_id(contig, row, lines, problems):
             labels.append(_is_viral(label, row.line, problems))
@@ -109,7 +110,7 @@ def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) 
 def _is_viral(label: str, line: int, problems: Problems) -> bool:
     is_viral = LABELS.get(label.lower())
     if is_viral is None:
-        what = f"label {label!r} is neither viral nor another one" if label else "no label"
+        what = f"label {shown(label)!r} is neither viral nor another one" if label else "no label"
         problems.add(line, what, f"write one of {', '.join(LABELS)}")
     return bool(is_viral)
 
@@ -117,7 +118,8 @@ def _is_viral(label: str, line: int, problems: Problems) -> bool:
 def _length_nt(text: str, line: int, problems: Problems) -> int:
     if not text:
         return UNKNOWN_NT
-    if not (text.isdecimal() and int(text) > 0):
-        problems.add(line, f"length {text!r} is no number of nucleotides", "write a whole number, or leave it empty")
+    length_nt = whole_number(text)
+    if not length_nt:
+        problems.add(line, f"length {shown(text)!r} is no number of nucleotides", _WRITE_LENGTH)
         return UNKNOWN_NT
-    return int(text)
+    return length_nt

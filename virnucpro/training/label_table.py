@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import InputProblem
-from virnucpro.training.delimited_tables import DelimitedTable
+from virnucpro.training.delimited_tables import DelimitedTable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def read_labels(path: Path) -> Labels:
     if places["accession"] is None and places["file"] is None:
         table.problems.refuse(1, "neither a column accession nor a column file", "add one: what a line is of")
     labels = Labels(path)
-    for row in table.rows():
+    for row in table.rows(*places.values()):
         cells = {name: "" if place is None else row.cells[place] for name, place in places.items()}
         _add(labels, cells, row.line, table.problems)
     table.problems.raise_if_any()
@@ -95,7 +95,7 @@ def _add(labels: Labels, row: dict[str, str], line: int, problems: Problems) -> 
     """Add a line of the table, or note what is wrong with it."""
     word, accession, file = row["label"].lower(), row["accession"], row["file"]
     if word not in LABEL_WORDS:
-        problems.add(line, f"the label {word!r} is none", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}")
+        problems.add(line, f"the label {shown(word)!r} is none", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}")
         return
     if not accession and not file:
         problems.add(line, "neither accession nor file is given", "write one")

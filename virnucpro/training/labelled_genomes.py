@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from virnucpro.data.index_build import check_readable
 from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes import source_of
@@ -86,6 +87,16 @@ def files_of(inputs: Sequence[Path]) -> list[Path]:
     if twice:
         raise BadInputError([InputProblem(str(twice[0]), None, "the file is given twice", "give it once")])
     return files
+
+
+def check_files(inputs: Sequence[Path], *others: Path | None) -> None:
+    """
+    Check that every file of a training can be opened, long before it is read.
+
+    Raises:
+        BadInputError: One cannot; tells every problem.
+    """
+    check_readable([*files_of(inputs), *(path for path in others if path is not None)])
 
 
 def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledInput:

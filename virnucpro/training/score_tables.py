@@ -16,7 +16,7 @@ from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.store.prediction_manifest import PredictionManifest
-from virnucpro.training.delimited_tables import DelimitedTable
+from virnucpro.training.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.known_contigs import UNKNOWN_NT, is_new_id
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
 """What the columns are called unless the user says otherwise, as in ``contigs.tsv``."""
+MOST_SCORE = 1e100
+"""Of either sign: sums and differences of scores are finite."""
 _NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
 
 
@@ -72,8 +74,8 @@ def read_scores(
         name: What results call the tool; by default our classifier's name, or the file's.
 
     Raises:
-        BadInputError: A column is missing, a score is no finite number, an id is there twice or missing, or there is no
-            contig; tells every problem by file and line.
+        BadInputError: A column is missing, a score is no number or too large, an id is there twice or missing, or there
+            is no contig; tells every problem by file and line.
         ResultError: The table is ours, and the ``run.json`` beside it cannot be read.
     """
     table = DelimitedTable(path, unquoted_header=COLUMNS)
@@ -84,7 +86,7 @@ def read_scores(
     lines: dict[str, int] = {}
     scores: dict[str, float] = {}
     lengths: dict[str, int] = {}
-    for row in table.rows():
+    for row in table.rows(id_place, score_place, length_place):
         contig = row.cells[id_place]
         length = "" if length_place is None else row.cells[length_place]
         if table.is_ours and not length and contig in lines:
@@ -92,11 +94,16 @@ def read_scores(
         if is_new_id(contig, row, lines, problems):
             score = _score(row.cells[score_place])
             if score is None:
-                what = f"score {row.cells[score_place]!r} is no finite number"
+                what = f"score {shown(row.cells[score_place])!r} is no number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
                 problems.add(row.line, what, "write a number, or nothing where there is none", sequence_id=contig)
             scores[contig] = math.nan if score is None else score
             if length.isdecimal():
-                lengths[contig] = int(length)
+                length_nt = whole_number(length)
+                if length_nt is None:
+                    problems.add(
+                        row.line, f"length {shown(length)!r} is no number of nucleotides", "write a smaller one"
+                    )
+                lengths[contig] = length_nt or UNKNOWN_NT
     problems.raise_if_any()
     if not lines:
         problems.refuse(None, "no contig behind its header", "give it a line a contig")
@@ -148,14 +155,14 @@ def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
 
 
 def _score(text: str) -> float | None:
-    """Return a score, NaN for none; None where the text is no finite number."""
+    """Return a score, NaN for none; None where the text is no such number."""
     if text.lower() in _NO_SCORE:
         return math.nan
     try:
         score = float(text)
     except ValueError:
         return None
-    return score if math.isfinite(score) else None
+    return score if abs(score) <= MOST_SCORE else None
 
 
 def _manifest_of(path: Path) -> PredictionManifest | None:
