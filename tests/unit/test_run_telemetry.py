@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
-from virnucpro.errors import ConfigurationError
+from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.run_layout import RunLayout
@@ -180,6 +180,15 @@ def test_a_taken_port_is_a_warning_and_a_broken_view_harms_nothing(tmp_path, fas
     first, second = [line for line in logs if line["log_level"] == "warning"]
     assert (first["event"], first["port"]) == ("metrics.not_served", port)
     assert (second["event"], second["reason"]) == ("telemetry.failed", "ZeroDivisionError: of the view")
+
+
+def test_a_signal_that_comes_while_a_view_is_shown_ends_the_run(tmp_path, fasta):
+    class Signalled(Seen):
+        def close(self):
+            raise StoppedError(signal.SIGTERM)
+
+    with pytest.raises(StoppedError):
+        embed(fasta, tmp_path / "out", RunTelemetry(views=[Signalled()]))
 
 
 def test_targets_that_cannot_be_written_are_a_warning(tmp_path, fasta):

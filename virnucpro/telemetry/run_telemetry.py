@@ -373,6 +373,8 @@ class RunTelemetry:
         """Do something that must never end the run; a view that fails shows no more."""
         try:
             call(*args)
+        except StoppedError:  # a signal, which has nothing to do with the call that it came in
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, the run is worth more
             self._complain("telemetry.failed", f"{type(error).__name__}: {error}")
             if of is not None and of in self._views:
