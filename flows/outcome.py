@@ -49,7 +49,7 @@ def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> S
         code = ExitCode.PARTIAL if state.name == "Partial" else ExitCode.COMPLETE
     except (NotToRunError, Pause) as stopped:
         run = _flow_run()
-        if run is not None and run.parent_task_run_id is None:
+        if stopped.state is not None and run is not None and run.parent_task_run_id is None:
             _leave(stopped.state)
         if isinstance(stopped, Pause):
             raise
