@@ -36,7 +36,8 @@ class NotToRunError(StoppedError):
     def __init__(self, state: State[Any]) -> None:
         super().__init__()
         self.state = state
-        sentence = f"the run is {state.name} on the Prefect server, so it was stopped; finished work is kept"
+        what = "another process runs it now" if state.is_running() else f"the run is {state.name} on the Prefect server"
+        sentence = f"{what}, so it was stopped here; finished work is kept"
         VirNucProError.__init__(self, sentence)
 
 
