@@ -222,7 +222,7 @@ def test_a_run_that_is_suspended_and_then_cancelled_stops_within_seconds_and_can
     from prefect.states import Cancelling, Suspended
 
     service = job.service
-    control_file(job.control, slow_s=2.0, calls=True)
+    control_file(job.control, slow_s=1.2, calls=True)
     run = job.start_and_wait_for_parts()
     processes = processes_of(run)
     with service.client() as client:

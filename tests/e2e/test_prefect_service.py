@@ -504,7 +504,7 @@ def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
         (automation,) = client.read_automations_by_name("virnucpro: a run shows no sign of life")
         assert automation.trigger.within == timedelta(minutes=15)
         automation.trigger.within = timedelta(seconds=90)  # the test has not as much time; the next bootstrap resets it
-        client.update_automation(automation.id, AutomationCore(**automation.model_dump(exclude={"id"})))
+        client.update_automation(automation.id, AutomationCore(**automation.model_dump(include=set(AutomationCore.model_fields))))
     control = hash_flows.control_file(workplace / "zombie.json", slow_s=600.0)
     variables = {hash_flows.VARIABLE: str(control), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
     deployment = prefect_server.deploy("tests/hash_flows.py:embed", "zombie", **variables)

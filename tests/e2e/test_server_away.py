@@ -29,7 +29,7 @@ def test_a_run_goes_on_over_a_restart_of_the_server_and_an_outage_and_completes(
     from prefect.client.schemas.actions import DeploymentUpdate
 
     sequences = make_proteins(tmp_path / "in.fasta", random.Random(4), 60)
-    control = control_file(tmp_path / "control.json", slow_s=60.0, calls=True)
+    control = control_file(tmp_path / "control.json", slow_s=40.0)  # 13 blocks each of two workers: nine minutes
     memory = "prefect.server.concurrency.lease_storage.memory"
     with prefect_service(tmp_path / "server", PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=memory) as service:
         ready = service.run(sys.executable, str(REPOSITORY / "deployments" / "bootstrap"))
@@ -54,8 +54,7 @@ def test_a_run_goes_on_over_a_restart_of_the_server_and_an_outage_and_completes(
             time.sleep(45)  # automations have looked at what they missed, and the run at its own state
             assert service.flow_run(run).state.name == "Running"
             assert process.is_running()
-            control_file(control, calls=True)
-            service.wait_for_state(run, "Completed", limit_s=180)
+            service.wait_for_state(run, "Completed", limit_s=400)
             with service.client() as client:
                 names = [state.name for state in client.read_flow_run_states(run)]
         print(f"{time.monotonic() - began_s:.0f} s of run: {names}")
