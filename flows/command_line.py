@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from prefect import Flow
-from prefect.exceptions import ParameterTypeError
+from prefect.exceptions import ParameterTypeError, PrefectSignal
 from prefect.logging.handlers import APILogWorker
 
 from flows.embedded_server import prefect_api
@@ -35,6 +35,8 @@ def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
             state = cast("Any", flow)(**parameters, return_state=True)
         except ParameterTypeError as error:  # where the form's bounds are narrower than the options'
             raise ConfigurationError(str(error)) from None
+        except PrefectSignal as ended:  # the server no longer has it as running
+            raise (ended.__cause__ or ended) from None
         # the last log lines leave while there is a server: at exit Prefect would try for a minute
         APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
         outcome = state.result(raise_on_failure=False)

@@ -6,6 +6,7 @@ Failed otherwise, with a sentence that counts what is missing and names where th
 same folder continues it.
 """
 
+from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Annotated, Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture, wait
+from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -60,6 +61,8 @@ from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
+POLL_S = 0.5
+"""Seconds between two moments at which a run that waits for its ranks can be interrupted."""
 
 
 @flow(
@@ -241,6 +244,12 @@ def _embed_and_aggregate(
         return close_run(run, computing.outcomes(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
 
 
+def _wait_for(futures: list[PrefectConcurrentFuture[Any]]) -> None:
+    """Wait until all have ended; what Prefect raises in this thread lands only between two short waits."""
+    while wait([future.wrapped_future for future in futures], timeout=POLL_S).not_done:
+        pass
+
+
 class _OnThisMachine:
     """One task a device of this machine, each of which runs a worker process."""
 
@@ -255,19 +264,19 @@ class _OnThisMachine:
         When we are told to stop, no worker is left.
         """
         book = self._book
-        futures: list[PrefectFuture[Any]] = []
+        futures: list[PrefectConcurrentFuture[Any]] = []
         ranks = list(range(self._run.world_size))
         try:
             while ranks:
-                futures.extend(embed_shard.submit(self._run, rank, book) for rank in ranks)
-                wait(futures)
+                futures.extend(cast("Any", embed_shard.submit(self._run, rank, book)) for rank in ranks)
+                _wait_for(futures)
                 ranks = book.recovery.take_over(book.in_order())
                 if ranks:
                     get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
         except BaseException:
             book.stop.set()
             get_run_logger().warning("stopping: workers end at their next batch boundary")
-            wait(futures)
+            _wait_for(futures)
             raise
 
     def outcomes(self) -> list[RankOutcome]:

@@ -109,7 +109,7 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
         return [
             "There is nothing to continue.",
             f"{printable(str(folder))} holds no run: this one ended before it began.",
-            "Once what it says is mended, start it again."
+            "Fix the problem above, then start the run again."
             if has_failed
             else "Start it again with the same parameters.",
         ]

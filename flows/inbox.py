@@ -7,15 +7,23 @@ run's turn has come: leave a file there until its run has ended. The runs are on
 none of them.
 """
 
+import shlex
 from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
@@ -42,8 +50,11 @@ INPUT_PARAMETERS = ("input_files", "fasta_files")
 """What the flows that we know call their list of files."""
 MAX_ROWS = 1000
 """Rows of the artifact; the log has every file."""
+_RUNS_ASKED = 200
+"""Runs whose state is asked for at once: the server's own limit."""
+_FAILED = [StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 
-_ORDER = ["taken", "waits", "left for later", "skipped", "taken before"]
+_ORDER = ["taken", "waits", "left for later", "skipped", "failed before", "taken before"]
 """What becomes of files, in the order of the table."""
 
 
@@ -127,6 +138,8 @@ class _Scan:
         self.input_parameter = known[0]
         self.rows: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
+        self.before: list[tuple[Path, Claim]] = []
+        """Files whose content was taken by an earlier scan."""
         self.refusal: ConfigurationError | None = None
 
     def take(self, arrived: list[ArrivedFile], left: list[LeftFile], *, max_runs: int) -> State[Any]:
@@ -142,6 +155,7 @@ class _Scan:
                 left.append(LeftFile(file.path, str(error)))
             else:
                 self._take_one(file, sha256, claim, max_runs=max_runs)
+        self._look_at_earlier_runs()
         for item in left:
             self._row(item.path, "left for later" if item.is_later else "skipped", item.why)
         self.memory.save_contents()
@@ -150,7 +164,7 @@ class _Scan:
 
     def _take_one(self, file: ArrivedFile, sha256: str, claim: Claim | None, *, max_runs: int) -> None:
         if claim is not None and claim.flow_run_id is not None:
-            self._row(file.path, "taken before", claim.run_folder)
+            self.before.append((file.path, claim))
             return
         if self.refusal is None and not self.target.paused and self.counts["taken"] < max_runs:
             claim = claim or self.memory.take(file.path, sha256)
@@ -162,6 +176,28 @@ class _Scan:
                 self._row(file.path, "taken", claim.run_folder)
                 return
         self._row(file.path, "waits")
+
+    def _look_at_earlier_runs(self) -> None:
+        """Say at each scan which files were taken before, and of which of them the run has failed."""
+        failed: dict[str, FlowRun] = {}
+        ids = [UUID(claim.flow_run_id) for _, claim in self.before]
+        for begin in range(0, len(ids), _RUNS_ASKED):
+            asked = FlowRunFilter(
+                id=FlowRunFilterId(any_=ids[begin : begin + _RUNS_ASKED]),
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_FAILED)),
+            )
+            failed |= {str(run.id): run for run in self.client.read_flow_runs(flow_run_filter=asked)}
+        for path, claim in self.before:
+            run = failed.get(str(claim.flow_run_id))
+            if run is None:
+                self._row(path, "taken before", claim.run_folder)
+                continue
+            forget = f"rm {shlex.quote(printable(str(self.memory.path_of(claim.sha256))))}"
+            why = f"{run.state_name}: {run.state.message}" if run.state and run.state.message else run.state_name
+            note = (
+                f"run {run.id} ended as {printable(str(why))}; press Retry there, or to have it taken again: {forget}"
+            )
+            self._row(path, "failed before", note)
 
     def _state(self) -> State[Any]:
         taken = self.counts["taken"]
@@ -201,7 +237,7 @@ class _Scan:
 
     def _row(self, path: Path, state: str, note: str = "") -> None:
         shown = printable(str(path))
-        level = {"taken before": "debug", "skipped": "warning"}.get(state, "info")
+        level = {"taken before": "debug", "skipped": "warning", "failed before": "warning"}.get(state, "info")
         getattr(get_run_logger(), level)("%s: %s%s", shown, state, f": {note}" if note else "")
         self.counts[state] += 1
         self.rows.append({"file": shown, "state": state, "note": note})

@@ -4,20 +4,23 @@ How a flow run of ours ends: its state, its sentence, and its exit code as a lab
 Completed; Completed and named ``Partial``; Failed with the sentence that the command line would print; Failed and named
 ``TimedOut`` when its own time limit has passed. The label ``virnucpro.exit_code`` says the same to programs, with the
 plain command's numbers. A run that is cancelled or killed cannot say anything: its state is Prefect's, and it has no
-label.
+label; nor has one that stopped because the server no longer had it as running: its state there stays.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
+from prefect.exceptions import Abort, Pause
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 
+from flows.server_state import NotToRunError, watched
 from flows.time_limit import TimeLimitError, time_limit
 from virnucpro.errors import ExitCode, VirNucProError
 
@@ -35,11 +38,22 @@ def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> S
     Args:
         work: The run; called in the thread that the flow runs in, which is the main thread of its process.
         time_limit_minutes: After which it is interrupted, and workers are stopped, then killed; 0 is none.
+
+    Raises:
+        Abort: The server no longer has the run as running: it was stopped, and its state there stays.
+        Pause: Likewise, of a run that is suspended.
     """
     try:
-        with time_limit(time_limit_minutes):
+        with watched(), time_limit(time_limit_minutes):
             state = work()
         code = ExitCode.PARTIAL if state.name == "Partial" else ExitCode.COMPLETE
+    except (NotToRunError, Pause) as stopped:
+        run = _flow_run()
+        if stopped.state is not None and run is not None and run.parent_task_run_id is None:
+            _leave(stopped.state)
+        if isinstance(stopped, Pause):
+            raise
+        return Cancelled(message=str(stopped), data=stopped)  # the whole run leaves
     except VirNucProError as error:
         name = "TimedOut" if isinstance(error, TimeLimitError) else "Failed"
         state, code = Failed(name=name, message=str(error), data=error), error.exit_code
@@ -47,10 +61,33 @@ def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> S
     return state
 
 
+def _flow_run() -> FlowRun | None:
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
+def _leave(state: State[Any]) -> NoReturn:
+    """End the run's process as the server has it, after what is done for a cancelled run."""
+    context = FlowRunContext.get()
+    assert context is not None
+    flow, run = context.flow, context.flow_run
+    assert flow is not None
+    assert run is not None
+    stopped = NotToRunError(state)
+    get_run_logger().warning("%s", stopped)
+    if state.is_cancelling():  # what should have ended the process has not
+        state = Cancelled(message=str(stopped))
+        with suppress(Exception), get_client(sync_client=True) as client:
+            client.set_flow_run_state(run.id, state, force=True)
+    for hook in flow.on_cancellation_hooks:
+        hook(flow, run, state)
+    raise (Pause(state=state) if state.is_paused() else Abort(str(stopped))) from stopped
+
+
 def _label(code: ExitCode) -> None:
     """Write the exit code to the flow run; an API that does not answer for a while cannot be told."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    run = _flow_run()
+    if run is None:
         return None
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -59,7 +96,7 @@ def _label(code: ExitCode) -> None:
                 temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
                 get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
             ):
-                return client.update_flow_run_labels(context.flow_run.id, {LABEL: int(code)})
+                return client.update_flow_run_labels(run.id, {LABEL: int(code)})
         except Exception as error:  # noqa: BLE001  whatever the API does, the state that follows is worth more
             if time.monotonic() > deadline_s:
                 get_run_logger().warning("the label %s could not be written: %s", LABEL, error or repr(error))

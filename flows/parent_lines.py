@@ -13,7 +13,11 @@ from typing import Any
 import structlog
 from prefect.logging.handlers import APILogHandler
 
+from virnucpro.errors import VirNucProError
 from virnucpro.telemetry.log_lines import log_sentence
+
+_OF_PREFECT = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+"""Loggers of Prefect that write how runs and tasks end."""
 
 
 def send_lines_to_prefect() -> None:
@@ -22,6 +26,8 @@ def send_lines_to_prefect() -> None:
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
         logger.addHandler(APILogHandler())
+    for name in _OF_PREFECT:
+        logging.getLogger(name).addFilter(_without_our_tracebacks)  # the same one is added once
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -32,6 +38,14 @@ def send_lines_to_prefect() -> None:
 def log_level(name: str) -> int:
     """Return the standard library's number of a worker's level."""
     return logging.getLevelNamesMapping()[name.upper()]
+
+
+def _without_our_tracebacks(record: logging.LogRecord) -> bool:
+    """Keep a line of Prefect's, but no traceback of an expected error: its message is the run's, and is logged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if record.exc_info and (error is None or isinstance(error, VirNucProError)):
+        record.exc_info = None  # of None Prefect would log "NoneType: None"
+    return not (isinstance(error, VirNucProError) and "unexpected exception" in record.getMessage())
 
 
 def _to_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:

@@ -18,11 +18,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from uuid import UUID
 
 import psutil
+
+from virnucpro.telemetry.metrics_options import METRICS_TARGETS
+from virnucpro.telemetry.target_file import remove_forgotten_targets
 
 GRACE_S = 25.0
 """Seconds that the runs have to stop; workers of a run take ten at the most."""
@@ -57,6 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _ToldToGoError
 
+    if folder := os.environ.get(METRICS_TARGETS):
+        with suppress(OSError):  # of a worker that was killed with its runs
+            remove_forgotten_targets(Path(folder))
     name = _option(arguments, "--name", "-n")
     if name is None:  # its runs bear it
         name = f"{socket.gethostname()} {os.getpid()}"

@@ -11,11 +11,15 @@ import json
 import os
 from pathlib import Path
 
+from prefect.concurrency import _leases
+
 import flows.embed
 import flows.tasks
 from tests import fake_gpus, fakes
 
 VARIABLE = "HASH_CONTROL"
+RENEW_LEASE_S = "RENEW_LEASE_S"
+"""Variable of the flow's process: seconds until it renews the lease of a concurrency limit, instead of 225."""
 
 
 def control_file(path: Path, **plan) -> Path:
@@ -27,6 +31,8 @@ def control_file(path: Path, **plan) -> Path:
 if VARIABLE in os.environ:
     _config = fakes.hash_config(weights_path=os.environ[VARIABLE], loader="tests.fakes:load_faulty_model")
     flows.embed.configure_model = lambda *_, **__: _config
+if RENEW_LEASE_S in os.environ:
+    _leases._RENEWAL_FRACTION = float(os.environ[RENEW_LEASE_S]) / 300
 if fake_gpus.VARIABLE in os.environ:
     fake_gpus.pretend(int(os.environ[fake_gpus.VARIABLE]))
     flows.tasks.GPU_WORKER = fake_gpus.WORKER

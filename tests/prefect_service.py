@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -41,6 +41,8 @@ class PrefectService:
 
     def __init__(self, folder: Path, host: str, port: int, environ: dict[str, str]) -> None:
         self.folder = folder
+        self.server = ExitStack()
+        """Ends the server."""
         self.url = f"http://{host}:{port}"
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "VIRNUCPRO_"))}
         self.environ = {
@@ -50,12 +52,36 @@ class PrefectService:
             "PREFECT_API_AUTH_STRING": PASSWORD,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_RUNNER_POLL_FREQUENCY": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **environ,
         }
+
+    def serve(self) -> None:
+        """Start the server, and wait until it answers."""
+        log = self.folder / "server.log"
+        settings = {
+            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "20",
+            "PREFECT_UI_API_URL": f"{self.url}/api",
+        }
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
+        self.server.enter_context(started(command, log, cwd=self.folder, environ={**self.environ, **settings}))
+        wait_until(lambda: is_healthy(self.url), limit_s=START_LIMIT_S, log=log)
+
+    def be_away(self, seconds: float) -> None:
+        """Stop the server, and start it again after so many seconds."""
+        began_s = time.monotonic()
+        self.server.close()
+        time.sleep(seconds)
+        self.serve()
+        print(f"the server was away for {time.monotonic() - began_s:.0f} s")
 
     def client(self) -> SyncPrefectClient:
         """Return a client of the API, to be used in a ``with``."""
@@ -195,17 +221,8 @@ def prefect_service(folder: Path, host: str = "127.0.0.1", **environ: str):
         port = free.getsockname()[1]
     (folder / "home").mkdir(parents=True)
     service = PrefectService(folder, host, port, environ)
-    log = folder / "server.log"
-    settings = {
-        "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
-        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
-        "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "20",
-        "PREFECT_UI_API_URL": f"{service.url}/api",
-    }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
-    with started(command, log, cwd=folder, environ={**service.environ, **settings}):
-        wait_until(lambda: is_healthy(service.url), limit_s=START_LIMIT_S, log=log)
+    with service.server:
+        service.serve()
         made = service.prefect("work-pool", "create", POOL, "--type", "process")
         assert made.returncode == 0, made.stderr
         yield service

@@ -25,9 +25,10 @@ pytest.importorskip("prefect")
 from tests.conftest import REPOSITORY
 from tests.faults.processes import RowsFound, compare_rows, is_gone, make_proteins, seconds_until_gone
 from tests.faults.test_prefect import computed, durable_sequences
-from tests.hash_flows import VARIABLE, control_file
+from tests.hash_flows import RENEW_LEASE_S, VARIABLE, control_file
 from tests.prefect_service import POOL, START_LIMIT_S, started, wait_until
 from virnucpro.pipeline.run_status import status_of
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,11 +148,11 @@ def check_it_says_how_to_continue(job: Job, run: UUID):
 
 
 @contextmanager
-def draining_worker(service: PrefectService):
+def draining_worker(service: PrefectService, **environ: str):
     """A worker of ``flows.worker``; yields its process, whose ``log`` is a file."""
     log = service.folder / f"draining-{time.monotonic_ns()}.log"
     command = [sys.executable, "-m", "flows.worker", "--pool", POOL]
-    with started(command, log, cwd=REPOSITORY, environ=service.environ) as process:
+    with started(command, log, cwd=REPOSITORY, environ={**service.environ, **environ}) as process:
         wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
         process.log = log
         yield process
@@ -172,7 +173,10 @@ def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_conti
         assert service.flow_run(run).state.name == "AwaitingRetry", first.log.read_text()
     check_it_says_how_to_continue(job, run)
     assert "stopping: workers end at their next batch boundary" in logs_of(service, run)
-    with draining_worker(service):
+    forgotten = job.folder / f"virnucpro-{host_name()}-0123456789ab.json"  # by a worker that was killed with its run
+    forgotten.write_text("[]")
+    with draining_worker(service, VIRNUCPRO_METRICS_TARGETS=str(job.folder)):
+        assert not forgotten.exists()
         job.check_complete(run, before)
     assert state_names(service, run)[-1] == "Completed"
 
@@ -211,6 +215,75 @@ def test_a_cancelled_run_leaves_no_process_and_a_folder_that_the_next_run_comple
     assert seconds + time.monotonic() - began_s < 90
     assert processes_of(run) == []
     check_it_says_how_to_continue(job, run)
+    job.check_complete(job.start(), before)
+
+
+def test_a_run_that_is_suspended_and_then_cancelled_stops_within_seconds_and_can_be_continued(worker, job):
+    from prefect.states import Cancelling, Suspended
+
+    service = job.service
+    control_file(job.control, slow_s=1.2, calls=True)
+    run = job.start_and_wait_for_parts()
+    processes = processes_of(run)
+    with service.client() as client:
+        assert client.set_flow_run_state(run, Suspended(timeout_seconds=600)).status.value == "ACCEPT"
+        assert client.set_flow_run_state(run, Cancelling()).state.name == "Cancelled"  # no worker hears of it
+    seconds = seconds_until_gone(processes, limit_s=60)
+    before = job.durable()
+    print(f"gone {seconds:.1f} s after it was asked for")
+    assert seconds < 3 * 15  # ten until it looks at its state, and a batch
+    check_it_says_how_to_continue(job, run)
+    assert state_names(service, run)[-2:] == ["Suspended", "Cancelled"]
+    job.check_complete(job.start(), before)
+
+
+@pytest.mark.long
+def test_a_suspended_run_stops_and_goes_on_when_it_is_resumed(worker, job):
+    from prefect.states import Suspended
+
+    control_file(job.control, slow_s=2.0, calls=True)
+    run = job.start_and_wait_for_parts()
+    processes = processes_of(run)
+    with job.service.client() as client:
+        client.set_flow_run_state(run, Suspended(timeout_seconds=600))
+    assert seconds_until_gone(processes, limit_s=60) < 3 * 15
+    before = job.durable()
+    assert job.service.flow_run(run).state.name == "Suspended"
+    with job.service.client() as client:
+        client.resume_flow_run(run)
+    job.check_complete(run, before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("then", ["Crashed", "Cancelled"])
+def test_a_run_that_loses_the_lease_of_its_limit_stops_at_once_and_a_cancel_meanwhile_ends_it_cancelled(
+    worker, prefect_server, job, then
+):
+    """Prefect injects an error into the main thread, which must not sit in one long wait."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    variables = {VARIABLE: str(job.control), "VIRNUCPRO_DATA_ROOTS": str(job.folder), RENEW_LEASE_S: "2"}
+    update = DeploymentUpdate(concurrency_limit=1, job_variables={"env": variables})
+    with prefect_server.client() as client:
+        client.update_deployment(job.deployment, update)
+    # a rank that hangs is killed ten seconds after it was told to stop: there is time between both
+    hangs = {"rank": 0, "how": "hang", "before_batch": 2, "times": 1} if then == "Cancelled" else {}
+    control_file(job.control, slow_s=2.0, calls=True, **hangs)
+    run = job.start_and_wait_for_parts()
+    processes = processes_of(run)
+    lease = job.service.flow_run(run).state.state_details.deployment_concurrency_lease_id
+    with prefect_server.client() as client:
+        client.request("POST", "/v2/concurrency_limits/decrement-with-lease", json={"lease_id": str(lease)})
+    if then == "Cancelled":
+        wait_until(lambda: any("stopping: workers" in line for line in logs_of(job.service, run)), limit_s=60)
+        job.service.cancel(run)
+    seconds = seconds_until_gone(processes, limit_s=120)
+    before = job.durable()
+    print(f"gone {seconds:.1f} s after the lease was lost")
+    assert seconds < 3 * 20
+    job.service.wait_for_state(run, then, limit_s=90)
+    with prefect_server.client() as client:
+        client.update_deployment(job.deployment, DeploymentUpdate(concurrency_limit=None))
     job.check_complete(job.start(), before)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import signal
 import socket
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,7 +31,7 @@ import yaml
 
 from tests import hash_flows
 from tests.conftest import REPOSITORY
-from tests.prefect_service import POOL, prefect_service, wait_until
+from tests.prefect_service import PASSWORD, POOL, prefect_service, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +102,7 @@ def make_workplace(service, folder):
 
 
 def test_prefect_yaml_is_what_prefects_schema_wants_and_has_no_word_that_prefect_would_ignore():
-    from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
+    from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel, WorkPoolConfig
 
     settings = yaml.safe_load(PREFECT_YAML.read_text())
     # Prefect's repository publishes schemas/prefect.yaml.schema.json: what this model says of itself
@@ -112,7 +115,6 @@ def test_prefect_yaml_is_what_prefects_schema_wants_and_has_no_word_that_prefect
     for deployment in settings["deployments"]:
         assert set(deployment) <= set(DeploymentConfig.model_fields)
         assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
-        assert set(deployment["concurrency_limit"]) <= set(ConcurrencyLimitSpec.model_fields)
 
 
 def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_takes():
@@ -132,7 +134,8 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
             flow.validate_parameters(parameters)
         assert deployment["version"] == virnucpro.__version__
         assert deployment["work_pool"]["name"] == POOL
-        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+        assert deployment["work_pool"]["work_queue_name"] == deployment["name"]
+        assert "concurrency_limit" not in deployment, "a restart of the server would end its runs"
         assert deployment["enforce_parameter_schema"] is True
         assert len(deployment["description"]) > 100
         assert "virnucpro" in deployment["tags"]
@@ -158,7 +161,7 @@ def test_deploying_everything_twice_changes_nothing_the_second_time(prefect_serv
     nightly = kept[1]["predict-inbox/predict-nightly"]
     assert [schedule["active"] for schedule in nightly["schedules"]] == [False]
     assert all(what["enforce_parameter_schema"] for what in kept[1].values())
-    assert {what["global_concurrency_limit"]["limit"] for what in kept[1].values()} == {1}
+    assert all(what["global_concurrency_limit"] is None for what in kept[1].values())
     assert {str(REPOSITORY)} == {
         step["directory"] for what in kept[1].values() for pull in what["pull_steps"] for step in pull.values()
     }
@@ -225,6 +228,7 @@ def test_ci_gets_the_outcome_of_a_run_as_exit_code_with_its_lines_and_its_summar
     assert "----- embed-missing -----" in done["partial"].stdout
     assert "2 of 3 sequences have their row." in summary.read_text()
     assert "no such file" in done["failed"].stdout.lower()
+    assert not re.search("Traceback|NoneType: None", done["failed"].stdout), "an expected error is one sentence"
     assert "is not under a folder that the worker allows" in done["settings"].stdout
     assert "is not of type 'string'" in done["schema"].stderr
     assert "8 s have passed: it is cancelled" in done["timed out"].stdout
@@ -398,6 +402,47 @@ def test_a_scan_that_is_killed_at_any_step_neither_loses_a_file_nor_takes_it_twi
         client.delete_deployment(target)
 
 
+def test_a_file_whose_run_failed_is_named_at_each_scan_with_the_claim_to_remove(prefect_server, tmp_path):
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+    from prefect.states import Failed
+
+    from flows.inbox import predict_inbox
+
+    inbox, results = tmp_path / "inbox", tmp_path / "results"
+    inbox.mkdir()
+    (inbox / "a.fasta").write_text(">a\nMKT\n")
+    target = deploy_hash(prefect_server, tmp_path, "hash-of-failed-files")
+    given = {"deployment": "embed/hash-of-failed-files", "settle_seconds": 0}
+    settings = {PREFECT_API_URL: f"{prefect_server.url}/api", PREFECT_API_AUTH_STRING: PASSWORD}
+
+    def scan():
+        """What a scan says, and the note on the file in its table."""
+        with temporary_settings(settings):
+            state = predict_inbox(str(inbox), str(results), **given, return_state=True)
+        of_scan = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
+        with prefect_server.client() as client:
+            (artifact,) = client.read_artifacts(artifact_filter=of_scan)
+        return state.message.partition(" started")[2], json.loads(artifact.data)[0]["note"]
+
+    assert scan()[0] == ""
+    assert scan()[0] == ", 1 taken before"
+    (run,) = runs_of(prefect_server, target)
+    with prefect_server.client() as client:
+        client.set_flow_run_state(run.id, Failed(message="its input is bad"), force=True)
+    said, note = scan()
+    assert (said, note) == scan()
+    assert said == ", 1 failed before"
+    assert f"run {run.id} ended as Failed: its input is bad; press Retry there, or" in note
+    subprocess.run(shlex.split(note.rpartition(": ")[2]), check=True)
+    assert scan()[0] == ""
+    first, again = runs_of(prefect_server, target)
+    assert first.id != again.id
+    assert first.parameters["output_dir"] == again.parameters["output_dir"]
+    with prefect_server.client() as client:
+        client.delete_deployment(target)
+
+
 def bootstrap_says(service, *arguments, **environ):
     began_s = time.monotonic()
     done = service.run(sys.executable, BOOTSTRAP, *arguments, **environ)
@@ -417,13 +462,17 @@ def test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time(pref
     assert {f"deployment {name}" for name in DEPLOYMENTS} <= set(second)
     assert len([name for name in second if name.startswith("virnucpro: ")]) == 3
     assert {what.partition(":")[0] for what in second.values()} == {"as it was"}
+    assert {f"work queue {name.partition('/')[2]}" for name in DEPLOYMENTS} <= set(second)
     # what an operator sets stays, unless an option says otherwise
     with prefect_server.client() as client:
         (failed,) = client.read_automations_by_name("virnucpro: a run failed")
         client.pause_automation(failed.id)
+        (queue,) = [queue for queue in client.read_work_queues(work_pool_name=POOL) if queue.name == "embed"]
+        client.update_work_queue(queue.id, concurrency_limit=3)
     assert bootstrap_says(prefect_server, "--limit", "2")[f"work pool {POOL}"].startswith("changed: process, 2 runs")
     third = bootstrap_says(prefect_server)
     assert third[f"work pool {POOL}"] == "as it was: process, 2 runs at a time"
+    assert third["work queue embed"] == "as it was: at most 3 at a time"
     with prefect_server.client() as client:
         assert client.read_work_pool(POOL).concurrency_limit == 2
         (failed,) = client.read_automations_by_name("virnucpro: a run failed")
@@ -451,6 +500,13 @@ def test_bootstrap_says_in_a_sentence_why_the_server_cannot_be_used(prefect_serv
 def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
     """The worker and the flow's process are killed at once, so that nobody is left to say what became of the run."""
     bootstrap_says(prefect_server)
+    with prefect_server.client() as client:
+        automations = runpy.run_path(BOOTSTRAP)["automations"]
+        *_, silent = automations(client, Namespace(notify=None))
+        (automation,) = client.read_automations_by_name(silent.name)
+        assert automation.trigger.within == silent.trigger.within == timedelta(minutes=15)
+        silent.trigger.within = timedelta(seconds=90)  # for this test alone; the next bootstrap sets it back
+        client.update_automation(automation.id, silent)
     control = hash_flows.control_file(workplace / "zombie.json", slow_s=600.0)
     variables = {hash_flows.VARIABLE: str(control), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
     deployment = prefect_server.deploy("tests/hash_flows.py:embed", "zombie", **variables)
@@ -466,7 +522,7 @@ def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
         worker.kill()
         flow_process.kill()
         ended = prefect_server.wait_for_state(run.id, "Crashed", limit_s=180)
-    assert ended.state.message == "no sign of life for 90 s: run it again, and it continues"
+    assert ended.state.message == "no heartbeat for 15 minutes: run it again, and it continues"
 
 
 @pytest.fixture

@@ -15,13 +15,16 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from prefect import flow
+from prefect import flow, get_client, states
+from prefect.exceptions import Abort, Pause
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Suspended
 from prefect.testing.utilities import prefect_test_harness
 
-from flows import progress
+from flows import progress, server_state
 from flows.embed import embed, run_from_command_line
+from flows.outcome import ended
 from flows.predict import predict
 from flows.progress import ProgressArtifacts
 from flows.train import train
@@ -239,12 +242,68 @@ def test_bad_input_and_unknown_models_fail_without_a_worker(tmp_path, small, cap
     with pytest.raises(BadInputError, match=r"bad\.fasta:1: "):
         run_from_command_line(fasta_files=[str(bad)], output_dir=str(tmp_path / "a"), hardware={"devices": "cpu"})
     assert f"{bad}:1: text before the first '>'" in caplog.text
-    assert "Traceback" not in caplog.text
+    assert not re.search("Traceback|NoneType: None", caplog.text)
     with pytest.raises(UnknownModelError):
         run_from_command_line(
             fasta_files=[str(small)], output_dir=str(tmp_path / "b"), hardware={"devices": "cpu"}, model="nonsense"
         )
     assert not (tmp_path / "a" / "logs").exists()
+
+
+HOOKED = []
+
+
+@flow(name="watched", on_cancellation=[lambda _flow, run, _state: HOOKED.append(run.id)])
+def watched_run(kind):
+    """Get a state on the server that is not this process's, and compute on."""
+    state = Suspended(timeout_seconds=60) if kind == "Suspended" else getattr(states, kind)()
+
+    def work():
+        with get_client(sync_client=True) as client:
+            assert client.set_flow_run_state(flow_run.id, state, force=True).status == "ACCEPT"
+        time.sleep(20)
+        return Completed(message="nobody stopped it")
+
+    return ended(work)
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "stays"),
+    [
+        ("Suspended", Pause, "Suspended"),
+        ("Crashed", Abort, "Crashed"),
+        ("Cancelled", Abort, "Cancelled"),
+        ("Cancelling", Abort, "Cancelled"),  # which nothing else has ended for too long
+        ("Running", Abort, "Running"),  # in another process
+    ],
+)
+def test_a_run_that_the_server_no_longer_has_as_running_here_stops_and_leaves_its_state(
+    monkeypatch, kind, signal, stays
+):
+    monkeypatch.setattr(server_state, "LOOK_S", 0.2)
+    monkeypatch.setattr(server_state, "CANCELLING_S", 0.3)
+    HOOKED.clear()
+    with pytest.raises(signal) as caught:
+        watched_run(kind)
+    assert isinstance(caught.value.__cause__, server_state.NotToRunError)
+    (run_id,) = HOOKED
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run_id).state.name == stays
+
+
+def test_a_server_that_does_not_answer_stops_no_run(monkeypatch):
+    monkeypatch.setattr(server_state, "LOOK_S", 0.1)
+
+    @flow
+    def alone():
+        def work():
+            with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), server_state.watched():
+                time.sleep(1)
+            return Completed(message="done")
+
+        return ended(work)
+
+    assert alone(return_state=True).message == "done"
 
 
 @pytest.mark.parametrize(

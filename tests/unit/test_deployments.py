@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import kubernetes_validate
@@ -193,6 +194,20 @@ def test_every_file_of_ours_that_a_container_mounts_is_there():
     ours = [volume.split(":")[0] for volume in mounted if volume.startswith("../")]
     assert len(ours) == 5
     assert all((COMPOSE.parent / path).exists() for path in ours)
+
+
+def test_runs_are_limited_by_queues_that_bootstrap_makes_and_leases_of_other_limits_outlive_a_restart_of_the_server():
+    deployed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    (queues,) = re.findall(r"^QUEUES = (.*)$", (DEPLOYMENTS / "bootstrap").read_text(), re.MULTILINE)
+    assert sorted(deployment["work_pool"]["work_queue_name"] for deployment in deployed) == list(literal_eval(queues))
+    name, storage = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
+    unit = (DEPLOYMENTS / "systemd" / "virnucpro-server.service").read_text()
+    assert f"Environment={name}={storage}\n" in unit
+    assert "Environment=PREFECT_HOME=/var/lib/virnucpro-server\n" in unit
+    server = compose()["server"]
+    assert server["environment"][name] == storage
+    (volume,) = server["volumes"]
+    assert server["environment"]["PREFECT_HOME"].startswith(volume.partition(":")[2])
 
 
 def test_files_for_the_environment_hold_no_password():

@@ -100,7 +100,7 @@ class InboxMemory:
         Raises:
             ResultError: The claim cannot be read.
         """
-        path = self._path(sha256)
+        path = self.path_of(sha256)
         try:
             claim = Claim(**json.loads(read_bytes(path)))
         except FileNotFoundError:
@@ -130,8 +130,9 @@ class InboxMemory:
         self._write(noted)
         return noted
 
-    def _write(self, claim: Claim) -> None:
-        durable.write_bytes(self._path(claim.sha256), json.dumps(asdict(claim), indent=1).encode() + b"\n")
-
-    def _path(self, sha256: str) -> Path:
+    def path_of(self, sha256: str) -> Path:
+        """Return the file of a claim."""
         return self.folder / f"{sha256}.json"
+
+    def _write(self, claim: Claim) -> None:
+        durable.write_bytes(self.path_of(claim.sha256), json.dumps(asdict(claim), indent=1).encode() + b"\n")

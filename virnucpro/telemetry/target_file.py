@@ -2,7 +2,8 @@
 Tells a Prometheus where a run's metrics are: one file a run, for ``file_sd_configs``; on a cluster one more a host.
 
 A file is locked (``flock``) as long as its run lives and removed at its end. A run that was killed leaves it behind,
-and Prometheus shows its target as down, until the next run of this host that uses the folder removes it.
+and Prometheus shows its target as down, until the next run of this host that uses the folder removes it, or the next
+Prefect worker that is started with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""A run of a deployment outlives a restart of its server, and an outage longer than three heartbeats."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from tests.conftest import REPOSITORY
+from tests.faults.processes import RowsFound, compare_rows, make_proteins
+from tests.hash_flows import VARIABLE, control_file
+from tests.prefect_service import prefect_service, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+
+RESTART_S = 16.0
+LEASE_RENEWED_S = 225.0
+"""Seconds after which a run would renew the lease of a concurrency limit."""
+OUTAGE_S = 100.0
+"""More than three heartbeats."""
+
+
+def test_a_run_goes_on_over_a_restart_of_the_server_and_an_outage_and_completes(tmp_path):
+    """The deployment is prefect.yaml's, on a server that keeps leases in memory, as Prefect's default is."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    sequences = make_proteins(tmp_path / "in.fasta", random.Random(4), 60)
+    control = control_file(tmp_path / "control.json", slow_s=40.0)  # 13 blocks each of two workers: nine minutes
+    memory = "prefect.server.concurrency.lease_storage.memory"
+    with prefect_service(tmp_path / "server", PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=memory) as service:
+        ready = service.run(sys.executable, str(REPOSITORY / "deployments" / "bootstrap"))
+        assert ready.returncode == 0, ready.stderr
+        assert "in memory: a restart of the server ends every run of a deployment with" in ready.stdout
+        with service.client() as client:
+            deployment = client.read_deployment_by_name("embed/embed")
+            variables = deployment.job_variables["env"] | {VARIABLE: str(control)}
+            flow = DeploymentUpdate(entrypoint="tests/hash_flows.py:embed", job_variables={"env": variables})
+            client.update_deployment(deployment.id, flow)
+        with service.worker(VIRNUCPRO_DATA_ROOTS=str(tmp_path)):
+            given = {"fasta_files": [str(tmp_path / "in.fasta")], "output_dir": str(tmp_path / "out")}
+            run = service.start(deployment.id, **given, hardware={"devices": "cpu", "workers": 2})
+            service.wait_for_state(run, "Running", limit_s=120)
+            began_s = time.monotonic()
+            wait_until(lambda: list((tmp_path / "out").glob("work/parts/*")), limit_s=120)
+            process = service.flow_process(run)
+            service.be_away(RESTART_S)
+            time.sleep(max(0.0, began_s + LEASE_RENEWED_S + 25 - time.monotonic()))
+            assert service.flow_run(run).state.name == "Running"
+            service.be_away(OUTAGE_S)
+            time.sleep(45)  # automations have looked at what they missed, and the run at its own state
+            assert service.flow_run(run).state.name == "Running"
+            assert process.is_running()
+            service.wait_for_state(run, "Completed", limit_s=400)
+            with service.client() as client:
+                names = [state.name for state in client.read_flow_run_states(run)]
+        print(f"{time.monotonic() - began_s:.0f} s of run: {names}")
+        assert names.count("Running") == 1
+    assert compare_rows(tmp_path / "out", sequences) == RowsFound()
