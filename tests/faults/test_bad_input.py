@@ -14,7 +14,7 @@ import lzma
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import h5py
@@ -23,8 +23,11 @@ import pytest
 import virnucpro
 from tests.fakes import another_user
 from tests.faults.command_line import Ended, run
+from tests.predictions import hash_prediction, predict
+from tests.strategies import write_fasta
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError
+from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import read_embeddings
 
 if TYPE_CHECKING:
@@ -493,3 +496,22 @@ def finished(tmp_path_factory):
     (folder / "input.fasta").write_bytes(b">a\nMKVL\n")
     assert embed("protein", folder / "input.fasta", "-o", folder / "out").code == 0
     return folder / "input.fasta", folder / "out"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_id_is_taken_exactly_where_the_names_of_its_chunks_have_room(tmp_path, soak_table):
+    config = hash_prediction(tmp_path)
+    config = replace(config, rules=replace(config.rules, on_bad_record="skip"))
+    records = [
+        (f"{chunks}_".ljust(id_bytes, "x"), "ATG" * (chunks * config.chunk_nt // 3))
+        for chunks in (1, 9, 10, 99, 100)
+        for id_bytes in range(1000, 1031)
+    ]
+    taken = {name for name, _ in records if len(f"{name}_chunk_{name.partition('_')[0]}F1") <= 1024}
+    predict([write_fasta(tmp_path / "in.fa", records)], tmp_path / "out", config)
+    rows = list(read_contig_calls(tmp_path / "out/contigs.tsv"))
+    differing = len(taken ^ {row.contig for row in rows if row.length is not None})
+    lost = len(records) - len(rows)
+    soak_table("an id near the limit of its length", tries=len(records), lost=lost, differing=differing)
+    assert (lost, differing) == (0, 0)

@@ -1,0 +1,67 @@
+"""A classifier's weights that give no sound score, behind a right sha256: refused before anything is embedded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from virnucpro.errors import WeightsError
+from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.pipeline.prediction_settings import configure_prediction
+
+BUNDLED = BUNDLED_WEIGHTS_DIR / "virnucpro-tiny"
+
+
+def spoilt(name, x):
+    """Yield what can be wrong with one tensor of numbers; None: it is absent."""
+    yield None
+    yield x[None]
+    yield x[:-1]
+    if x.dtype == np.float32:
+        for number in (np.nan, np.inf, -np.inf):
+            changed = x.copy()
+            changed.flat[x.size // 2] = number
+            yield changed
+    if name.endswith(("running_var", "deviation")):
+        for number in (0, -1):
+            changed = x.copy()
+            changed.flat[x.size // 2] = number
+            yield changed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_every_tensor_of_a_classifier_that_is_spoilt_in_any_way_is_refused(tmp_path, soak_table):
+    taken, tries = [], 0
+    folder = shutil.copytree(BUNDLED, tmp_path / "classifier")
+    configure_prediction(classifier=folder, device_type="cpu")  # as it is, it is good
+    card = json.loads((folder / "card.json").read_text())
+    for file_name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME):
+        tensors = load_file(BUNDLED / file_name)
+        with safe_open(BUNDLED / file_name, "np") as file:
+            metadata = file.metadata()
+        for name, x in tensors.items():
+            for changed in spoilt(name, x):
+                others = {other: tensors[other] for other in tensors if other != name}
+                data = save(others if changed is None else {**others, name: changed}, metadata)
+                own = {"weights_sha256": hashlib.sha256(data).hexdigest()}
+                if file_name == CONTIG_WEIGHTS_NAME:
+                    own = {"contig_model": {**card["contig_model"], **own}}
+                (folder / file_name).write_bytes(data)
+                (folder / "card.json").write_text(json.dumps({**card, **own}))
+                tries += 1
+                with suppress(WeightsError):
+                    configure_prediction(classifier=folder, device_type="cpu")
+                    taken.append((file_name, name, None if changed is None else changed.shape))
+        shutil.copy(BUNDLED / file_name, folder / file_name)
+    soak_table("a classifier's tensor that is spoilt, of the right sha256", tries=tries, differing=len(taken))
+    assert taken == []
+    assert tries > 50
