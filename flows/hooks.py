@@ -141,10 +141,11 @@ def _what_to_do(status: RunStatus, *, restarts: bool) -> list[str]:
         return ["Running it again with the same parameters takes it from there."]
     if status.state in {"running", "silent"}:
         return ["Run it again with the same parameters once the other one is over."]
-    how = ["Press Retry, or run it again with the same parameters: it continues, and computes nothing twice."]
+    press = "Press Retry (Resume if it is suspended)"
+    how = [f"{press}, or run it again with the same parameters: it continues, and computes nothing twice."]
     if restarts:
         how = [
-            "Press Retry: it continues, and computes nothing twice.",
+            f"{press}: it continues, and computes nothing twice.",
             "A new run with the same parameters would start afresh, as they say.",
         ]
     folder = shlex.quote(printable(str(status.output_dir)))

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -77,23 +78,26 @@ def main(arguments: Sequence[str]) -> int:
         preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
     )
     runs: dict[str, int] = {}
+    told: datetime | None = None
     try:
         try:
             return worker.wait()
         except _ToldToGoError:
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until we know the runs
+            told = datetime.now(UTC)
             runs = _halt(worker.pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _say(f"stopping {len(runs)} runs at their next batch boundary; once more not to wait for them")
             _end_runs(runs)
     except _ToldToGoError:
         _say("not waiting for runs")
+        told, runs = told or datetime.now(UTC), runs or _halt(worker.pid)  # both signals may have come at once
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for group in runs.values():
         _signal_group(group, signal.SIGKILL)
     _end_worker(worker)
-    _hand_back(list(runs), name, _option(arguments, "--pool", "-p"))
+    _hand_back(list(runs), name, _option(arguments, "--pool", "-p"), told)
     return 0
 
 
@@ -157,8 +161,12 @@ def _end_worker(worker: subprocess.Popen[bytes]) -> None:
         worker.wait()
 
 
-def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None) -> None:
-    """Let other workers have the runs that were stopped, and take note of those that somebody cancelled meanwhile."""
+def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, told: datetime) -> None:
+    """
+    Let other workers have the runs that were stopped, and take note of those that were cancelled meanwhile.
+
+    A run that was suspended, or had ended on the server, when we were told to go has that state again.
+    """
     from prefect.client.orchestration import get_client  # noqa: PLC0415  seconds, and nobody else here needs it
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings  # noqa: PLC0415
     from prefect.states import AwaitingRetry, Cancelled  # noqa: PLC0415
@@ -171,14 +179,19 @@ def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None) -> None:
         for run_id in dict.fromkeys([*run_ids, *_not_started(client, worker, pool)]):
             try:
                 state = client.read_flow_run(UUID(run_id)).state
+                before = [found for found in client.read_flow_run_states(UUID(run_id)) if found.timestamp < told]
+                stays = max(before, key=lambda found: found.timestamp, default=None)
                 if state is not None and state.is_cancelling():
                     client.set_flow_run_state(UUID(run_id), Cancelled(message="Cancelled while its worker went."))
+                elif stays is not None and (stays.is_paused() or stays.is_final()):
+                    if state is None or state.id != stays.id:
+                        client.set_flow_run_state(UUID(run_id), stays, force=True)
                 elif state is None or not state.is_final() or state.is_crashed():
                     client.set_flow_run_state(UUID(run_id), AwaitingRetry(message=message))
             except Exception as error:  # noqa: BLE001  whatever the API does, the next run is handed back as well
                 _say(f"run {run_id} could not be handed back: {error}")
             else:
-                _say(f"run {run_id} was handed back")
+                _say(f"run {run_id} is {client.read_flow_run(UUID(run_id)).state_name} now")
 
 
 def _not_started(client: Any, worker: str, pool: str | None) -> list[str]:

@@ -182,6 +182,25 @@ def test_a_worker_that_is_told_to_go_lets_its_run_stop_and_the_next_worker_conti
 
 
 @pytest.mark.long
+def test_a_run_that_was_suspended_just_before_its_worker_is_told_to_go_stays_suspended(job):
+    from prefect.states import Suspended
+
+    service = job.service
+    with draining_worker(service) as process:
+        control_file(job.control, slow_s=3.0, calls=True)
+        run = job.start_and_wait_for_parts()
+        with service.client() as client:
+            client.set_flow_run_state(run, Suspended(timeout_seconds=600))
+        process.terminate()
+        assert process.wait(90) == 0, process.log.read_text()
+        before = job.durable()
+        assert service.flow_run(run).state.name == "Suspended", process.log.read_text()
+    with draining_worker(service), service.client() as client:
+        client.resume_flow_run(run)
+        job.check_complete(run, before)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["just taken", "told twice at once"])
 def test_a_worker_hands_back_a_run_that_it_has_only_just_taken_and_one_that_it_is_told_not_to_wait_for(job, moment):
     service = job.service
@@ -222,7 +241,7 @@ def test_a_run_that_is_suspended_and_then_cancelled_stops_within_seconds_and_can
     from prefect.states import Cancelling, Suspended
 
     service = job.service
-    control_file(job.control, slow_s=1.2, calls=True)
+    control_file(job.control, slow_s=3.0, calls=True)
     run = job.start_and_wait_for_parts()
     processes = processes_of(run)
     with service.client() as client:

@@ -248,6 +248,15 @@ def test_a_damaged_index_of_the_contigs_is_found_and_made_again(finished, damage
     assert verify_folder(out).problems == []
 
 
+def test_a_damaged_index_of_a_part_has_a_remedy_that_works(finished):
+    out, _, _ = finished
+    (out / "dna/work/sequences.index").unlink()
+    (problem,) = verify_folder(out).problems
+    assert f"missing or damaged (scores were made before; remove {out / 'dna'} if" in problem
+    shutil.rmtree(out / "dna")
+    assert verify_folder(out).problems == []
+
+
 def test_a_changed_manifest_is_not_continued(finished):
     out, fasta, config = finished
     text = (out / "run.json").read_text()

@@ -220,8 +220,8 @@ def test_a_score_that_is_not_finite_ends_the_run_and_names_the_frame(tmp_path):
     )
     config = replace(config, card=card, classifier_dir=tmp_path / "overflowing")
     ended = predict_forked([tmp_path / "in.fa"], tmp_path / "out", config)
-    assert ended.code == ExitCode.INTERNAL
-    assert re.search(rf"({'|'.join(contigs)})_chunk_1[FR]\d: the classifier .* gives it P\(virus\) nan", ended.errors)
+    assert ended.code == ExitCode.CONFIGURATION
+    assert re.search(rf"weights of .*: they give ({'|'.join(contigs)})_chunk_1[FR]\d P\(virus\) nan", ended.errors)
     assert json.loads((tmp_path / "out/run.json").read_text())["state"] == "failed"
     assert not (tmp_path / "out/contigs.tsv").exists()
 

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.snapshots import NOW, embedding_snapshot, rank_snapshot, run_snapshot
+from tests.strategies import edit_manifest
 from virnucpro.commands.status import status
 from virnucpro.errors import ResultError
 from virnucpro.pipeline import run_status
@@ -331,6 +332,12 @@ def test_an_identification_shows_its_stages_and_counts(tmp_path):
 
 def test_a_finished_identification_took_what_its_stages_took_whenever_they_were_done(tmp_path):
     layout = prediction(tmp_path, "complete")
+    assert "  took 1.0 s (fragments 1.0 s)\n" in shown(layout.output_dir)
+
+
+def test_a_stopped_prediction_took_at_least_what_its_finished_stages_took(tmp_path):
+    layout = prediction(tmp_path, "stopped")
+    edit_manifest(layout.manifest, lambda values: values.update(finished=values["started"]))
     assert "  took 1.0 s (fragments 1.0 s)\n" in shown(layout.output_dir)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from virnucpro import durable
-from virnucpro.errors import SequenceError, StoppedError
+from virnucpro.errors import StoppedError, WeightsError
 from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
 from virnucpro.pipeline.chunk_scores import ChunkScores
 from virnucpro.pipeline.feature_join import RowStream, join
@@ -78,7 +78,7 @@ def classify_frames(
 
     Raises:
         ResultError: A file of embeddings is not one, or holds rows of other frames.
-        SequenceError: A score is not finite.
+        WeightsError: A score is not finite.
         OutputError: A table cannot be written.
         StoppedError: *stop* was set.
     """
@@ -119,8 +119,9 @@ def _refuse_odd(probabilities: FloatArray, names: list[str], classifier: str) ->
     """Raise the error of the first frame whose scores are not finite."""
     odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
     if len(odd):
-        what = f"the classifier {classifier} gives it P(virus) {probabilities[odd[0], 1]}: use another classifier"
-        raise SequenceError(names[odd[0]], what)
+        value = probabilities[odd[0], 1]
+        what = f"they give {names[odd[0]]} P(virus) {value}: use another classifier"
+        raise WeightsError(classifier, what)
 
 
 def _lines(names: list[str], probabilities: FloatArray) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.training_verification import verify_training
-from virnucpro.pipeline.verification import Verification, check_index, verify_run
+from virnucpro.pipeline.verification import AGAIN, Verification, check_index, verify_run
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.prediction_manifest import COUNTED, PredictionManifest, is_prediction
@@ -50,7 +50,7 @@ def verify_folder(output_dir: Path) -> Verification:
     for folder in (layout.dna_dir, layout.protein_dir):
         if folder.is_dir():  # else somebody needed the space: the scores do not depend on it
             remedy = f"scores were made before; remove {folder} if nobody needs the embeddings"
-            problems += [f"{problem} ({remedy})" for problem in verify_run(folder).problems]
+            problems += [f"{problem} ({remedy})" for problem in verify_run(folder, remedy="").problems]
     scored = f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
     return Verification(
         manifest.state, records, counts["contigs"], counts["skipped"], problems, what=f"{manifest.sequences}, {scored}"
@@ -67,7 +67,7 @@ def _check_files(layout: PredictionLayout, manifest: PredictionManifest) -> list
     for name, recorded in manifest.files.items():
         path = layout.output_dir / name
         if not path.is_file():
-            problems.append(f"{path}: is missing: start the same command again")
+            problems.append(f"{path}: is missing, or no regular file{AGAIN}")
         elif durable.sha256_of(path) != recorded:
             problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
     return problems
@@ -98,4 +98,4 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
         if found[name] != counts.get(name, 0)
     ]
     num_records = counts["contigs"] + counts["skipped"]
-    return problems + check_index(layout.contig_index, manifest.inputs, num_records=num_records)
+    return problems + check_index(layout.contig_index, manifest.inputs, num_records=num_records, remedy=AGAIN)

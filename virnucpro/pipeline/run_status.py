@@ -83,22 +83,27 @@ class RunStatus:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that this start took, or has taken so far; of a finished run of several stages the sum of theirs."""
+        """
+        Seconds that this start took, or has taken so far.
+
+        Of a finished run of several stages the sum of theirs; of one that was stopped that sum at least.
+        """
         if self.snapshot is not None:
             return max(0.0, self.snapshot.now - self.snapshot.started)
-        if stages := self.stages_s:
-            return sum(stages.values())
+        stages_s = sum(self.stages_s.values())
+        if stages_s and self.state in {"complete", "partial"}:
+            return stages_s
         begun, ended = None, time.time()
         if self.state == "running" and self.holder is not None:
             begun = _unix_time(self.holder.since)
         elif self.state in _FINISHED and self.manifest is not None:
             begun, ended = _unix_time(self.manifest.started), _unix_time(self.manifest.finished) or -math.inf
-        return None if begun is None or ended < begun else ended - begun
+        return None if begun is None or ended < begun else max(ended - begun, stages_s)
 
     @property
     def stages_s(self) -> dict[str, float]:
-        """Seconds of each stage of a finished identification or training, whenever it was done."""
-        if self.state not in {"complete", "partial"} or self.manifest is None or isinstance(self.manifest, RunManifest):
+        """Seconds of each finished stage of a prediction or training that is over, whenever it was done."""
+        if self.state not in _FINISHED or self.manifest is None or isinstance(self.manifest, RunManifest):
             return {}
         found = {name: stage.seconds for name, stage in self.manifest.stages.items()}
         return {name: value for name, value in found.items() if isinstance(value, float) and 0 <= value < math.inf}

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from virnucpro.store.manifest import RunManifest
 
+AGAIN = ": start the same command again"
+"""What makes the damaged index of a whole run again."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -39,12 +42,13 @@ class Verification:
     """What the records are."""
 
 
-def verify_run(output_dir: Path) -> Verification:
+def verify_run(output_dir: Path, *, remedy: str = AGAIN) -> Verification:
     """
     Check a finished run: whole files by sha256, then rows (shape, ids, order, finiteness), then the counts.
 
     Args:
         output_dir: The run's folder.
+        remedy: What makes a damaged index again; a part of another run has nothing that does.
 
     Returns:
         What was found; nothing is changed.
@@ -64,7 +68,7 @@ def verify_run(output_dir: Path) -> Verification:
     for name, recorded in manifest.files.items():
         path = layout.output_dir / name
         if not path.is_file():
-            problems.append(f"{path}: is missing")
+            problems.append(f"{path}: is missing, or no regular file")
         elif durable.sha256_of(path) != recorded:
             problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
     if rows + missing + skipped != records:
@@ -72,16 +76,16 @@ def verify_run(output_dir: Path) -> Verification:
             f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} left out of {records} records"
         )
     if not problems:  # HDF5 may never come back from a damaged file
-        problems.extend(_check_rows(layout, manifest, rows))
+        problems.extend(_check_rows(layout, manifest, rows, remedy))
     return Verification(manifest.state, records, rows, skipped, problems)
 
 
-def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str]:
+def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str) -> list[str]:
     path = result_path(layout, manifest.result_form, is_partial=manifest.state != "complete")
     for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
-    problems = check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0))
+    problems = check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
     if problems:
         return problems
     try:
@@ -91,7 +95,7 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int) -> list[str
     return []
 
 
-def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records: int) -> list[str]:
+def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records: int, remedy: str) -> list[str]:
     """
     Return what is wrong with the index of a finished run.
 
@@ -99,13 +103,14 @@ def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records:
         path: The index.
         inputs: Of the run's manifest.
         num_records: Records of the input, as the manifest has them.
+        remedy: What makes a damaged index again, behind what is said of it.
     """
     if not content_is_intact(path):
-        return [f"{path}: is missing or damaged: start the same command again"]
+        return [f"{path}: is missing or damaged{remedy}"]
     try:
         index = SequenceIndex.open(path)
     except IndexFormatError:
-        return [f"{path}: damaged: start the same command again"]
+        return [f"{path}: damaged{remedy}"]
     if [file.sha256 for file in index.files] != [item["sha256"] for item in inputs]:
         return [f"{path}: is of another input than run.json has"]
     if index.num_records != num_records:

@@ -102,7 +102,8 @@ def end_orphans(output_dir: Path) -> None:
             if pid == os.getpid():  # a worker function that was called here, not in a process of its own
                 break
             if time.monotonic() > deadline_s:
-                raise RunLockedError(output_dir, f"a worker of a run that has ended: {json.dumps(about)}")
+                what = f"a worker of a run that has ended, by {path}: {json.dumps(about)}"
+                raise RunLockedError(output_dir, what)
             is_alive = isinstance(pid, int) and is_same_space(about) and not is_gone(about)
             if is_alive and run_folders.is_worker_for(pid, output_dir):
                 with suppress(ProcessLookupError):
