@@ -37,7 +37,7 @@ FARTHEST = 6.0
 """Standard deviations from the mean of training at which an input is cut off."""
 _NUM_COUNTS = 2
 """Inputs that tell how many frames are embedded, beside the embeddings."""
-_DO_NOT_FIT = "the tensors of the contig model do not fit together"
+_DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numbers that give no score"
 _TABLE, _MEMBER = "log_odds.", "members."
 
 

@@ -67,9 +67,9 @@ def scores(summary: Summary) -> str:
     """Return what a score is."""
     if summary.has_contig_model:
         return (
-            f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes that the "
-            "classifier was not trained on: there, of contigs with 0.8 about 8 in 10 are viral. Among your "
-            f"{summary.sequences} more or fewer are, as viruses are more or less common there. "
+            f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
+            "kinds that the classifier\u2019s card names: there, of contigs with 0.8 about 8 in 10 are viral. Of other "
+            f"kinds it may be far off, and among your {summary.sequences} viruses may be more or less common. "
             "Where no reading frame is open, the sequence alone is scored."
         )
     return (
