@@ -78,26 +78,27 @@ def main(arguments: Sequence[str]) -> int:
         preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
     )
     runs: dict[str, int] = {}
-    told: datetime | None = None
+    signalled: datetime | None = None
     try:
         try:
             return worker.wait()
         except _ToldToGoError:
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until we know the runs
-            told = datetime.now(UTC)
+            signalled = datetime.now(UTC)
             runs = _halt(worker.pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _say(f"stopping {len(runs)} runs at their next batch boundary; once more not to wait for them")
             _end_runs(runs)
     except _ToldToGoError:
         _say("not waiting for runs")
-        told, runs = told or datetime.now(UTC), runs or _halt(worker.pid)  # both signals may have come at once
+        signalled = signalled or datetime.now(UTC)  # both signals may have come at once
+        runs = runs or _halt(worker.pid)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     for group in runs.values():
         _signal_group(group, signal.SIGKILL)
     _end_worker(worker)
-    _hand_back(list(runs), name, _option(arguments, "--pool", "-p"), told)
+    _hand_back(list(runs), name, _option(arguments, "--pool", "-p"), signalled)
     return 0
 
 
@@ -161,7 +162,7 @@ def _end_worker(worker: subprocess.Popen[bytes]) -> None:
         worker.wait()
 
 
-def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, told: datetime) -> None:
+def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, signalled: datetime) -> None:
     """
     Let other workers have the runs that were stopped, and take note of those that were cancelled meanwhile.
 
@@ -179,7 +180,7 @@ def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, told: date
         for run_id in dict.fromkeys([*run_ids, *_not_started(client, worker, pool)]):
             try:
                 state = client.read_flow_run(UUID(run_id)).state
-                before = [found for found in client.read_flow_run_states(UUID(run_id)) if found.timestamp < told]
+                before = [found for found in client.read_flow_run_states(UUID(run_id)) if found.timestamp < signalled]
                 stays = max(before, key=lambda found: found.timestamp, default=None)
                 if state is not None and state.is_cancelling():
                     client.set_flow_run_state(UUID(run_id), Cancelled(message="Cancelled while its worker went."))
