@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 
 from virnucpro import durable
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
 from virnucpro.store.parts import part_paths, read_block_numbers
 
 if TYPE_CHECKING:

@@ -36,8 +36,9 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 from durability import PROTEINS, first_records
 
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.progress import TerminalView
 from virnucpro.telemetry.run_telemetry import RunTelemetry

@@ -40,7 +40,19 @@ FIXED_NAMES = (
     "virnucpro.telemetry.worker_logging:setup_worker_logging",
     "virnucpro.models.esm2_flash:load_esm2_model",
 )
-_ANY = {"run_id", "started", "finished", "host", "path", "python", "version", "torch", "seconds", "tokens_per_second", "attention_kernel"}
+_ANY = {
+    "run_id",
+    "started",
+    "finished",
+    "host",
+    "path",
+    "python",
+    "version",
+    "torch",
+    "seconds",
+    "tokens_per_second",
+    "attention_kernel",
+}
 
 
 def help_text(command: str) -> str:

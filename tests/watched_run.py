@@ -10,9 +10,10 @@ import dataclasses
 import json
 import sys
 
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.store.reader import read_embeddings
 
 pytestmark = pytest.mark.data

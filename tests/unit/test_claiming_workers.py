@@ -17,8 +17,9 @@ import pytest
 from tests import fakes
 from virnucpro.config import RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_multi_gpu_inference
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run

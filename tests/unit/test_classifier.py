@@ -29,8 +29,9 @@ from virnucpro.models.classifier_card import (
     check_contig_weights,
     read_card,
 )
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
+from virnucpro.models.registry import resolve_model
 from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_the_same_chunk_length_and_models_are_fine():
 
 
 def test_the_bundled_models_are_told_apart_as_resolved_models():
-    dna, protein = resolve_model(DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
+    dna, protein = resolve_model(DEFAULT_DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
     card = classifier_card(random_mlp())
     trained = {"name": dna.name, "sha256": dna.weights_sha256, "hidden_dim": dna.hidden_dim}
     card = replace(card, dna_model=replace(card.dna_model, **trained))
@@ -149,7 +150,7 @@ def test_another_chunk_length_or_model_is_refused_in_words(changes, says):
 
 
 def test_other_chunks_that_a_card_names_are_fine_too_and_make_another_fingerprint(tmp_path):
-    trained = {"dna": resolve_model(DNA_MODEL), "protein": resolve_model(DEFAULT_PROTEIN_MODEL)}
+    trained = {"dna": resolve_model(DEFAULT_DNA_MODEL), "protein": resolve_model(DEFAULT_PROTEIN_MODEL)}
     encoders = {
         f"{kind}_model": Encoder(name=one.name, sha256=one.weights_sha256, hidden_dim=one.hidden_dim)
         for kind, one in trained.items()

@@ -20,20 +20,21 @@ from tests import fakes
 from tests.device_tasks import Host
 from tests.strategies import edit_manifest
 from virnucpro import durable
-from virnucpro.config import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError, OutputError
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline import host_check, host_run
 from virnucpro.pipeline.device_task import device_here, weights_here
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_run import HostRun, device_tasks
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_multi_gpu_inference
 from virnucpro.pipeline.run_completion import aggregate_run, close_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import ResultForm
 from virnucpro.store.lease import Lease
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.run_lock import RunLock

@@ -24,13 +24,9 @@ from virnucpro.errors import (
     SettingsChangedError,
     WorkersFailedError,
 )
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import (
-    configure_model,
-    run_embedding,
-    run_esm2_multi_gpu,
-    run_multi_gpu_inference,
-)
+from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import write_part

@@ -22,7 +22,7 @@ from tests.predictions import TABLES, hash_prediction, make_contigs, predict, pr
 from tests.strategies import write_fasta
 from virnucpro.commands.predict import print_summary
 from virnucpro.commands.status import status
-from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
+from virnucpro.config import InputRules, SequenceKind
 from virnucpro.errors import (
     BadInputError,
     ConfigurationError,
@@ -33,14 +33,14 @@ from virnucpro.errors import (
     StoppedError,
     WeightsError,
 )
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
+from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.report.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.settings import DEFAULT_CLASSIFIER, BadRecordPolicy, TableFormat
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.prediction_manifest import PredictionManifest
 

@@ -22,11 +22,12 @@ from virnucpro.models.classifier_card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout
+from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.genome_split import SPLITS
 from virnucpro.training.records import read_records
-from virnucpro.training.training_settings import LENGTHS_NT, configure_training
+from virnucpro.training.training_settings import configure_training
 
 
 def trained(inputs, out, config=None, **arguments):

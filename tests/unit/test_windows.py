@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer, HashModel, SmallMemoryModel, faulty_config, hash_config, hash_vector
 from tests.strategies import MadeRun, write_fasta
-from virnucpro.config import LongPolicy
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import make_plan, tokens_of
 from virnucpro.data.sequence_index import SequenceRecord
 from virnucpro.data.windows import count_windows, windows_of
+from virnucpro.models.configuration import configure_model
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.settings import LongPolicy
 from virnucpro.store.reader import read_embeddings
 
 WIDTH = 10
