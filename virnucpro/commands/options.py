@@ -103,7 +103,11 @@ def as_parameter(setting: Setting) -> inspect.Parameter:
     }
     least, most = bounds.get("ge"), bounds.get("le")
     is_automatic = bool(knob.auto) or is_list or is_mapping
-    more: dict[str, Any] = {"metavar": knob.metavar, "help": knob.help, "show_default": knob.automatic != "none" and (knob.automatic or True)}
+    more: dict[str, Any] = {
+        "metavar": knob.metavar,
+        "help": knob.help,
+        "show_default": knob.automatic != "none" and (knob.automatic or True),
+    }
     if is_mapping:
         more["parser"] = _pair
     elif knob.word:
