@@ -160,7 +160,7 @@ def pieces_as_records(pieces):
 
 
 def read_contigs(fasta, truth, prediction):
-    """Return contigs of known kind, with the embeddings that an identification of them left."""
+    """Return contigs of known kind, with the embeddings of their prediction run."""
     known = read_truth(truth)
     letters = {record.accession: record.letters for record in read_records(fasta)}
     layout = PredictionLayout(prediction)
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--genomes", type=Path, nargs="+", required=True, help="what it was trained on")
     parser.add_argument("--contigs", type=Path)
     parser.add_argument("--truth", type=Path)
-    parser.add_argument("--prediction", type=Path, help="an identification of these contigs")
+    parser.add_argument("--prediction", type=Path, help="folder of a prediction of these contigs")
     parser.add_argument("--pieces", type=int, default=9000, help="training pieces of every row")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()

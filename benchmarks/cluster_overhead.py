@@ -56,7 +56,7 @@ class Run:
     """Process -> those of them that it spent in the kernel."""
 
     def look(self) -> bool:
-        """Note the CPU seconds of all its processes; return whether it goes on."""
+        """Note the CPU seconds of all its processes; return whether it is running."""
         if self.process.poll() is not None:
             self.wall_s = self.wall_s or time.monotonic() - self.began_s
             return False

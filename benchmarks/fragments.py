@@ -5,7 +5,7 @@ Run it as ``python benchmarks/fragments.py [--rounds 5] [--write]``. The contigs
 (``train_*.fna.gz`` of ``../shared/data/viral``, or of ``--genomes``; a record whose id was there before is left out),
 as they are and cut into reads of 150 nucleotides. ``translate`` is chunk bounds, both strands, six frames and the
 extraction of the open ones, on letters in memory; ``write`` is the whole stage: the index opened, records read and
-compared with it, all files written and made durable. Beside them stands what the pass that checks the input takes. CPU
+compared with it, all files written and made durable. The pass that checks the input is measured beside them. CPU
 seconds are those of the process, system calls included; the rows take turns. Memory is the peak resident set of the
 process, which holds all letters for ``translate``. ``--write`` keeps the figures in ``benchmarks/results``.
 """

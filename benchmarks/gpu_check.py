@@ -3,7 +3,7 @@ Everything that only a GPU can show, in one command of under ten minutes: ``pyth
 
 It needs torch 2.10 or later and numpy; Prefect, structlog, fair-esm and h5py it does not, and it makes its own
 sequences and random weights. transformers (the baseline) and pytest (``tests/gpu``) are used where they are there.
-Each section stands alone: one that fails is recorded and the rest goes on. The figures go to
+Each section is independent: a failure is recorded and the rest runs. The figures go to
 ``benchmarks/results/gpu_check_DATE.json`` (or into ``--out``, or ``$OUT``), a table to the screen; the exit code is 1
 when a check failed.
 
@@ -305,7 +305,7 @@ def _transformers_speed(
         "tokens_per_second": statistics.median(rates),
         "lowest_highest": [min(rates), max(rates)],
         "padding": padding,
-        "attention": model.config._attn_implementation,  # noqa: SLF001  what it settled on
+        "attention": model.config._attn_implementation,  # noqa: SLF001  what it chose
         "version": importlib.metadata.version("transformers"),
     }
 
@@ -471,7 +471,7 @@ def overlap(check: Check) -> dict[str, Any]:
         share = gpu_models.share_overlapped(copies, computations)
         figures[way] = {"copies": len(copies), "milliseconds": sum(b - a for a, b in copies) / 1e3, "share": share}
         check.expect(
-            f"copies {way} ({len(copies)}): share of their time that computing goes on", value=share, least=0.5
+            f"copies {way} ({len(copies)}): share of their time during which the GPU computes", value=share, least=0.5
         )
     return figures
 
@@ -730,7 +730,7 @@ SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
 
 
 def run_sections(check: Check) -> dict[str, Any]:
-    """Run every section; one that fails is a failed check, and the rest goes on."""
+    """Run every section; a failure is a failed check, and the rest runs."""
     found: dict[str, Any] = {}
     for section in SECTIONS:
         name = section.__name__

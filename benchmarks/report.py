@@ -60,7 +60,7 @@ def table() -> str:
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
             f"| {_peaks(memory)} |"
         )
-    others = [*_scaling_lines(), *_file_lines(), *_identification_lines()]
+    others = [*_scaling_lines(), *_file_lines(), *_prediction_lines()]
     if others:
         lines += ["", "| elsewhere | figure |", "| --- | --- |", *others]
     first = latest("embedding")
@@ -130,7 +130,7 @@ def _file_lines() -> list[str]:
     return lines
 
 
-def _identification_lines() -> list[str]:
+def _prediction_lines() -> list[str]:
     lines = []
     if fragments := latest("fragments"):
         named = {"translate": "chunks and six frames", "write": "the same, from contigs on disk to frames on disk"}

@@ -2,7 +2,7 @@
 How a run grows: from measured rates to the seconds, bytes, files and memory of any number of sequences and GPUs.
 
 ``scale_page.py`` makes tables and plots of it for ``docs/scale.md``. Everything that was not measured, GPUs and the
-shared file system first of all, stands in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
+shared file system first of all, is in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
 ``benchmarks/results/scale_rates_*.json`` (made by ``scale_rates.py``).
 
 A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and puts a single file
@@ -39,7 +39,7 @@ READ_TO_AGGREGATE, WRITTEN_TO_AGGREGATE = 3, 1
 """Sums and numbers of every shard, the sums of the result; the rows themselves are read one by one."""
 READ_TO_VALIDATE = 2
 OPENS_PER_GPU_S = 4
-"""Files opened a second for every GPU while it embeds: the driver's sign of life (twice), a worker's words, written
+"""Files opened a second for every GPU while it embeds: the driver's heartbeat (twice), a worker's messages, written
 and read."""
 LISTINGS_PER_LOOK = 2
 """Folders, of claims and of done units, that a worker without work lists at every look."""
@@ -70,7 +70,7 @@ class Assumptions:
     scattered_read_s: float = 0.0005
     """Seconds until one row from somewhere in a large file is there."""
     reads_at_once: float = 16
-    """Such reads that the file system does at the same time, of the 64 that it is told of ahead."""
+    """Such reads that the file system does at the same time, of the 64 that are announced ahead."""
     operation_s: float = 0.0005
     """Seconds of one operation on a name (open, link, remove)."""
     names_per_second: float = 1e6
@@ -129,7 +129,7 @@ class Rates:
     start_s: float
     """From a task to a worker with a small model in memory."""
     word_s: float
-    """For the driver to hear one word of a worker."""
+    """For the driver to read one message of a worker."""
     look_s: float
     """For the driver to look, a worker."""
 
@@ -372,7 +372,7 @@ class Run:
 
     @property
     def parts(self) -> int:
-        """Parts in the folder, at the most."""
+        """Most parts in the folder."""
         return -(-self.sequences // SEQUENCES_PER_PART)
 
     @property
@@ -382,7 +382,7 @@ class Run:
         return -(-self.sequences // rows) + 1 if self.is_sharded else 1
 
     def disk_bytes(self) -> dict[str, float]:
-        """Return what lies on the disk at the most, by kind."""
+        """Return the most bytes on the disk, by kind."""
         rows = self.rows_bytes * self.rates.part_overhead
         return {
             "input": self.sequences * self.rates.record_bytes,
@@ -416,7 +416,7 @@ class Run:
         return 12 * (1 << max(0, -(-self.sequences // 256) - 1).bit_length())
 
     def continuing_s(self) -> float:
-        """Return the seconds in which the driver checks the rows of a run that goes on, here all but finished."""
+        """Return the seconds in which the driver checks the rows of a run that resumes, here all but finished."""
         return self._of((0.0, self.rates.validate_s[1])) + self.moved_s(2 * self.rows_bytes)
 
     def names_listed(self) -> float:

@@ -313,7 +313,7 @@ def result_narrow(folder: Path) -> dict[str, float]:
 
 
 def _claims(folder: Path, units: int) -> dict[str, float]:
-    """Take and settle units of a folder of which one half is done, and count what it holds."""
+    """Claim and finish units of a folder of which one half is done, and count what it holds."""
     devices = 4
     with tempfile.TemporaryDirectory(dir=folder) as name:
         where = Path(name)
@@ -365,7 +365,7 @@ def claims_30_000(folder: Path) -> dict[str, float]:
 
 
 class _CountingClaims(UnitClaims):
-    """Claims that count the tries that somebody else had won."""
+    """Claims that count the attempts that another owner won."""
 
     lost = 0
 

@@ -5,8 +5,8 @@ Run it as ``python benchmarks/sharded_output.py [--rows 10000000] [--width 8] [-
 proteins of made-up ids, lays their blocks down as parts with rows that tell their sequence, in place of a model, and
 lets the program put the result together in each form; both must hold the same rows. ``writing`` is that: reading and
 checking the parts, writing, hashing; and then validating what was written. Opening, and finding ids drawn at random, is
-measured in a fresh process each: ``cold`` after the system was told to forget the files, ``warm`` right after that; of
-the slowest, processor time as well, since a busy machine makes anybody wait. Every row that is found is compared with
+measured in a fresh process each: ``cold`` after the page cache was dropped, ``warm`` right after that; of
+the slowest, processor time as well, since a busy machine delays the clock. Every row that is found is compared with
 the one that belongs there. The folder takes some 500 bytes a row at width 8. ``--write`` keeps the figures in
 ``benchmarks/results``.
 """
@@ -92,7 +92,7 @@ def lay_down(folder: Path, num_rows: int, width: int) -> None:
 
 
 def config_of(width: int) -> ModelConfig:
-    """Return settings of a model of that width, which nobody loads."""
+    """Return settings of a model of that width, which is never loaded."""
     return ModelConfig(
         model_name="made up",
         weights_path="none",

@@ -1,5 +1,5 @@
 """
-What it costs to be watchable: a run that everything looks at, beside the same run that nobody does.
+What telemetry costs: a run with all of it, beside the same run without.
 
 Run it as ``python benchmarks/telemetry.py [--sequences 20000] [--rounds 3] [--workers 2] [--write]``. It embeds real
 proteins (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``) with the bundled encoder. A round is three
@@ -8,7 +8,7 @@ monitors live, of the workers, and of both; ``--write`` keeps them in ``benchmar
 
 ``watched``: metrics served and scraped every second, bars drawn on a terminal, status file, monitors, messages and
 warnings of the workers. ``profiled``: the same with ``--profile``. ``unwatched``, in this benchmark only: nothing of
-it, but for what the recovery of failed workers needs. The scraper and whoever reads the terminal are processes of
+it, but for what the recovery of failed workers needs. The scraper and the reader of the terminal are processes of
 their own and not counted. All runs must give the same bytes.
 
 The parent's own seconds are the exact figure: what it takes when watched less what it takes when unwatched, as a share
@@ -50,7 +50,7 @@ MODES = ("unwatched", "watched", "profiled")
 CLOCKS = ("parent_s", "workers_s", "all_s", "wall_s")
 UNWATCHED_WORKER = "telemetry:unwatched_worker"
 NEEDED = {"heartbeat", "resumed", "model_loaded", "start", "progress", "sequence_failed", "step"}
-"""Messages of workers without which nobody could tell a hung one, or what it was given when it failed."""
+"""Messages of workers that the detection of hangs and the recovery of failed workers need."""
 SCRAPER = """
 import json, pathlib, sys, time, urllib.request
 while True:
@@ -107,7 +107,7 @@ def unwatched_worker(rank: int, world_size: int, results_queue: Any, *arguments:
 
 @contextmanager
 def watchers(folder: Path) -> Iterator[RunTelemetry]:
-    """Yield telemetry, not yet begun, with a terminal that somebody reads and metrics that somebody scrapes."""
+    """Yield telemetry, not yet begun, with a terminal that is read and metrics that are scraped."""
     ours, theirs = pty.openpty()
     targets = folder / "targets"
     targets.mkdir()
@@ -143,7 +143,7 @@ def run_once(fasta: Path, folder: Path, workers: int, mode: str) -> dict[str, An
             worker = GPU_WORKER if is_watched else UNWATCHED_WORKER
             result = run_embedding([fasta], out, config, [CPU] * workers, telemetry=telemetry, worker_fn=worker)
         wall_s = time.perf_counter() - started_s
-        # whoever reads and scrapes is not waited for yet, and so not among the children that count
+        # reader and scraper have not been waited for yet, so their time is not among the children's
         after_s = [cpu_seconds(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         assert result.state == "complete", result
         assert (out / "metrics.prom").exists() == is_watched
