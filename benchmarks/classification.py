@@ -1,5 +1,5 @@
 """
-Classifying vectors that lie on disk: frames a second of CPU time, from two HDF5 files to scores and both tables.
+Classifying vectors on disk: frames a second of CPU time, from two HDF5 files to scores and both tables.
 
 Random vectors of the given widths; the classifier has random weights and the published hidden width, since speed
 does not depend on values. The disk's share is what wall time has beyond CPU time; reading alone is measured beside it.

@@ -188,7 +188,6 @@ def plot(path: Path) -> None:
 
 
 def main() -> None:
-    """Write table, plot and the README's section."""
     text = table()
     (RESULTS / "table.md").write_text(text + "\n")
     plot(RESULTS / "speed.svg")

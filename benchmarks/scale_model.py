@@ -5,8 +5,8 @@ How a run grows: from measured rates to the seconds, bytes, files and memory of 
 shared file system first of all, is in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
 ``benchmarks/results/scale_rates_*.json`` (made by ``scale_rates.py``).
 
-A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and puts a single file
-together; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
+A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and writes a single
+file; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
 checked, written and validated by as many tasks as there are GPUs: of that, what was measured a row is counted as the
 driver's, which is more than it has. Each stage takes the processor seconds that were measured, and the bytes and
 operations that the code moves, at the file system's rates.
@@ -42,9 +42,9 @@ OPENS_PER_GPU_S = 4
 """Files opened a second for every GPU while it embeds: the driver's heartbeat (twice), a worker's messages, written
 and read."""
 LISTINGS_PER_LOOK = 2
-"""Folders, of claims and of done units, that a worker without work lists at every look."""
+"""Folders, of claims and of done units, that an idle worker lists at every poll."""
 UNITS_LOOKED_AT_A_SECOND, MOST_LOOK_INTERVAL_S = 5000, 10.0
-"""As in ``pipeline/unit_claims.py``: which seconds pass between two looks."""
+"""As in ``pipeline/unit_claims.py``: seconds between two polls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ GPU_RATES = {
 """Tokens per second of ESM-2 3B, none of them measured by us: a published program (57 % of that card's fp16 peak), 57 %
 of the third, and 790 TFLOP/s of dense bf16 over the operations of the model at 166 residues."""
 SMALLER = {"model": "ESM-2 650M", "row_numbers": 1280, "weights_bytes": 2.6e9, "gpu_tokens_per_second": 340_000.0}
-"""57 % of 596,000, the peak of an H200 by the same reckoning."""
+"""57 % of 596,000, the peak of an H200 by the same calculation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Rates:
     """What was measured; seconds are those of one processor."""
 
     tokens: float
-    """Tokens of a sequence, cut to 1,022 residues."""
+    """Tokens of a sequence, truncated to 1,022 residues."""
     record_bytes: float
     """Bytes of a sequence in the FASTA file."""
     id_bytes: float
@@ -196,14 +196,14 @@ def _per_row_and_byte(one: tuple[float, float, float], other: tuple[float, float
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What of the program is as it is, and what one would change."""
+    """Which of the proposed changes are made."""
 
     no_sealing: bool = False
     """The result is written from parts; no shard of a rank comes between."""
     index_by_hosts: bool = False
-    """Hosts index pieces of the input, and the plan is a file of cuts that is mapped, not made."""
+    """Hosts index pieces of the input, and the plan is a mapped file of block boundaries, not made."""
     claims_in_small_folders: bool = False
-    """Whoever looks for a unit lists one folder of 1,000 units, instead of one of all."""
+    """A worker that claims a unit lists one folder of 1,000 units instead of all."""
 
 
 AS_IT_IS = Design()
@@ -215,7 +215,7 @@ CHANGES = {
         no_sealing=True, index_by_hosts=True, claims_in_small_folders=True
     ),
 }
-"""What one would change, in this order; each with those before it."""
+"""Proposed changes, in this order; each includes those before it."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Run:
 
     @property
     def units(self) -> int:
-        """Units that the work is cut into."""
+        """Units of the work."""
         blocks = round(self.sequences * self.rates.tokens / self.assumed.block_tokens)
         return max(1, min(UNITS_PER_GPU * self.gpus, blocks))
 
@@ -393,7 +393,7 @@ class Run:
         }
 
     def asked_bytes(self) -> float:
-        """Return the free space that a run asks for before it begins."""
+        """Return the free space that a run requires before it begins."""
         disk = self.disk_bytes()
         return disk["parts"] + disk["shards of ranks"] + disk["result"]
 
@@ -433,6 +433,6 @@ class Run:
         return OPENS_PER_GPU_S * self.gpus + 4 * self.parts / max(1.0, self.computing_s)
 
     def following_share(self) -> float:
-        """Return the share of one processor of the driver that hearing the workers takes."""
+        """Return the share of one processor of the driver that reading messages takes."""
         blocks_per_second = self.gpus * self.assumed.gpu_tokens_per_second / self.assumed.block_tokens
         return 2 * blocks_per_second * self.rates.word_s + self.gpus * self.rates.look_s

@@ -217,7 +217,6 @@ def filled(page: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the tables and the plots."""
     from benchmarks.scale_plots import plot  # noqa: PLC0415  matplotlib is of the extra ``bench``
 
     report = latest()

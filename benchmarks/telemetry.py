@@ -13,8 +13,8 @@ their own and not counted. All runs must give the same bytes.
 
 The parent's own seconds are the exact figure: what it takes when watched less what it takes when unwatched, as a share
 of all CPU seconds of the unwatched run. The ratio of all seconds also holds what the machine did meanwhile. Most of
-what the parent does goes by the clock, so on a machine that others keep busy, where a run takes longer, its share is
-larger; its milliseconds per second of the run are not.
+the parent's work goes by the clock, so on a busy machine, where a run takes longer, its share is larger; its
+milliseconds per second of the run are not.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Unwatched(RunTelemetry):
 
 
 class _Deaf:
-    """Hears of an embedding run and keeps nothing."""
+    """Takes an embedding run's messages and keeps nothing."""
 
     def assigned(self, *_: object) -> None:
         pass
@@ -88,7 +88,7 @@ class _Deaf:
 
 
 class _FewWords:
-    """The worker's end of its pipe, without what is only there to be shown."""
+    """The worker's end of its pipe, without the messages that are only displayed."""
 
     def __init__(self, reports: Any) -> None:
         self._reports = reports
@@ -99,7 +99,7 @@ class _FewWords:
 
 
 def unwatched_worker(rank: int, world_size: int, results_queue: Any, *arguments: Any) -> None:
-    """Do what ``gpu_worker`` does, saying little."""
+    """Do what ``gpu_worker`` does, with few messages."""
     from virnucpro.pipeline.gpu_worker import gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
 
     gpu_worker(rank, world_size, _FewWords(results_queue), *arguments)
@@ -192,7 +192,6 @@ def measure(fasta: Path, folder: Path, *, workers: int, rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
     parser.add_argument("--sequences", type=int, default=20_000)
