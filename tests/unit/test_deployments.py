@@ -26,7 +26,6 @@ TEMPLATE = DEPLOYMENTS / "kubernetes" / "base-job-template.json"
 UNITS = sorted((DEPLOYMENTS / "systemd").glob("*.service"))
 WITH_PASSWORD = DEPLOYMENTS / "with-password"
 SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch")), REPOSITORY / ".ci" / "wheel-check"]
-GUIDES = sorted(DEPLOYMENTS.glob("**/*.md"))
 
 PLACEHOLDER = re.compile(r"\{\{ (\w+) \}\}")
 FILLED_IN_BY_PREFECT = {"name", "labels", "command"}
@@ -301,12 +300,3 @@ def test_one_image_is_named_everywhere():
     images = {service["image"] for service in compose().values() if "build" in service}
     images |= {container["image"].partition("/")[2] for pod in pod_specs() for container in pod["containers"]}
     assert images == {f"virnucpro:{version}"}
-
-
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_guide_names_files_that_exist(guide):
-    text = guide.read_text()
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (guide.parent / link).exists(), link
-    for path in re.findall(r"\bdeployments/[\w./-]*\w", text):
-        assert (REPOSITORY / path).exists(), path
