@@ -294,7 +294,7 @@ def utilization() -> Iterator[Any]:
             ),
             about=(
                 "Left: share of time in which the GPU computed. Right: tokens per second. Low and low: the GPU waits "
-                "for its input. High and falling: it is slowed down (see Throttling) or shared with somebody else."
+                "for its input. High and falling: it is slowed down (see Throttling) or shared with other programs."
             ),
         )
         .axis_placement(values.AxisPlacement.RIGHT)
@@ -588,7 +588,7 @@ def make_dashboard() -> model.Dashboard:
         for each in panels:
             number += 1
             made.with_panel(each.id(number))
-    # Read once more: what Grafana adds to a panel that says nothing of it then stands in the file.
+    # Read once more, so that the file has the defaults that Grafana adds.
     plugins.register_default_plugins()
     return model.Dashboard.from_json(json.loads(as_json(made.build())))
 
