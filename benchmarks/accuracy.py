@@ -34,6 +34,7 @@ from virnucpro.models.nucleotide_codes import encode
 from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures, composition, open_runs
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
+from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
 from virnucpro.training.contig_training import (
@@ -53,12 +54,7 @@ from virnucpro.training.labelled_genomes import files_of, read_labelled
 from virnucpro.training.metrics import auroc, bootstrap, calibration_error, recall_at
 from virnucpro.training.pieces import PieceRules, cut_pieces
 from virnucpro.training.records import read_records
-from virnucpro.training.training_settings import (
-    LENGTHS_NT,
-    MEASURED_COVERAGE,
-    TRAINING_COVERAGE,
-    ContigSettings,
-)
+from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE, ContigSettings
 
 BOUNDS_NT = {"up to 500": (0, 500), "800 to 1,000": (501, 1000), "2,000 and more": (1001, 10**9)}
 KINDS = {

@@ -31,8 +31,10 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 
 from virnucpro import durable
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
+from virnucpro.settings import EmbeddingSettings
 from virnucpro.store.parts import part_paths, read_block_numbers
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def cpu_seconds() -> float:
 
 def run_once(fasta: Path, folder: Path, workers: int, *, is_durable: bool) -> dict[str, Any]:
     """Embed *fasta* in a new folder; return CPU seconds, seconds, seconds by stage and the sha256 of the result."""
-    config = configure_model(device_type="cpu")
+    config = configure_model(EmbeddingSettings(), device_type="cpu")
     if not is_durable:
         config = replace(config, sequences_per_part=NEVER)
     with tempfile.TemporaryDirectory(dir=folder) as out:

@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 from bench_common import machine, spread, write_result
 
-from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
+from virnucpro.config import InputRules, SequenceKind
 from virnucpro.data.fragment_files import write_fragments
 from virnucpro.data.fragments import chunk_bounds, open_frames
 from virnucpro.data.letter_stream import stream_letters
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.settings import BadRecordPolicy
 
 GENOMES = Path(__file__).parents[2] / "shared" / "data" / "viral"
 READ_NT = 150

@@ -33,11 +33,10 @@ from sharded_output import config_of, make_fasta, vectors_of
 from sharded_output import peak_bytes as peak_bytes_so_far
 
 from virnucpro import durable
-from virnucpro.config import DEFAULT_MAX_RESIDUES, SPECIAL_TOKENS, ModelConfig, ResultForm
+from virnucpro.config import SPECIAL_TOKENS, ModelConfig
 from virnucpro.data.index_file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline import unit_claims
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result_validation import validate_result
@@ -45,6 +44,7 @@ from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
+from virnucpro.settings import DEFAULT_MAX_RESIDUES, DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry

@@ -36,8 +36,10 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 from durability import PROTEINS, first_records
 
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
+from virnucpro.settings import EmbeddingSettings, Monitoring
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.progress import TerminalView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -130,7 +132,7 @@ def cpu_seconds(who: int) -> float:
 
 def run_once(fasta: Path, folder: Path, workers: int, mode: str) -> dict[str, Any]:
     """Embed *fasta* in a new folder; return CPU seconds of parent and workers, seconds, and the result's sha256."""
-    config = configure_model(device_type="cpu", profile=mode == "profiled")
+    config = configure_model(EmbeddingSettings(monitoring=Monitoring(profile=mode == "profiled")), device_type="cpu")
     is_watched = mode != "unwatched"
     with (
         tempfile.TemporaryDirectory(dir=folder) as name,
