@@ -1,5 +1,5 @@
 """
-What durability costs: parts, fsync and checksums, beside the same run with them switched off.
+What durability costs: parts, fsync and checksums, against the same run without them.
 
 Run it as ``python benchmarks/durability.py [--sequences 20000] [--rounds 3] [--workers 2] [--write]``. It embeds real
 proteins (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``) with the bundled encoder. A round is two
@@ -49,7 +49,7 @@ NOT_DURABLE_WORKER = "durability:not_durable_worker"
 
 @contextmanager
 def durability_off() -> Iterator[None]:
-    """Let this process neither wait for the disk nor take checksums of what it writes and reads back."""
+    """Disable fsync and checksums in this process."""
     replaced = [(os, "fsync", lambda _: None), (durable, "_digest", lambda *_: hashlib.sha256())]
     before = [getattr(owner, name) for owner, name, _ in replaced]
     for owner, name, instead in replaced:
@@ -142,7 +142,6 @@ def first_records(source: Path, target: Path, count: int) -> int:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
     parser.add_argument("--sequences", type=int, default=20_000)

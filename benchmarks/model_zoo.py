@@ -3,7 +3,7 @@ The tables of ``docs/models.md``: what each combination of models weighs, how fa
 
 Run it as ``python benchmarks/model_zoo.py``. It measures nothing: speeds are those of ``benchmarks/results``, sizes and
 licences those of the registry and of the bundled files, and what a classifier reaches is the ``evaluation.json`` of
-``virnucpro evaluate``, kept as ``benchmarks/results/evaluation_NAME.json``. What nobody measured stays empty.
+``virnucpro evaluate``, kept as ``benchmarks/results/evaluation_NAME.json``. What was not measured stays empty.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Where an identification with ESM-2 8M spends its time: the share of all stages other than embedding.
+Where a prediction with ESM-2 8M spends its time: the share of all stages other than embedding.
 
 Run it as ``python benchmarks/stages.py --checkpoint FILE [--input FASTA] [--megabases 4] [--write]``, with a checkpoint
 of ESM-2 8M and any FASTA file of contigs. The classifier has random weights, since speed does not depend on values, and

@@ -1,7 +1,7 @@
 """
-Two embedding runs of one identification: one after the other with every worker, or side by side with half of them each.
+Two embedding runs of one prediction: one after the other with every worker, or side by side with half of them each.
 
-Run it as ``python benchmarks/two_models.py RUN [--rounds 3] [--write]``; RUN is the folder of an identification, whose
+Run it as ``python benchmarks/two_models.py RUN [--rounds 3] [--write]``; RUN is the folder of a prediction, whose
 frames are embedded again with the bundled encoders. Both ways take turns within a round; wall seconds, since what is
 compared is how well the same work fills the same cores.
 """

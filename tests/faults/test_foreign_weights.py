@@ -62,6 +62,6 @@ def test_every_tensor_of_a_classifier_that_is_spoilt_in_any_way_is_refused(tmp_p
                     prediction_config(classifier=folder)
                     taken.append((file_name, name, None if changed is None else changed.shape))
         shutil.copy(BUNDLED / file_name, folder / file_name)
-    soak_table("a classifier's tensor that is spoilt, of the right sha256", tries=tries, differing=len(taken))
+    soak_table("a corrupt tensor of a classifier, with a matching sha256", tries=tries, differing=len(taken))
     assert taken == []
     assert tries > 50
