@@ -1,10 +1,10 @@
 """
 Attention within each sequence of a packed batch: one signature, and one function that chooses the kernel.
 
-``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU sequences go one at a time
+``choose_attention`` is called once, when a model is loaded, and returns its reason. On a CPU sequences go one at a time
 in fp32, and equal lengths together otherwise; on a GPU the choice is PyTorch's varlen_attn, flash-attn, or, where
-neither can do it, padded groups. No kernel makes the host wait for the device. Legend: T packed tokens, S sequences, N
-heads, H head width, G sequences of one group, L tokens of each of them, padding included.
+neither is possible, padded groups. No kernel makes the host wait for the device. Legend: T packed tokens, S sequences,
+N heads, H head width, G sequences of one group, L tokens of each of them, padding included.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 MAX_FLASH_HEAD_DIM = 256
-"""Head width that FlashAttention 2 goes up to."""
+"""Widest head of FlashAttention 2."""
 
 _PADDED_SHARE = 1.25
-"""Slots of a padded group over its tokens, at the most."""
+"""Most slots of a padded group over its tokens."""
 _BIAS_ELEMENTS = 1 << 27
-"""Numbers in the ALiBi bias of one padded group, at the most (256 MiB in bfloat16)."""
+"""Most numbers of the ALiBi bias of one padded group (256 MiB in bfloat16)."""
 
 
 class AttentionKernel(Protocol):
@@ -51,19 +51,16 @@ class AttentionKernel(Protocol):
         alibi_slopes_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Attend.
+        Return ``out_TNH``, in the dtype of *v_TNH*.
 
         Args:
             q_TNH: Queries, positions already applied.
             k_TNH: Keys, likewise.
             v_TNH: Values.
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the tensors' device.
-            lengths: The same as tokens of each sequence, on the host.
-            alibi_slopes_N: With it, ``slope * abs(i - j)`` is taken from the score of tokens i and j of a sequence,
-                in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
-
-        Returns:
-            ``out_TNH``, in the dtype of *v_TNH*.
+            lengths: Tokens of each sequence, on the host.
+            alibi_slopes_N: With it, ``slope * abs(i - j)`` is subtracted from the score of tokens i and j of a
+                sequence, in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
         """
 
 
@@ -79,15 +76,7 @@ class AttentionChoice:
 def choose_attention(
     device: torch.device, dtype: torch.dtype, *, head_dim: int, alibi: bool = False
 ) -> AttentionChoice:
-    """
-    Return the kernel for tensors of *dtype* on *device*, with the reason.
-
-    Args:
-        device: Where the tensors are.
-        dtype: Theirs.
-        head_dim: Width H of a head.
-        alibi: Whether the kernel will be given slopes: not every kernel takes them.
-    """
+    """Return the kernel for tensors of *dtype* on *device*, with the reason; *alibi*: it will be given slopes."""
     if device.type == "cuda":
         return _choose_on_gpu(
             dtype,
@@ -190,7 +179,7 @@ def varlen_attention(
     lengths: Sequence[int],
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend with PyTorch's variable-length kernel; GPUs, float16 and bfloat16, no ALiBi."""
+    """PyTorch's variable-length kernel; GPUs, float16 and bfloat16, no ALiBi."""
     assert alibi_slopes_N is None, "varlen_attn takes no slopes"
     varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     longest = max(lengths)
@@ -206,7 +195,7 @@ def flash_attention(
     lengths: Sequence[int],
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend with flash-attn's variable-length kernel; GPUs, float16 and bfloat16."""
+    """flash-attn's variable-length kernel; GPUs, float16 and bfloat16."""
     flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
     longest = max(lengths)
     out_TNH: torch.Tensor = flash_attn_varlen_func(
@@ -262,7 +251,7 @@ def padded_attention(
 
 def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Iterator[tuple[slice, slice, int]]:
     """
-    Cut a batch into groups of neighbours that are worth padding to one width.
+    Divide a batch into groups of neighbours that are worth padding to one width.
 
     Args:
         lengths: Tokens of each sequence.
@@ -270,8 +259,8 @@ def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Ite
         alibi: Whether each group needs a bias of (G, N, L, L).
 
     Yields:
-        The group's sequences as a slice of S, its tokens as a slice of T, and the width L, a multiple of 16 (what the
-        kernels ask of a bias).
+        The group's sequences as a slice of S, its tokens as a slice of T, and the width L, a multiple of 16 (the
+        kernels' alignment of a bias).
     """
     first = token = tokens = slots = longest = 0
     for number, length in enumerate(lengths):
@@ -288,15 +277,7 @@ def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Ite
 
 
 def equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """
-    Find the runs of neighbours of equal length.
-
-    Args:
-        lengths: Tokens of each sequence.
-
-    Yields:
-        The run's tokens as a slice of T, and its (sequences, tokens of each).
-    """
+    """Yield the runs of neighbours of equal length: the tokens as a slice of T, and (sequences, tokens of each)."""
     start = 0
     for length, run in groupby(lengths):
         num_sequences = sum(1 for _ in run)

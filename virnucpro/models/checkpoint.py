@@ -1,10 +1,10 @@
 """
-ESM-2 checkpoints on disk: fair-esm's ``.pt`` and safetensors, read without running anything that is in them.
+ESM-2 checkpoints on disk: fair-esm's ``.pt`` and safetensors, read without executing their content.
 
-Gives the tensors of the encoder under fair-esm's own names (``layers.0.fc1.weight``) and the architecture that the
-checkpoint states, checked against each other; the language-model and contact heads are left out. Depth, width and
-heads come from the file, never from its name. So do the rotary frequencies: published checkpoints hold them rounded
-to half precision, and computing them anew moves an embedding by as much as 6e-4.
+Gives the encoder's tensors by fair-esm's names (``layers.0.fc1.weight``), without the language-model and contact heads,
+and the architecture that the checkpoint states, checked against each other. Depth, width and heads come from the file,
+never from its name. So do the rotary frequencies: published checkpoints hold them rounded to half precision, and
+recomputed ones move an embedding by up to 6e-4.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ARCHITECTURE_KEY = "architecture"
-"""Key of the safetensors metadata that holds the architecture as JSON."""
+"""Key of the architecture, as JSON, in the safetensors metadata."""
 
 _FAIR_ESM_PREFIX = re.compile(r"^encoder\.(sentence_encoder\.)?")
 _NOT_THE_ENCODER = re.compile(r"^(lm_head|contact_head)\.")
@@ -38,10 +38,7 @@ ROTARY_NAME = "rotary_frequencies"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shape of an ESM-2 encoder."""
-
     num_layers: int
-    """Transformer layers."""
     hidden_dim: int
     """Width D of the stream and of an embedding."""
     attention_heads: int
@@ -57,7 +54,7 @@ class Architecture:
         return self.hidden_dim // self.attention_heads
 
     def to_json(self) -> str:
-        """Return the text that goes into a safetensors file's metadata."""
+        """Return the text for a safetensors file's metadata."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -70,7 +67,7 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
         vocabulary: Tokens of the alphabet that the encoder must have.
 
     Returns:
-        The architecture, and the encoder's tensors on the CPU as they are stored, by fair-esm's names.
+        The architecture, and the encoder's tensors on the CPU as stored, by fair-esm's names.
 
     Raises:
         WeightsError: The file is damaged, or not an ESM-2 encoder of that alphabet.
@@ -86,12 +83,7 @@ def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[
 
 @contextmanager
 def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
-    """
-    Turn whatever a damaged or foreign file raises into one sentence.
-
-    Raises:
-        WeightsError: The file cannot be read, or is not *kind*.
-    """
+    """Turn every error of a damaged or foreign file into a WeightsError: it cannot be read, or is not *kind*."""
     try:
         yield
     except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
@@ -105,12 +97,7 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
 def check_shapes(
     path: Path, kind: str, stated: object, tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]
 ) -> None:
-    """
-    Make sure that a checkpoint's tensors are those of the architecture that it states.
-
-    Raises:
-        WeightsError: They are not; names some that differ.
-    """
+    """Raise WeightsError where a checkpoint's tensors differ from the architecture that it states."""
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != expected:
         differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
@@ -149,7 +136,6 @@ def _with_one_rotary(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of the encoder's tensors."""
     width, ffn_width = architecture.hidden_dim, 4 * architecture.hidden_dim
     of_layer: dict[str, tuple[int, ...]] = {
         f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")

@@ -1,8 +1,8 @@
 """
 The tensors of a published classifier's file, read without torch: a zip archive of a pickle and of plain numbers.
 
-Guarantees the published parts by name, float32, finite, row by row, and of shapes that fit each other; whatever else a
-file may hold is refused with a sentence. What is in the pickle is looked at, never run (``classifier_pickle``).
+Guarantees the published parts by name, float32, finite, contiguous, and of consistent shapes; anything else is refused
+with a sentence. The pickle is read, never executed (``classifier_pickle``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from virnucpro.models.classifier_card import NUM_CLASSES
 from virnucpro.models.classifier_pickle import (
+    MAX_BYTES,
+    MAX_SHOWN,
     MODULE_CLASSES,
-    MOST_BYTES,
-    MOST_SHOWN,
     ORDERED_DICT,
     PARAMETER,
     TENSOR,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
-_MOST_FILE_BYTES = 1 << 30
-_MOST_LIST_BYTES = 1 << 16
+_MAX_FILE_BYTES = 1 << 30
+_MAX_LIST_BYTES = 1 << 16
 _END_BYTES = 22
-"""Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has 65,535 bytes at the most."""
-_MOST_AXES = 2
+"""Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has at most 65,535 bytes."""
+_MAX_AXES = 2
 _DEFAULT_EPS = 1e-5
-"""PyTorch's, where the file does not say."""
+"""PyTorch's, where the file states none."""
 _LAYERS = {
     "hidden_layer": ("weight", "bias"),
     "bn1": ("weight", "bias", "running_mean", "running_var"),
@@ -55,22 +55,16 @@ _UNUSED = "bn1.num_batches_tracked"
 
 def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
     """
-    Read a published classifier.
-
-    Args:
-        file: The file, open.
-
-    Returns:
-        Its tensors by name, and what its batch norm adds to the variance.
+    Return a published classifier's tensors by name, and the epsilon of its batch norm.
 
     Raises:
         RefusedPickleError: The file is damaged, or holds something else.
     """
     size_bytes = os.fstat(file.fileno()).st_size
-    if size_bytes > _MOST_FILE_BYTES:
+    if size_bytes > _MAX_FILE_BYTES:
         message = f"it has {size_bytes:,} bytes, which no such classifier has"
         raise RefusedPickleError(message)
-    if (listed_bytes := _bytes_of_list(file, size_bytes)) > _MOST_LIST_BYTES:
+    if (listed_bytes := _bytes_of_list(file, size_bytes)) > _MAX_LIST_BYTES:
         message = f"its list of entries has {listed_bytes:,} bytes, a classifier's has a few hundred"
         raise RefusedPickleError(message)
     file.seek(0)
@@ -80,19 +74,19 @@ def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = _Entries(archive)
-            described, eps = _describe(read_pickle(entries.read("data.pkl", MOST_BYTES)))
+            described, eps = _describe(read_pickle(entries.read("data.pkl", MAX_BYTES)))
             tensors = {name: entries.tensor(name, described[name]) for name in _NAMES}
     except RefusedPickleError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        message = f"the archive is damaged or cut short ({error}): get the file again"
+        message = f"the archive is damaged or truncated ({error}): get the file again"
         raise RefusedPickleError(message) from error
     _check_shapes(tensors)
     return tensors, eps
 
 
 def _bytes_of_list(file: BinaryIO, size_bytes: int) -> int:
-    """Return what a zip archive says of the size of its list of entries; 0 where it is none."""
+    """Return the size of a zip archive's list of entries, as it states it; 0 where it is no archive."""
     file.seek(max(0, size_bytes - _END_BYTES - (1 << 16)))
     end = file.read()
     place = end.rfind(b"PK\x05\x06")
@@ -122,7 +116,7 @@ def _not_a_zip(head: bytes) -> str:
 
 
 class _Entries:
-    """The files in an archive of PyTorch, all under one folder."""
+    """The files of a PyTorch archive, all in one folder."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
@@ -137,8 +131,8 @@ class _Entries:
         if has_order and self.read("byteorder", 16) != b"little":
             raise RefusedPickleError("its numbers are not little-endian")
 
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """Return the content of a file of at most *most_bytes*."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Return the content of a file of at most *max_bytes*."""
         try:
             info = self._archive.getinfo(self._folder + name)
         except KeyError as error:
@@ -147,8 +141,8 @@ class _Entries:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             message = f"{name} is compressed or encrypted, which torch.save does not do"
             raise RefusedPickleError(message)
-        if info.file_size > most_bytes:
-            message = f"{name} has {info.file_size:,} bytes where at most {most_bytes:,} belong"
+        if info.file_size > max_bytes:
+            message = f"{name} has {info.file_size:,} bytes where at most {max_bytes:,} belong"
             raise RefusedPickleError(message)
         return self._archive.read(info)
 
@@ -175,7 +169,7 @@ class _Entries:
 
 @dataclass(frozen=True)
 class _Described:
-    """A tensor as the pickle has it, checked for form."""
+    """A tensor as the pickle describes it, checked for form."""
 
     storage_class: str
     key: str
@@ -195,7 +189,7 @@ def _describe(contents: object) -> tuple[dict[str, _Described], float]:
         )
     missing, besides = [name for name in _NAMES if name not in found], sorted(found.keys() - {*_NAMES, _UNUSED})
     if missing or besides:
-        what = f"has no {missing[0]}" if missing else f"has {besides[0][:MOST_SHOWN]} besides"
+        what = f"has no {missing[0]}" if missing else f"has {besides[0][:MAX_SHOWN]} besides"
         message = f"it is not the published classifier (linear, batch norm, linear): it {what}"
         raise RefusedPickleError(message)
     return {name: _tensor(name, found[name]) for name in _NAMES}, eps
@@ -207,11 +201,11 @@ def _parts_of_module(module: Made) -> tuple[dict[str, Any], float]:
     for layer, described in layers.items():
         state = described.state if isinstance(described, Made) else {}
         for group in ("_parameters", "_buffers", "_modules"):
-            items = _items(state.get(group), f"{group} of {layer[:MOST_SHOWN]}")
+            items = _items(state.get(group), f"{group} of {layer[:MAX_SHOWN]}")
             found |= {f"{layer}.{name}": value for name, value in items.items() if value is not None}
     eps = layers["bn1"].state.get("eps", _DEFAULT_EPS) if "bn1" in layers else _DEFAULT_EPS
     if not (isinstance(eps, float) and 0 < eps < 1):
-        shown = eps if isinstance(eps, float) else f"a {type(eps).__name__}"  # never the text of what it may be made of
+        shown = eps if isinstance(eps, float) else f"a {type(eps).__name__}"  # never its text, which the file decides
         message = f"its batch norm adds {shown} to the variance"
         raise RefusedPickleError(message)
     return found, eps
@@ -245,7 +239,7 @@ def _tensor(name: str, value: object) -> _Described:
             message = f"{name} is no tensor of the form that torch.save writes"
             raise RefusedPickleError(message)
     if (
-        len(shape) > _MOST_AXES
+        len(shape) > _MAX_AXES
         or not (key.isascii() and key.isdecimal())
         or any(type(x) is not int or x < 0 for x in (numel, start, *shape))
     ):

@@ -1,10 +1,9 @@
 """
 What a classifier was trained with, and the refusal to use it with anything else.
 
-A classifier on disk is a folder of ``model.safetensors`` and ``card.json``, and of ``contig_model.safetensors`` where
-it has a contig model; the bundled ones have a ``MODEL_CARD.md`` beside them. Of the JSON, this module knows what
-programs need; what it tells readers besides (data, training, measurements) it leaves alone. Imports no torch, so that a
-run is refused before anything heavy begins.
+A classifier is a folder of ``model.safetensors`` and ``card.json``, with ``contig_model.safetensors`` where it has a
+contig model. The card's fields for readers only (data, training, measurements) are ignored here. Imports no torch, so
+that a run is refused before any heavy work.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"
 CARD_FORMAT = 1
 CONTIG_MODEL_FORMAT = 1
-"""Of ``contig_model.safetensors``: what its tensors are and how a score is made of them."""
+"""Of ``contig_model.safetensors``: its tensors, and how a score is made of them."""
 NUM_CLASSES = 2
 """Others and virus, in this order."""
 DEFAULT_THRESHOLD = 0.5
-"""P(virus) from which a contig is called viral, for a classifier whose card settles nothing better."""
+"""P(virus) from which a contig is called viral, where a card has no better value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,9 @@ class Encoder:
     """A model whose embeddings a classifier takes."""
 
     name: str
-    """As the registry, or the stem of the checkpoint's file, has it."""
+    """Registered name, or the stem of the checkpoint's file."""
     sha256: str | None
-    """Hex sha256 of its weights, or None where that is not known."""
+    """Hex sha256 of its weights; None where it is unknown."""
     hidden_dim: int
     """Width of its embeddings."""
 
@@ -66,7 +65,6 @@ class ContigModelCard:
     weights_sha256: str
     """Hex sha256 of ``contig_model.safetensors``."""
     format: int = CONTIG_MODEL_FORMAT
-    """Of that file."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.weights_sha256, str), "the weights_sha256 of its contig model is no text")
@@ -75,7 +73,7 @@ class ContigModelCard:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ContigModelCard:
-        """Return what programs need of *values*, which may hold more for readers."""
+        """Return the card of *values*, which may hold more for readers."""
         return cls(**{name: values[name] for name in ("weights_sha256", "format")})
 
 
@@ -84,29 +82,27 @@ class ClassifierCard:
     """What programs need to know of a classifier."""
 
     name: str
-    """What outputs call it."""
+    """Its name in outputs."""
     chunk_nt: int
-    """Nucleotides of the chunks that it was trained on."""
+    """Nucleotides of the chunks of its training."""
     also_chunk_nt: tuple[int, ...] = ()
     """Nucleotides of other chunks that it was measured on and may be used with."""
     dna_model: Encoder
-    """Makes the first columns of its features."""
+    """Its embeddings are the first columns of the features, the protein model's the others."""
     protein_model: Encoder
-    """Makes the others."""
     hidden_dim: int
     """Width of its hidden layer."""
     batch_norm_eps: float = 1e-5
-    """Added to the variance in its batch norm."""
     threshold: float = DEFAULT_THRESHOLD
-    """P(virus) of a contig from which it is called viral, unless the user says otherwise."""
+    """P(virus) from which a contig is called viral by default."""
     weights_sha256: str
     """Hex sha256 of ``model.safetensors``."""
     source_sha256: str | None = None
-    """Hex sha256 of the file that it was converted from, or None where it was trained here."""
+    """Hex sha256 of the file that it was converted from; None where it was trained here."""
     worth: str = ""
-    """What was measured of it, in one sentence that stands beside its calls."""
+    """Its measured quality, in one sentence that accompanies its calls."""
     contig_model: ContigModelCard | None = None
-    """The model that scores whole contigs; None where a contig's score is made of its frames' scores alone."""
+    """The model that scores whole contigs; None where a contig's score is made of its frames' scores only."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.name, str) and self.name.isprintable() and bool(self.name), "no printable name")
@@ -121,7 +117,7 @@ class ClassifierCard:
 
     @property
     def chunk_choice(self) -> str:
-        """The chunks that it may be used with, in words."""
+        """The chunks that it may be used with, as text."""
         return " or ".join(str(nt) for nt in (self.chunk_nt, *self.also_chunk_nt)) + " nt"
 
     @property
@@ -148,13 +144,13 @@ class ClassifierCard:
         protein: ResolvedModel | ModelConfig | None = None,
     ) -> None:
         """
-        Make sure that what is in use is what the classifier was trained with; None is not looked at.
+        Refuse chunks and encoders other than those of its training; None is not checked.
 
-        Encoders are compared by the sha256 of their weights where the card knows it, else by name; and by width where
-        that is known already.
+        Encoders are compared by the sha256 of their weights where the card has it, else by name; and by width where it
+        is known already.
 
         Raises:
-            ClassifierMismatchError: Something differs; tells all of it.
+            ClassifierMismatchError: Something differs; it lists every difference.
         """
         differences: dict[str, tuple[str, str]] = {}
         if chunk_nt not in (None, self.chunk_nt, *self.also_chunk_nt):
@@ -185,7 +181,7 @@ def read_card(folder: Path) -> ClassifierCard:
     Read the card of the classifier in *folder*.
 
     Raises:
-        WeightsError: There is none, or it is not one of a classifier.
+        WeightsError: There is none, or it is not a classifier's.
     """
     path = folder / CARD_NAME
     try:
@@ -207,10 +203,10 @@ def read_card(folder: Path) -> ClassifierCard:
 
 def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
     """
-    Return a classifier's tensors by name, of the shapes that its card states and of numbers that give finite scores.
+    Return a classifier's tensors by name, of the shapes of its card and finite.
 
     Raises:
-        WeightsError: The file is absent, not the one that the card names, or holds something else.
+        WeightsError: The file is absent, not the one of the card, or holds something else.
     """
     path = folder / WEIGHTS_NAME
     try:
@@ -231,10 +227,10 @@ def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
 
 def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
     """
-    Return the content of the file of weights of a classifier's contig model; its card says that it has one.
+    Return the content of the file of a classifier's contig model, which its card must have.
 
     Raises:
-        WeightsError: It is absent, or something else.
+        WeightsError: It is absent, or another file.
     """
     assert card.contig_model is not None
     return _checked(folder / CONTIG_WEIGHTS_NAME, card.contig_model.weights_sha256, card)
@@ -254,14 +250,11 @@ def _checked(path: Path, expected: str, card: ClassifierCard) -> bytes:
 
 def locate_classifier(name_or_path: str | Path) -> Path:
     """
-    Return the folder of a classifier.
-
-    Args:
-        name_or_path: A bundled classifier's name, or the folder of a converted or trained one.
+    Return the folder of a classifier: a bundled one's name, or the folder of a converted or trained one.
 
     Raises:
         UnknownClassifierError: Neither.
-        ClassifierFileError: A published file that is to be converted first.
+        ClassifierFileError: A published file that has to be converted first.
     """
     if str(name_or_path) in BUNDLED_CLASSIFIERS:
         return BUNDLED_WEIGHTS_DIR / str(name_or_path)
@@ -275,7 +268,7 @@ def locate_classifier(name_or_path: str | Path) -> Path:
 
 
 def classifiers_table() -> list[ClassifierCard]:
-    """Return the cards of the bundled classifiers, for ``virnucpro models list``."""
+    """Return the cards of the bundled classifiers."""
     return [read_card(BUNDLED_WEIGHTS_DIR / name) for name in BUNDLED_CLASSIFIERS]
 
 

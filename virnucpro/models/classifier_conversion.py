@@ -1,9 +1,9 @@
 """
-From the published ``500_model.pth`` to safetensors and a card.
+Converts the published ``500_model.pth`` to safetensors and a card.
 
-The published file is a whole module, saved by ``torch.save(model)``: a zip archive of a pickle and of the numbers that
-it refers to. ``torch.load`` would run whatever such a pickle asks for; here it is read as data
-(``classifier_pickle``), and torch has no part in it. A file of ``torch.save(model.state_dict())`` is taken as well.
+The published file is a whole module, saved by ``torch.save(model)``: a zip archive of a pickle and of numbers.
+``torch.load`` would execute whatever such a pickle calls; here it is read as data (``classifier_pickle``), without
+torch. A file of ``torch.save(model.state_dict())`` is accepted as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from virnucpro.models.classifier_archive import FloatArray
 
 PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
-"""What the published classifiers were trained on."""
+"""The models that the published classifiers were trained with."""
 
 _CHUNK_IN_NAME = re.compile(r"(300|500)_")
 
@@ -43,26 +43,26 @@ def convert_classifier(
     weights_dir: Path | None = None,
 ) -> ClassifierCard:
     """
-    Turn a published classifier into a folder that ``load_classifier`` takes; the same file gives the same bytes.
+    Convert a published classifier to a folder for ``load_classifier``; the same file gives the same bytes.
 
-    The published file does not say with which weights of the models it was trained. Where these models are on this
-    machine the card pins theirs; else it knows them by name only.
+    The published file does not name the weights of the models it was trained with. Where these models are on this
+    machine the card pins their sha256; else it has their names only.
 
     Args:
         pth_path: The published file.
         output_dir: Folder for ``model.safetensors`` and ``card.json``.
-        chunk_nt: Nucleotides of the chunks that it was trained on; by default what the file's name begins with.
-        dna_model: Registered name of the DNA model that it was trained on.
-        protein_model: Registered name of the protein model.
-        weights_dir: Folder that is looked into first for the models' weights; nothing is fetched.
+        chunk_nt: Nucleotides of the chunks of its training; by default what the file's name begins with.
+        dna_model: Registered name of the DNA model of its training.
+        protein_model: Registered name of the protein model of its training.
+        weights_dir: Folder that is searched first for the models' weights; nothing is downloaded.
 
     Returns:
         The card that was written.
 
     Raises:
-        ClassifierFileError: The file is refused; nothing in it was run and nothing was written.
-        ConfigurationError: The chunk length is not known, a model is not registered or of the wrong kind, or the
-            folder holds another classifier.
+        ClassifierFileError: The file is refused; nothing in it was executed and nothing was written.
+        ConfigurationError: The chunk length is unknown, a model is not registered or of the wrong kind, or the folder
+            holds another classifier.
         OutputError: The folder cannot be written.
     """
     path, folder = Path(pth_path), Path(output_dir)
@@ -109,7 +109,7 @@ def _encoder(name: str, kind: SequenceKind, weights_dir: Path | None) -> Encoder
         raise ConfigurationError(f"{name} embeds {spec.family.sequence_kind}: name a model of {kind}")
     sha256 = spec.sha256
     if sha256 is None:
-        with suppress(WeightsError):  # they are not here
+        with suppress(WeightsError):  # not on this machine
             sha256 = durable.sha256_of(locate_weights(name, weights_dir=weights_dir))
     return Encoder(name=name, sha256=sha256, hidden_dim=spec.hidden_dim)
 

@@ -1,9 +1,9 @@
 """
-Reads the pickle of a published classifier as data: no class of it is imported, no function of it is called.
+Reads the pickle of a published classifier as data: it imports no class and calls no function.
 
-A pickle is a program for a small stack machine. This is that machine with everything taken out that acts: a global is a
-name from a short list, a call is a note of what would have been called, a state is kept beside the object that it
-is for. What a file asks for besides is refused by name. Knows nothing of tensors: ``classifier_conversion`` does.
+A pickle is a program for a small stack machine. This machine does not act: a global is a name from a short list, a call
+is a record of its function and arguments, a state is kept beside its object. Everything else is refused by name. Knows
+nothing of tensors.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pickletools
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_BYTES = 1 << 20
-"""Bytes of a pickle that is read at all; a published one has 3,000."""
+MAX_BYTES = 1 << 20
+"""Largest accepted pickle, bytes; a published one has 3,000."""
 
 MODULE_CLASSES = frozenset({"__main__.MLPClassifier", "train.MLPClassifier"})
-"""What the published script called its class, run as a script or imported."""
+"""The class of the published script, run as a script or imported."""
 LAYER_CLASSES = frozenset(
     {
         "torch.nn.modules.linear.Linear",
@@ -36,7 +36,7 @@ ADMITTED = frozenset({ORDERED_DICT, SET, PARAMETER, TENSOR}) | MODULE_CLASSES | 
 
 
 class RefusedPickleError(ValueError):
-    """The pickle is damaged, or asks for something that a classifier does not need; the message says what."""
+    """The pickle is damaged, or needs something that a classifier does not; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,17 @@ class Made:
     """An object as the file describes it."""
 
     by: Global
-    """What would have been called, or the class."""
+    """The function that would have been called, or the class."""
     arguments: tuple[Any, ...]
-    """With which arguments."""
     items: dict[str, Any] = field(default_factory=dict)
-    """What an ordered dictionary holds."""
+    """Items of an ordered dictionary."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Attributes set after it was made."""
+    """Attributes set later."""
 
 
 @dataclass(frozen=True)
 class Persistent:
-    """A reference to something outside of the pickle, as the file has it."""
+    """A reference to something outside of the pickle, as stored."""
 
     reference: object
 
@@ -74,18 +73,18 @@ _VALUES = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUN
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUTS, _GETS = frozenset({"BINPUT", "LONG_BINPUT"}), frozenset({"BINGET", "LONG_BINGET"})
 _IGNORED = frozenset({"PROTO", "FRAME"})
-MOST_SHOWN = 100
-"""Letters of a name in a message."""
+MAX_SHOWN = 100
+"""Longest name in a message, letters."""
 
 
 def read_pickle(data: bytes) -> object:
     """
-    Return what the pickle *data* describes, of plain values, ``Global``, ``Made`` and ``Persistent``.
+    Return the object of the pickle *data*, made of plain values, ``Global``, ``Made`` and ``Persistent``.
 
     Raises:
-        RefusedPickleError: See there.
+        RefusedPickleError: It is damaged, or needs something that a classifier does not.
     """
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         message = f"its pickle has {len(data):,} bytes, a classifier's has a few thousand"
         raise RefusedPickleError(message)
     machine = _Machine()
@@ -106,14 +105,14 @@ def read_pickle(data: bytes) -> object:
 
 
 class _Machine:
-    """The stack and the memo, and what each opcode does to them."""
+    """The stack and the memo, and the effect of each opcode."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def step(self, opcode: str, argument: Any) -> None:  # noqa: C901, PLR0912  one line an opcode
-        """Do one instruction."""
+        """Execute one instruction."""
         stack = self.stack
         if opcode in _IGNORED:
             return
@@ -180,11 +179,11 @@ class _Machine:
 
 
 def _admit(module: object, name: object) -> Global:
-    """Return the global if it is one that a classifier needs."""
+    """Return the global if a classifier needs it."""
     full = f"{_of(module, str, 'text')}.{_of(name, str, 'text')}".replace("__builtin__.", "builtins.", 1)
     if full not in ADMITTED:
         message = (
-            f"refused: the file asks for {full[:MOST_SHOWN]}, which a classifier does not need; nothing in it was run"
+            f"refused: the file asks for {full[:MAX_SHOWN]}, which a classifier does not need; nothing in it was run"
         )
         raise RefusedPickleError(message)
     return Global(full)

@@ -1,12 +1,12 @@
 """
-The contig model: what is known of a whole contig in, a calibrated P(virus) out.
+The contig model: features of a whole contig in, a calibrated P(virus) out.
 
-Inputs are the numbers of ``virnucpro.models.sequence_features`` and, where the model was trained with them, the means
-of the embeddings of the contig's frames. A few small networks, trained alike from other first weights, give each group
-of genomes a logit; the log-odds of a virus are those of the viral groups together against the others together, the mean
-over the networks, divided by the temperature. Computed in float64, so that a row's score does not depend on what rows
-it is computed with. Imports no torch. Legend: C contigs or windows of contigs, S numbers of the sequence, D and E
-widths of the embeddings, G groups, I inputs.
+Inputs are the features of ``virnucpro.models.sequence_features`` and, where the model was trained with them, the means
+of the embeddings of the contig's frames. A few small networks, trained alike from other initial weights, give each
+group of genomes a logit; the score is the log-odds of the viral groups against the others, averaged over the networks
+and divided by the temperature. Computed in float64, so that a row's score does not depend on the other rows. Imports no
+torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups,
+I inputs.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 FARTHEST = 6.0
-"""Standard deviations from the mean of training at which an input is cut off."""
+"""Standard deviations from the mean of training at which an input is clipped."""
 _NUM_COUNTS = 2
-"""Inputs that tell how many frames are embedded, beside the embeddings."""
+"""Inputs for the number of embedded frames, besides the embeddings."""
 _DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numbers that give no score"
 _TABLE, _MEMBER = "log_odds.", "members."
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a network, its batch norm folded in; ReLU between two of them."""
+    """One layer of a network, its batch norm folded in; ReLU between two layers."""
 
     weight: FloatArray
     """float32 (out, in)."""
@@ -66,7 +66,6 @@ class ContigWeights:
     members: tuple[tuple[Layer, ...], ...]
     """Layers of each network."""
     temperature: float
-    """What log-odds are divided by."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``contig_model.safetensors``."""
@@ -82,7 +81,7 @@ class ContigWeights:
     @classmethod
     def of_bytes(cls, data: bytes) -> ContigWeights:
         """
-        Read what ``to_bytes`` wrote.
+        Read the content of ``contig_model.safetensors``.
 
         Raises:
             ValueError: It is something else.
@@ -110,12 +109,7 @@ class ContigWeights:
         return weights
 
     def check(self) -> None:
-        """
-        Make sure that the parts fit together.
-
-        Raises:
-            ValueError: They do not, or hold numbers that are not finite.
-        """
+        """Raise ValueError where parts do not fit together, or numbers are not finite."""
         layers = [layer for member in self.members for layer in member]
         vectors = [self.is_viral_G, self.mean_I, self.deviation_I, *(layer.bias for layer in layers)]
         if any(x.ndim != 1 for x in vectors) or any(layer.weight.ndim != 2 for layer in layers):
@@ -146,11 +140,8 @@ class ContigModel:
     """
     A trained contig model.
 
-    Args:
-        weights: All its numbers.
-
     Raises:
-        ValueError: The tables, or the numbers of a contig that it takes, are not those of this program.
+        ValueError: The tables, or the inputs of the model, are not those of this program.
     """
 
     def __init__(self, weights: ContigWeights) -> None:
@@ -176,17 +167,14 @@ class ContigModel:
         chunks_C: IntArray,
     ) -> FloatArray:
         """
-        Return P(virus) of each row.
+        Return P(virus) of each row, float32 (C,).
 
         Args:
-            sequence_CS: float32 (C, S): what ``features.of`` returns.
+            sequence_CS: float32 (C, S): from ``features.of``.
             dna_CD: float32 (C, D): mean DNA embedding of the embedded frames, zeros where there is none.
             protein_CE: float32 (C, E): the same of proteins.
             frames_C: int64 (C,): embedded frames.
             chunks_C: int64 (C,): chunks, at least 1.
-
-        Returns:
-            float32 (C,).
         """
         x_CI = sequence_CS
         if self.uses_embeddings:
@@ -220,13 +208,13 @@ def mean_log_odds(logits: Sequence[DoubleArray], is_viral_G: BoolArray) -> Doubl
 def join_inputs(
     sequence_CS: FloatArray, dna_CD: FloatArray, protein_CE: FloatArray, frames_C: IntArray, chunks_C: IntArray
 ) -> FloatArray:
-    """Return the inputs of a model that uses embeddings, float32 (C, S + D + E + 2); the frames' number comes last."""
+    """Return the inputs of a model that uses embeddings, float32 (C, S + D + E + 2); frame counts come last."""
     counts_C2 = np.stack([np.log1p(frames_C), frames_C / np.maximum(chunks_C, 1)], axis=1).astype(np.float32)
     return np.concatenate([sequence_CS, dna_CD, protein_CE, counts_C2], axis=1)
 
 
 def normalised(x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray) -> FloatArray:
-    """Return the inputs in standard deviations from the mean, cut off at ``FARTHEST``."""
+    """Return the inputs in standard deviations from the mean, clipped at ``FARTHEST``."""
     return np.asarray(np.clip((x_CI - mean_I) / deviation_I, -FARTHEST, FARTHEST), dtype=np.float32)
 
 
@@ -235,7 +223,7 @@ def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
     Load the contig model of a classifier whose card names one.
 
     Raises:
-        WeightsError: The file is absent, or not what the card says.
+        WeightsError: The file is absent, or not what the card states.
     """
     data = check_contig_weights(folder, card)
     try:

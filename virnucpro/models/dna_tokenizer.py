@@ -1,10 +1,9 @@
 """
 Nucleotides to the BPE tokens of DNABERT-2 and DNABERT-S, by the ``tokenizers`` library.
 
-The published ``tokenizer.json`` comes with the package; its 4,096 tokens are the vocabulary of every model here.
-Gives the ids that the published tokenizer gives, [CLS] and [SEP] included; a letter beside A, C, G and T that stands
-for some nucleotide (IUPAC) is [UNK], as it is there. Never truncates, pads or upper-cases; a letter that stands for no
-nucleotide is an error. Legend: T packed tokens, S sequences.
+The published ``tokenizer.json`` is bundled; its 4,096 tokens are the vocabulary of every DNA model here. Gives the ids
+of the published tokenizer, [CLS] and [SEP] included; an IUPAC letter besides A, C, G and T is [UNK], as there, and a
+letter of no nucleotide is an error. Never truncates, pads or upper-cases. Legend: T packed tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -65,23 +64,19 @@ class DnaTokenizer:
         """
         beside = weights_path.parent / TOKENIZER_NAME
         if beside.is_file() and _model_of(beside) != _model_of(BUNDLED_TOKENIZER):
-            what = f"{beside} has not the tokens of DNABERT-2 and DNABERT-S: no other vocabulary is known here"
+            what = f"{beside} differs from the tokens of DNABERT-2 and DNABERT-S, the only supported vocabulary"
             raise WeightsError(weights_path.stem, what)
         return cls()
 
     def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """
-        Pack *sequences* as tokens, each between [CLS] and [SEP].
-
-        Args:
-            sequences: Nucleotides of each sequence, upper-case IUPAC letters.
+        Pack *sequences* of upper-case IUPAC letters as tokens, each between [CLS] and [SEP].
 
         Returns:
-            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, [CLS] and [SEP] included, int32,
-            shape (S,).
+            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, [CLS] and [SEP] included, int32, (S,).
 
         Raises:
-            SequenceError: A letter stands for no nucleotide; names the sequence by its number in the batch, from 1.
+            SequenceError: A letter of no nucleotide; names the sequence by its number in the batch, from 1.
         """
         for number, letters in enumerate(sequences, start=1):
             if wrong := _NO_NUCLEOTIDE.search(letters):

@@ -1,9 +1,9 @@
 """
-DNABERT-S checkpoints on disk: the published ``pytorch_model.bin`` or safetensors, read without running anything.
+DNABERT-S checkpoints on disk: the published ``pytorch_model.bin`` or safetensors, read without executing their content.
 
-Gives the encoder's tensors under the published names less the prefix ``bert.``, and the configuration: from the
-safetensors metadata, else ``config.json`` beside the weights, else DNABERT-S's own. The two are checked against each
-other. Pooler and language-model head are left out.
+Gives the encoder's tensors by the published names without the prefix ``bert.``, pooler and language-model head, and the
+configuration: from the safetensors metadata, else ``config.json`` beside the weights, else DNABERT-S's own. The two are
+checked against each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG_KEY = "config"
-"""Key of the safetensors metadata that holds the configuration as JSON."""
+"""Key of the configuration, as JSON, in the safetensors metadata."""
 CONFIG_NAME = "config.json"
 """The configuration beside a published checkpoint."""
 
@@ -35,24 +35,21 @@ class MosaicBertConfig:
     """Shape of a MosaicBERT encoder, by the names of its ``config.json``; the defaults are DNABERT-S's."""
 
     vocab_size: int = 4096
-    """Tokens of the vocabulary."""
     hidden_size: int = 768
     """Width D of the stream and of an embedding."""
     num_hidden_layers: int = 12
-    """Transformer layers."""
     num_attention_heads: int = 12
     """Heads N; D is a multiple of N."""
     intermediate_size: int = 3072
-    """Width F of the feed-forward, once gated."""
+    """Width F of the gated feed-forward."""
     type_vocab_size: int = 2
     """Token types; only the first is used."""
     layer_norm_eps: float = 1e-12
-    """Added to the variance in every layer norm."""
 
     @classmethod
     def from_json(cls, text: str) -> MosaicBertConfig:
         """
-        Read a published ``config.json``; what it has besides (dropout, ``max_position_embeddings``) has no part here.
+        Read a published ``config.json``; other fields (dropout, ``max_position_embeddings``) are ignored.
 
         Raises:
             ValueError: It is not the configuration of a MosaicBERT.
@@ -78,7 +75,7 @@ def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertC
         vocabulary: Tokens that the encoder must have.
 
     Returns:
-        The configuration, and the encoder's tensors on the CPU as they are stored.
+        The configuration, and the encoder's tensors on the CPU as stored.
 
     Raises:
         WeightsError: The file is damaged, or not a MosaicBERT encoder of that vocabulary.
@@ -111,7 +108,6 @@ def _config_beside(path: Path) -> MosaicBertConfig:
 
 
 def _expected_shapes(config: MosaicBertConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of the encoder's tensors."""
     width, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (config.vocab_size, width),

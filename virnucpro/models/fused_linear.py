@@ -1,11 +1,11 @@
 """
-Linear layers for inference, with what follows them done in the same pass over memory.
+Linear layers for inference, fused with the operation that follows them.
 
-On a CPU the weight is laid out once as oneDNN's matrix product wants it, and the GELU or the sum with the residual is
-done on each tile of the product while it is in the cache. Measured on an AVX-512 core at ESM-2 8M's shapes, fp32:
-179 to 188 GFLOP/s instead of 170 to 177, with the GELU 164 to 179 instead of 150 to 168. The operators are the ones
-that ``torch.compile`` itself emits for CPUs (``torch.ops.mkldnn``); where a build has none, and on GPUs, the plain
-functions do the same. Legend: T tokens, I channels in, O channels out.
+On a CPU the weight is laid out once for oneDNN's matrix product, and the GELU or the sum with the residual is done on
+each tile of the product while it is in the cache. Measured on an AVX-512 core at ESM-2 8M's shapes, fp32: 179 to 188
+GFLOP/s instead of 170 to 177, with the GELU 164 to 179 instead of 150 to 168. The operators are those that
+``torch.compile`` itself emits for CPUs (``torch.ops.mkldnn``); where a build has none, and on GPUs, the plain functions
+do the same. Legend: T tokens, I channels in, O channels out.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 ROWS_MULTIPLE = 32
 """
-Rows that packed products are best given a multiple of: oneDNN compiles and keeps a kernel for every number of rows
-(about 1 ms and 0.45 MB each, a thousand of them at the most).
+Packed products should have a multiple of this many rows: oneDNN compiles and keeps a kernel for every number of rows
+(about 1 ms and 0.45 MB each, at most a thousand of them).
 """
 
 CPU_ROWS = 1024
 """
-Tokens that go through a feed-forward at a time on a CPU: its hidden states, several times as wide, are then written and
-read within memory that is already there. ESM-2: 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a
-time.
+Tokens of a feed-forward at a time on a CPU: its hidden states, several times as wide, then reuse the same memory.
+ESM-2: 4 % faster at 150M's width, 2 to 3 % at 650M's, than 4,000 tokens at a time.
 """
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -45,7 +44,7 @@ class FusedLinear(nn.Linear):
     _packed: torch.Tensor | None = None
 
     def pack(self) -> None:
-        """Lay the weight out for this CPU, where that is possible; the plain weight is given up, so memory stays."""
+        """Lay the weight out for this CPU, where possible; the plain weight is dropped, so memory stays the same."""
         weight = self.weight
         if not can_pack(weight.device, weight.dtype):
             return
@@ -53,7 +52,6 @@ class FusedLinear(nn.Linear):
         self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return the product and the bias, shape (T, O)."""
         if self._is_packed_for(x_TI):
             return _pointwise(x_TI, self._packed, self.bias, "none")
         bias = None if self.bias is None else self.bias.to(x_TI.dtype)
@@ -83,14 +81,13 @@ class FusedLinear(nn.Linear):
 
 
 def pack_layers(model: nn.Module) -> None:
-    """Lay out the weights of every ``FusedLinear`` in *model*, one after the other."""
     for module in model.modules():
         if isinstance(module, FusedLinear):
             module.pack()
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build and this machine have oneDNN's packed product for weights of *dtype* on *device*."""
+    """Whether this build and machine have oneDNN's packed product for weights of *dtype* on *device*."""
     if device.type != "cpu" or dtype not in _PACKED_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
@@ -102,7 +99,7 @@ def fill_up(
     input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
     """
-    Give a packed batch on a CPU a number of tokens that products like, by one more sequence whose rows nobody sees.
+    Pad a packed batch on a CPU to a multiple of ``ROWS_MULTIPLE`` tokens by one sequence; the caller drops its rows.
 
     Args:
         input_ids_T: Token ids, shape (T,).
@@ -110,7 +107,7 @@ def fill_up(
         lengths: Tokens of each sequence.
 
     Returns:
-        The same three, T a multiple of ``ROWS_MULTIPLE``; unchanged where it is one, and on GPUs.
+        The same three; unchanged on GPUs.
     """
     num_tokens = input_ids_T.shape[0]
     spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
@@ -121,7 +118,7 @@ def fill_up(
 
 
 def by_rows(feed_forward: Callable[[torch.Tensor], torch.Tensor], x_TD: torch.Tensor) -> torch.Tensor:
-    """Return ``feed_forward(x_TD)``, on a CPU of ``CPU_ROWS`` tokens at a time; no token's result depends on others."""
+    """Return ``feed_forward(x_TD)``, on a CPU by ``CPU_ROWS`` tokens at a time; no token's result depends on others."""
     if x_TD.device.type != "cpu" or x_TD.shape[0] <= CPU_ROWS:
         return feed_forward(x_TD)
     return torch.cat([feed_forward(rows_RD) for rows_RD in torch.split(x_TD, CPU_ROWS)])

@@ -1,13 +1,12 @@
 """
-Likely genes of a contig, found without training, and what they say of it.
+Likely genes of a contig, found without training, and features of them.
 
-A candidate is an open reading frame: from the first start codon behind a stop to the next stop; where the run goes on
+A candidate is an open reading frame: from the first start codon after a stop to the next stop; where the run continues
 beyond the contig's end, or into unknown letters, as far as it can be read. Candidates shorter than ``SHORTEST_GENE``
-codons are not looked at. Of the others those are taken that together are longest, each less ``PRICE_NT``, while
-neighbours share no more than ``MOST_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame
-is the coding one. How densely genes lie, on one strand or on both, how long they are and how they begin tells phages
-from their hosts over families whose sequences have nothing in common (as Roux et al. 2015 and Camargo et al. 2023 use
-it). Legend: L nucleotides, N genes, R residues.
+codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
+neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
+the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
+similar sequences (Roux et al. 2015, Camargo et al. 2023). Legend: L nucleotides, N genes, R residues.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ SHORTEST_GENE = 30
 """Codons."""
 PRICE_NT = 60
 """Nucleotides by which a gene must be worth more than the space between its neighbours."""
-MOST_SHARED_NT = 30
-"""Nucleotides that neighbouring genes may share: a third of the shortest one."""
+MAX_SHARED_NT = 30
+"""Most nucleotides that neighbouring genes share: a third of the shortest one."""
 LATEST_START = 20
-"""Codons from the contig's end within which a start codon is taken to begin a gene that might come in from beyond."""
+"""Codons from the contig's end within which a start codon begins a gene that might come in from beyond."""
 SMALL_NT, LARGE_NT, WIDE_NT, FAR_NT = 300, 1500, 100, 300
-"""Where lengths of genes and the spaces between them are parted; a space counts as ``FAR_NT`` at the most."""
+"""Limits for lengths of genes and the spaces between them; a space counts as at most ``FAR_NT``."""
 NUMBERS = 24
-"""Numbers of the genes but codons and residues."""
+"""Features of the genes besides codons and residues."""
 
 _START_CODONS = tuple(word(codon) for codon in (b"ATG", b"GTG", b"TTG"))
 _IS_START = np.isin(np.arange(CODONS + 1), _START_CODONS)
@@ -56,23 +55,23 @@ _TIE_BITS = 40
 _BINDING_SITES = {4: (b"AGGA", b"GGAG", b"GAGG"), 5: (b"AGGAG", b"GGAGG")}
 """Parts of the Shine-Dalgarno sequence AGGAGG, by their length."""
 _UPSTREAM_NT = (18, 3)
-"""How far before a start codon a binding site begins: at the most, and more than."""
+"""Distance of a binding site's begin to the start codon: at most, and more than."""
 
 
 @dataclass(frozen=True)
 class Genes:
-    """Likely genes, in the order that they end in."""
+    """Likely genes, ordered by their ends."""
 
     starts_N: IntArray
     """int64 (N,): first nucleotide, on the forward strand, from 0."""
     ends_N: IntArray
-    """int64 (N,): behind the last one."""
+    """int64 (N,): nucleotide after the last one."""
     is_reverse_N: BoolArray
     """bool (N,)."""
     start_codons_N: IntArray
-    """int64 (N,): number of the start codon; -1 where the gene's start was not seen."""
+    """int64 (N,): number of the start codon; -1 where it is unknown."""
     has_stop_N: BoolArray
-    """bool (N,): whether the gene's end was seen."""
+    """bool (N,): whether the gene's end is in the contig."""
     lengths_N: IntArray
     """int64 (N,): residues."""
     codons_R: CodeArray
@@ -80,7 +79,6 @@ class Genes:
 
     @classmethod
     def of(cls, codes_L: CodeArray) -> Genes:
-        """Find the genes of a contig."""
         frames = codons_of_frames(codes_L)
         found = [_candidates(codons_of_frame) for codons_of_frame in frames]
         frame = np.repeat(np.arange(len(frames)), [len(first) for first, _ in found])
@@ -108,13 +106,13 @@ class Genes:
 
     def numbers(self, codes_L: CodeArray) -> DoubleArray:
         """
-        Return what the genes say, float64 (NUMBERS,); zeros for what there is none of.
+        Return the features of the genes, float64 (NUMBERS,); 0 for a mean of nothing.
 
         In this order: genes per 1,000 nt, and their share of the contig; strand changes over pairs of neighbours, and
         how much longer the genes of one strand are than the other's; mean length of all genes; mean, median and
         standard deviation of the lengths of whole ones, and these per 1,000 nt; mean space between neighbours; of
-        those on one strand the median space, the mean space, and the shares that overlap, lie far apart, or overlap by
-        up to eight; shares of starts behind a binding site of four letters, and of five, and of starts with ATG, with
+        those on one strand the median space, the mean space, and the shares that overlap, are far apart, or overlap by
+        up to eight; shares of starts after a binding site of four letters, and of five, and of starts with ATG, with
         GTG; shares of small and of large genes; whether there are no neighbours, and no whole gene; genes.
         """
         num_nt, lengths = max(len(codes_L), 1), self.ends_N - self.starts_N
@@ -159,7 +157,7 @@ class Genes:
         return np.concatenate([codons, residues]) / max(len(self.codons_R), 1)
 
     def _with_binding_site(self, codes_L: CodeArray) -> list[float]:
-        """Return the share of seen starts that lie behind a binding site, for each length of site."""
+        """Return the share of known starts after a binding site, for each length of site."""
         is_seen = self.start_codons_N != _NOT_SEEN
         before = [0.0] * len(_BINDING_SITES)
         if not is_seen.any():
@@ -177,7 +175,7 @@ class Genes:
 
 
 def _candidates(codons: CodeArray) -> tuple[IntArray, IntArray]:
-    """Return the first codon of each open reading frame of a frame, and the one behind its last."""
+    """Return the first codon of each open reading frame of a frame, and the one after its last."""
     ends = np.flatnonzero(ENDS_RUN[codons])
     begins = np.append(0, ends[:-1] + 1)
     comes_from_beyond = (begins == 0) | (codons[begins - 1] == NO_CODON)
@@ -191,16 +189,16 @@ def _candidates(codons: CodeArray) -> tuple[IntArray, IntArray]:
 
 def _chosen(starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
     """
-    Return which candidates are taken, in the order that they end in: the best of all sets, by dynamic programming.
+    Return the best set of candidates, by dynamic programming, ordered by their ends.
 
-    Of equals that whose *sums*, of its codons' numbers, are greater: both strands then choose alike.
+    *sums* of the codons' numbers break ties: the greater wins, so that both strands choose alike.
     """
     order = np.lexsort((starts, ends))
     sorted_ends = ends[order].tolist()
     best, reached = [0], []
     for place, number in enumerate(order.tolist()):
         length = int(ends[number] - starts[number])
-        before = bisect_right(sorted_ends, int(starts[number]) + MOST_SHARED_NT, 0, place)
+        before = bisect_right(sorted_ends, int(starts[number]) + MAX_SHARED_NT, 0, place)
         worth = best[before] + ((length - PRICE_NT) << _TIE_BITS) + int(sums[number])
         is_taken = worth > best[-1]
         reached.append(before if is_taken else None)
@@ -218,5 +216,4 @@ def _chosen(starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
 
 
 def _mean(values: np.ndarray[Any, Any]) -> float:
-    """Return the mean, 0 of nothing."""
     return float(values.mean()) if len(values) else 0.0

@@ -1,8 +1,4 @@
-"""
-Letters of a contig as small numbers, and its words, codons and residues.
-
-Legend: L nucleotides.
-"""
+"""Letters of a contig as small numbers, and its k-mers, codons and residues. Legend: L nucleotides."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ OTHER = len(LETTERS)
 """Code of every other letter; the complement of a code c below it is 3 - c."""
 CODONS = 64
 NO_CODON = CODONS
-"""Stands for three letters of which one is none of A, C, G and T, and behind the last codon of a frame."""
+"""Stands for three letters with one other than A, C, G and T, and follows the last codon of a frame."""
 RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
 
 _CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
@@ -34,7 +30,6 @@ def encode(letters: bytes) -> CodeArray:
 
 
 def reverse_complement(codes_L: CodeArray) -> CodeArray:
-    """Return the codes of the other strand, uint8 (L,)."""
     return np.where(codes_L < OTHER, np.uint8(3) - codes_L, np.uint8(OTHER))[::-1]
 
 
@@ -49,18 +44,18 @@ def words(codes_L: CodeArray, k: int) -> WordArray:
 
 
 def word(letters: bytes) -> int:
-    """Return the number of one k-mer, as ``words`` counts."""
+    """Return the number of one k-mer, as in ``words``."""
     return int(words(encode(letters), len(letters))[0])
 
 
 def is_whole(codes_L: CodeArray, k: int) -> BoolArray:
-    """Tell which k-mers have no other letter than A, C, G and T, bool (L - k + 1,)."""
+    """Return which k-mers have no letter other than A, C, G and T, bool (L - k + 1,)."""
     others = np.append(0, np.cumsum(codes_L == OTHER))
     return np.asarray(others[k:] == others[: max(len(others) - k, 0)])
 
 
 def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
-    """Return the codons of each of the six frames, those of the other strand last, with one that ends a run behind."""
+    """Return the codons of each of the six frames, the reverse strand last, each followed by one that ends a run."""
     end = np.array([NO_CODON], dtype=np.uint8)
     frames = []
     for strand in (codes_L, reverse_complement(codes_L)):
@@ -79,6 +74,6 @@ def _residue_of_codon() -> CodeArray:
 
 
 RESIDUE_OF_CODON = _residue_of_codon()
-"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop and what is no codon."""
+"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
 ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
-"""Which codons end an open run: stops, and what is no codon, bool (CODONS + 1,)."""
+"""Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""

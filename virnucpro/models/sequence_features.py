@@ -1,22 +1,22 @@
 """
-What a contig's letters say by themselves: composition, open runs, genes, and whose k-mers it has.
+Features of a contig's letters: composition, open runs, genes, and k-mers.
 
-The numbers of a contig are, in this order:
+The features are, in this order:
 
 - frequencies of 3-mers and 4-mers, a k-mer and its reverse complement counted as one (32 and 136);
 - codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
   share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
   and the logarithm of the contig's nucleotides (2);
-- what its likely genes say (``virnucpro.models.gene_finding``: 24), and their codons and residues (64 and 20);
+- features of its likely genes (``virnucpro.models.gene_finding``: 24), and their codons and residues (64 and 20);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
   log-odds are at least ``MARKED``, and k-mers per nucleotide. Of tables of residues, whose k-mers are those of the
-  genes, moreover the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation
+  genes, also the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation
   over the genes; and of each gene's lead, the highest mean log-odds of a viral group less that of the others, the
   greatest, the least, the mean, the share above 0, and the standard deviation.
 
-An open run is a stretch of a frame without a stop or a letter that is none of A, C, G and T. A contig and its reverse
-complement have the same numbers, but where two runs share the greatest length. Legend: L nucleotides, N genes, R
-residues, K k-mers, G groups, S numbers of a contig.
+An open run is a stretch of a frame without a stop or a letter other than A, C, G and T. A contig and its reverse
+complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, N genes, R
+residues, K k-mers, G groups, S features of a contig.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 UNITS_PER_NAT = 16
 """Log-odds are kept as int8, in sixteenths of a nat."""
 MARKED = 24
-"""Log-odds, in those units, from which a k-mer is counted as one of the group: 4.5 times as frequent."""
+"""Log-odds, in those units, from which a k-mer counts as typical of the group: 4.5 times as frequent."""
 JUDGED_KMERS = 25
-"""K-mers that a gene needs to be looked at by itself, unless none has them."""
+"""K-mers that a gene needs to be judged by itself, unless none has them."""
 
 _REDUCED_ALPHABET = ("LVIM", "C", "A", "G", "ST", "P", "FYW", "EDNQ", "KR", "H")
 """Ten classes of residues (Murphy, Wallqvist and Levy 2000)."""
@@ -64,14 +64,13 @@ _FRAMES = 6
 
 @dataclass(frozen=True)
 class KmerTable:
-    """One kind of k-mer, and the slots that its log-odds are kept in."""
+    """One kind of k-mer, and the table of its log-odds."""
 
     name: str
-    """In the file of a contig model."""
     is_protein: bool
     """Of residues, or of nucleotides of either strand."""
     places: tuple[int, ...]
-    """Which letters of a window make the k-mer, from 0."""
+    """Letters of a window that make the k-mer, from 0."""
     letters: int
     """Letters of the alphabet."""
     hash_bits: int = 0
@@ -100,12 +99,12 @@ TABLES = (
     KmerTable("nucleotides_9", is_protein=False, places=tuple(range(9)), letters=4),
     KmerTable("nucleotides_11", is_protein=False, places=tuple(range(11)), letters=4, hash_bits=19),
 )
-"""k is odd for nucleotides: the base in the middle then tells a k-mer from its reverse complement."""
+"""k is odd for nucleotides: the base in the middle then separates a k-mer from its reverse complement."""
 
 
 class SequenceFeatures:
     """
-    Makes the numbers of a contig.
+    Makes the features of a contig.
 
     Args:
         tables: For each of ``TABLES``, by name, the log-odds of each group: int8 (slots, G), in ``UNITS_PER_NAT``.
@@ -126,13 +125,10 @@ class SequenceFeatures:
 
     def of(self, codes_L: CodeArray) -> FloatArray:
         """
-        Return the numbers of a contig.
+        Return the features of a contig, float32 (S,), finite; zeros where there is nothing to count.
 
         Args:
-            codes_L: uint8 (L,): what ``virnucpro.models.nucleotide_codes.encode`` returns.
-
-        Returns:
-            float32 (S,), finite; zeros where there is nothing to count.
+            codes_L: uint8 (L,), from ``virnucpro.models.nucleotide_codes.encode``.
         """
         genes = Genes.of(codes_L)
         parts = [composition(codes_L), open_runs(codes_L), genes.numbers(codes_L), genes.usage()]
@@ -147,7 +143,7 @@ class SequenceFeatures:
         return np.concatenate(parts).astype(np.float32)
 
     def _by_gene(self, found_KG: TableArray, gene_K: IntArray, genes: Genes) -> list[DoubleArray]:
-        """Return what the genes say one by one, float64 (G,), (G,), (G,) and (5,)."""
+        """Return the features of single genes, float64 (G,), (G,), (G,) and (5,)."""
         num_groups = len(self._is_viral_G)
         if not len(gene_K):
             return [np.zeros(3 * num_groups + 5)]
@@ -197,13 +193,9 @@ def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArra
     """
     Find the k-mers of a contig: of nucleotides everywhere, of residues within its genes.
 
-    Args:
-        codes_L: uint8 (L,).
-        genes: Its genes.
-
     Yields:
-        For each of ``TABLES`` the slots of its k-mers, uint32 (K,), and the number of the gene that each is of, int64
-        (K,), ascending; for nucleotides nothing, int64 (0,).
+        For each of ``TABLES`` the slots of its k-mers, uint32 (K,), and the number of each one's gene, int64 (K,),
+        ascending; for nucleotides nothing, int64 (0,).
     """
     residues_R = RESIDUE_OF_CODON[genes.codons_R]
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
@@ -227,7 +219,7 @@ def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArra
 
 
 def feature_count(num_groups: int) -> int:
-    """Return how many numbers a contig has, S."""
+    """Return the number of features of a contig, S."""
     of_tables = sum(5 * num_groups + 6 if table.is_protein else 2 * num_groups + 1 for table in TABLES)
     return COMPOSITION_COUNT + GENES_COUNT + of_tables
 
@@ -253,9 +245,9 @@ def _canonical(k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 _CANONICAL = {k: _canonical(k) for k in (3, 4)}
 COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + CODONS + 3 * _FRAMES + 2
-"""Numbers of the composition and the open runs, which come first."""
+"""Features of the composition and the open runs, which come first."""
 GENES_COUNT = gene_finding.NUMBERS + CODONS + len(RESIDUES)
-"""Numbers of the genes, which come next."""
+"""Features of the genes, which come next."""
 _CLASS_OF_RESIDUE = np.array(
     [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in RESIDUES],
     dtype=np.uint8,

@@ -1,9 +1,9 @@
 """
 Residues to ESM-2's tokens: fair-esm's ESM-1b alphabet as one lookup table.
 
-Guarantees the same ids as fair-esm's ``BatchConverter`` for a sequence of one-letter codes, and an error for a letter
-that the alphabet has no token for, where fair-esm would stop with a bare ``KeyError``. Does not upper-case, truncate
-or pad. Legend: T packed tokens, S sequences.
+Gives the ids of fair-esm's ``BatchConverter`` for a sequence of one-letter codes, and an error for a letter without a
+token, where fair-esm stops with a bare ``KeyError``. Does not upper-case, truncate or pad. Legend: T packed tokens, S
+sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProteinTokenizer:
     """
 
     def __init__(self) -> None:
-        # imported here: who computes packed tokens without a tokenizer (benchmarks/gpu_check.py) needs no fair-esm
+        # imported here: packed tokens without a tokenizer (benchmarks/gpu_check.py) need no fair-esm
         from esm.data import Alphabet  # noqa: PLC0415
 
         self.alphabet = Alphabet.from_architecture("ESM-1b")
@@ -43,14 +43,10 @@ class ProteinTokenizer:
 
     def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """
-        Pack *sequences* as tokens, each between BOS and EOS.
-
-        Args:
-            sequences: Residues of each sequence, upper-case one-letter codes.
+        Pack *sequences* of upper-case one-letter codes as tokens, each between BOS and EOS.
 
         Returns:
-            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, BOS and EOS included, int32,
-            shape (S,).
+            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, BOS and EOS included, int32, shape (S,).
 
         Raises:
             SequenceError: A letter has no token; names the sequence by its number in the batch, from 1.
