@@ -1,8 +1,8 @@
 """
-Records whose id an earlier record has, across all files: told with both lines, or left out.
+Records that repeat the id of an earlier record, across all files: reported with both lines, or skipped.
 
-Ids are compared by Python's hash first and then byte by byte, a bounded number at a time, so that a million duplicates
-take no more memory than the columns do.
+Ids are compared by Python's hash, then byte by byte, a bounded number at a time: a million duplicates take no more
+memory than the columns do.
 """
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ _COUNTED_BYTES = 1 << 20
 
 def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problems: Problems) -> None:
     """
-    Tell of every record whose id an earlier one has, naming both lines, and take it out of what was found.
-
-    Args:
-        scanned: The input files and their records; these are changed.
-        problems: Takes the records.
+    Report every record that repeats an earlier id, with both lines, and remove it from *scanned*.
 
     Raises:
-        BadInputError: There are more problems than are told.
+        BadInputError: There are more problems than one error holds.
     """
     found = [one for _, one in scanned]
     blocks = [rows for one in found for rows in one.rows]
@@ -70,7 +66,7 @@ def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problem
 
 
 def _duplicate_rows(blocks: list[Rows]) -> IntArray:
-    """Return first row and later row, int64 (P, 2), for every row whose id occurred before, by later row."""
+    """Return first row and later row, int64 (P, 2), of every repeated id, by later row."""
     hashes = joined(blocks, "id_hashes")
     in_order = np.sort(hashes)
     repeated = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -95,7 +91,7 @@ def _duplicate_rows(blocks: list[Rows]) -> IntArray:
 
 
 def _names_of(blocks: list[Rows], rows: IntArray) -> list[bytes]:
-    """Return the ids of *rows*, at least one, in their order."""
+    """Return the ids of *rows* (at least one) in their order."""
     block_starts = np.cumsum([0, *(len(block.id_bytes) for block in blocks)])
     names: list[bytes] = [b""] * len(rows)
     numbers = np.searchsorted(block_starts, rows, side="right") - 1
@@ -109,7 +105,7 @@ def _names_of(blocks: list[Rows], rows: IntArray) -> list[bytes]:
 
 
 def lines_at(path: str, offsets: IntArray) -> IntArray:
-    """Return the 1-based line of each of *offsets*, int64, in their order; the file is read once."""
+    """Return the 1-based line of each offset, int64, in the given order; the file is read once."""
     wanted, places = np.unique(offsets, return_inverse=True)
     lines = np.ones(len(wanted), dtype=np.int64)
     with open_regular(path) as descriptor:
@@ -130,6 +126,6 @@ def joined(blocks: list[Rows], name: str) -> Any:
 
 
 def file_numbers(scanned: Sequence[ScannedFile]) -> Any:
-    """Return the number of the file of every record, uint32."""
+    """Return the file number of every record, uint32."""
     records = [sum(len(rows.residues) for rows in found.rows) for found in scanned]
     return np.repeat(np.arange(len(scanned), dtype=np.uint32), records)

@@ -1,8 +1,8 @@
 """
-A block of whole FASTA records as arrays: the fast way to read what holds nothing unusual.
+Whole FASTA records read as arrays: the fast path for a block in which nothing is unusual.
 
-What ``plain_rows`` reads it reads as the strict rules of ``virnucpro.data.fasta`` would; whatever is unusual at all it
-leaves to them. It knows one block of bytes at a time, neither files nor lines.
+``plain_rows`` gives the same rows as the strict rules of ``virnucpro.data.fasta``, and leaves every unusual block to
+them. This module knows one block of bytes at a time, neither files nor lines.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Rows(NamedTuple):
     id_bytes: IntArray
     """int64 (n,): bytes of each id."""
     id_hashes: IntArray
-    """int64 (n,): Python's hash of each id, of use in this process only."""
+    """int64 (n,): Python's hash of each id; valid in this process only."""
     sequence_hashes: ByteArray
     """uint8 (n, 16): first bytes of the sha256 of each normalised sequence."""
     low_information: BoolArray
-    """bool (n,): whether a sequence consists of unknown residues or nucleotides only."""
+    """bool (n,): whether a sequence holds unknown residues or nucleotides only."""
     ids: bytes
     """The ids, end to end."""
 
@@ -63,14 +63,14 @@ def plain_rows(
     Read whole records as arrays.
 
     Args:
-        buffer: Whole records from the first ``>`` on.
+        buffer: Whole records, from the first ``>``.
         offset: Bytes before *buffer* in its file.
-        counts: Takes the number of J, of ambiguous letters and of sequences that say nothing.
+        counts: Receives the numbers of J, of ambiguous letters and of low-information sequences.
         letters: What a sequence may hold.
-        hashing: Whether sequences are hashed.
+        hashing: Whether to hash sequences.
 
     Returns:
-        The rows and the number of lines, or None where anything at all is unusual: the strict rules decide then.
+        The rows and the number of lines; None where anything is unusual, for the strict rules.
     """
     if b"\r" in buffer:
         return None
@@ -110,7 +110,7 @@ def plain_rows(
 
 
 def _holds_letters_only(body: bytes, num_residues: int, letters: Letters) -> bool:
-    """Whether *body* consists of letters that are accepted, in either case, and of line feeds."""
+    """Whether *body* holds only accepted letters of either case and line feeds."""
     if letters.kind is SequenceKind.PROTEIN:
         letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
         letters_B -= ord("a")
@@ -119,7 +119,7 @@ def _holds_letters_only(body: bytes, num_residues: int, letters: Letters) -> boo
 
 
 def _normalised(body: bytes, letters: Letters) -> tuple[bytes, int]:
-    """Return the sequences of *body*, letters and line feeds, as the model sees them, end to end; and how many J."""
+    """Return the sequences of *body* as the model sees them, end to end, and the number of J."""
     has_j = letters.kind is SequenceKind.PROTEIN and (b"J" in body or b"j" in body)
     if not has_j and np.frombuffer(body, dtype=np.uint8).max() <= ord("Z"):
         return body.replace(b"\n", b""), 0
@@ -128,7 +128,7 @@ def _normalised(body: bytes, letters: Letters) -> tuple[bytes, int]:
 
 
 def _low_information(sequences: bytes, ends: IntArray, residues: IntArray, letters: Letters) -> BoolArray:
-    """Return, for each of the *sequences* that lie end to end, whether it says nothing."""
+    """Return for each of the concatenated *sequences* whether all its letters are unknown ones."""
     starts = ends - residues
     first_letters = np.frombuffer(sequences, dtype=np.uint8)[starts]
     low = np.zeros(len(ends), dtype=np.bool_)
@@ -145,7 +145,7 @@ def _plain_ids(rows: Rows, most_bytes: int) -> bool:
 
 
 def _hash_all(sequences: bytes, ends: list[int]) -> bytes:
-    """Hash *sequences*, which lie end to end; return the 16 bytes of each, end to end."""
+    """Return the 16-byte hashes of the concatenated *sequences*, end to end."""
     sha256 = hashlib.sha256
     digests = b"".join([sha256(sequences[a:b]).digest() for a, b in zip([0, *ends], ends, strict=False)])
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(ends), -1)[:, :HASH_BYTES].tobytes()
@@ -175,7 +175,6 @@ def make_rows(
 
 
 def select_rows(rows: Rows, keep: BoolArray) -> Rows:
-    """Return those *rows* that are to be kept, bool (n,)."""
     if keep.all():
         return rows
     ends = np.cumsum(rows.id_bytes)

@@ -1,9 +1,9 @@
 """
-One pass over a FASTA file: where each record is, its id, its residues, and a hash of what the model will see.
+One pass over a FASTA file: where each record is, its id, its residues, and a hash of its normalised sequence.
 
-The file goes by in blocks. A block in which nothing is unusual is read as arrays; any other goes record by record
-through the strict rules of ``virnucpro.data.fasta``, which also word the faults. Both give the same rows. Memory grows
-with the number of records and the bytes of their ids only: a record longer than a block is read in pieces.
+A block in which nothing is unusual is read as arrays; any other goes record by record through the strict rules of
+``virnucpro.data.fasta``. Both give the same rows. Memory grows with the number of records and the bytes of their ids
+only: a record longer than a block is read in pieces.
 """
 
 from __future__ import annotations
@@ -51,65 +51,57 @@ COUNTED = (
     "ambiguous",
     "low_information",
 )
-"""What is counted: J read as X, blanks removed, stops taken off an end, gaps removed, stops read as X, letters that (as
-the model sees them) stand for several residues or nucleotides, sequences that consist of unknown ones only."""
+"""
+What is counted: J read as X; blanks removed; stops removed from an end; gaps removed; stops read as X; letters that,
+after normalisation, stand for several residues or nucleotides; sequences of unknown letters only.
+"""
 
 
 @dataclass
 class ScannedFile:
-    """What one pass over a file found."""
-
     rows: list[Rows] = field(default_factory=list)
     """Records in file order, a block at a time."""
     size_bytes: int = 0
-    """Bytes read."""
     sha256: str = ""
-    """Hex sha256 of the bytes read."""
+    """Hex, of the bytes read."""
     counts: Counter[str] = field(default_factory=Counter)
-    """How often there was each of ``COUNTED``."""
+    """By the names of ``COUNTED``."""
 
 
 class Problems:
     """
-    Collects what is wrong with the inputs, up to the limit of one error message.
-
-    Where bad records are to be left out, they go to *skipped* instead.
+    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
 
     Attributes:
-        skipped: The records that were left out.
-        leaves_out: Whether bad records are.
-
-    Raises:
-        BadInputError: By all that add, once there are more than fit; by ``raise_if_any``.
+        skipped: The records that are skipped.
+        skips_bad: Whether bad records are skipped instead of reported.
     """
 
     def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
         self.skipped = SkippedRecords()
-        self.leaves_out = on_bad_record is BadRecordPolicy.SKIP
+        self.skips_bad = on_bad_record is BadRecordPolicy.SKIP
         self._found: list[InputProblem] = []
 
     def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
-        """Note a record that breaks a rule."""
-        if self.leaves_out:
+        if self.skips_bad:
             self.skipped.add(file_number, fault.line, name, fault.what)
         else:
             self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
 
     def add(self, problem: InputProblem) -> None:
-        """Note *problem*; give up when there are too many."""
+        """Add *problem*; raises BadInputError once there are more than one error holds."""
         if len(self._found) == BadInputError.MAX_PROBLEMS:
             raise BadInputError(self._found, more=True)
         self._found.append(problem)
 
     def extend(self, error: BadInputError) -> None:
-        """Note the problems of *error*, unless it says itself that there were too many."""
+        """Add the problems of *error*; re-raises it where it is full."""
         if error.more:
             raise error
         for problem in error.problems:
             self.add(problem)
 
     def raise_if_any(self) -> None:
-        """End the check."""
         if self._found:
             raise BadInputError(self._found)
 
@@ -126,20 +118,20 @@ def scan_fasta(
     block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
     """
-    Read an open file from its start to its end.
+    Read an open file from start to end.
 
     Args:
         descriptor: A regular file.
         path: As the user named it, for messages.
-        problems: Takes every broken rule.
+        problems: Receives every broken rule.
         rules: How sequences are read.
         file_number: Among the input files, from 0.
-        place: What messages give for a line of *descriptor*; by default that line.
-        hashing: False leaves out all hashes; benchmarks measure the parsing alone so.
+        place: Maps a line of *descriptor* to what messages give; by default the line itself.
+        hashing: False skips all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
     Returns:
-        Its records, without those that were left out; of use only for their ids when a problem was added.
+        Its records without the skipped ones; only their ids are meaningful once a problem was added.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
@@ -162,7 +154,7 @@ def scan_fasta(
 
 
 class _Scanner:
-    """The state between two blocks. ``feed`` returns the bytes that it needs to see again, before the next block."""
+    """The state between two blocks. ``feed`` returns the bytes that it needs again in front of the next block."""
 
     def __init__(
         self,
@@ -206,7 +198,7 @@ class _Scanner:
         return buffer if len(buffer) < self._block_bytes else self._begin_long(buffer)
 
     def finish(self, buffer: bytes) -> None:
-        """Take the last bytes of the file."""
+        """Process the last bytes of the file."""
         if self.gave_up:
             return
         if not self._started:
@@ -223,7 +215,7 @@ class _Scanner:
             buffer = self._pass(buffer, len(UTF8_BOM))
         text = buffer.lstrip(BLANKS)
         if not text:
-            keep = 0 if buffer.endswith(b"\n") else 1  # so that a blank before the first `>` is still seen
+            keep = 0 if buffer.endswith(b"\n") else 1  # keep a blank before the first `>`: it is a fault
             return self._pass(buffer, len(buffer) - keep) if len(buffer) > keep else buffer
         blank_bytes = len(buffer) - len(text)
         if text.startswith(b">") and (blank_bytes == 0 or buffer[blank_bytes - 1 : blank_bytes] == b"\n"):
@@ -242,7 +234,7 @@ class _Scanner:
         return buffer[num_bytes:]
 
     def _whole_records(self, buffer: bytes) -> None:
-        """Take whole records, the first at the start of *buffer*, the last up to its end."""
+        """Process whole records that fill *buffer*."""
         plain = plain_rows(buffer, self._offset, self.found.counts, self._letters, hashing=self._hashing)
         if plain is None:
             rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
@@ -253,7 +245,6 @@ class _Scanner:
         self._line += num_lines
 
     def _strict_rows(self, buffer: bytes) -> Rows:
-        """Read *buffer* record by record."""
         starts = [0]
         while (line_end := buffer.find(_RECORD_START, starts[-1])) >= 0:
             starts.append(line_end + 1)
@@ -265,7 +256,7 @@ class _Scanner:
                 self._count(reader)
             else:
                 self._fault(record.fault, record.name)
-            good.append(record.fault is None or not self._problems.leaves_out)
+            good.append(record.fault is None or not self._problems.skips_bad)
             names.append(record.name)
             residues.append(len(record.sequence))
             hashes.append(sequence_hash(record.sequence))
@@ -303,7 +294,7 @@ class _Scanner:
         fault = long.reader.fault or whole_fault(long.name, long.reader, long.line, self._letters)
         if fault is not None and not long.has_fault:
             self._fault(fault, long.name)
-        if (fault is not None or long.has_fault) and self._problems.leaves_out:
+        if (fault is not None or long.has_fault) and self._problems.skips_bad:
             return
         self._count(long.reader)
         digest = long.digest.digest()[:HASH_BYTES]

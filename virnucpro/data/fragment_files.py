@@ -1,10 +1,9 @@
 """
-Writing what contigs are cut into: chunks, open frames, and which frames of each chunk are open.
+Writes the fragments of contigs: chunks, their open frames, and which frames of each chunk are open.
 
-The files of frames and chunks have the original program's form and order, one set for each input file. Beside them one
-byte for each chunk, in the order of the input, tells which of its frames were kept: with the lengths and ids of the
-contigs it gives every frame's id and place again, without any text being read. Memory is that of a batch of chunks, a
-group of contigs and eight bytes a contig, however long a contig is and however many there are.
+The files of frames and chunks have the original program's format and order, one set for each input file. One byte for
+each chunk, in the order of the input, records its open frames: with the contigs' lengths and ids it gives every frame's
+id and place without reading text. Memory is that of a batch of chunks, a group of contigs, and eight bytes a contig.
 """
 
 from __future__ import annotations
@@ -37,14 +36,11 @@ _LINE_NT = 60
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentCounts:
-    """What an input was cut into."""
-
     contigs: int
-    """Contigs of the input, without records that were left out."""
+    """Contigs of the input, without skipped records."""
     short_contigs: int
-    """Those of them that are shorter than the shortest that is cut."""
+    """Those of them that are too short to be cut into chunks."""
     chunks: int
-    """Chunks of all others."""
     open_chunks: int
     """Chunks with at least one open frame."""
     frames: int
@@ -52,7 +48,7 @@ class FragmentCounts:
 
 
 class _Outputs(NamedTuple):
-    """The files of one input file, and the one of all."""
+    """The files of one input file, and the file of open frames that all share."""
 
     nucleotide: durable.NewFile
     protein: durable.NewFile
@@ -61,21 +57,20 @@ class _Outputs(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """Some chunks that follow each other."""
+    """Consecutive chunks."""
 
     ids: list[str]
-    """Ids of the contigs that they are of."""
+    """Ids of their contigs."""
     contigs: IntArray
-    """int64 (chunks,): contig of each, as its place in ``ids``."""
+    """int64 (chunks,): contig of each, as an index into ``ids``."""
     numbers: IntArray
     """int64 (chunks,): number of each in its contig, from 0."""
     starts: IntArray
-    """int64 (chunks,): first letter of each, counted from the first letter of the first one."""
+    """int64 (chunks,): first letter of each, counted from the first letter of the first chunk."""
     ends: IntArray
-    """int64 (chunks,): letter behind each."""
+    """int64 (chunks,): letter after each."""
 
     def names(self, chunks: IntArray) -> list[str]:
-        """Return the ids of some of them."""
         pairs = zip(self.contigs[chunks].tolist(), (self.numbers[chunks] + 1).tolist(), strict=True)
         return [f"{self.ids[contig]}_chunk_{number}" for contig, number in pairs]
 
@@ -92,22 +87,17 @@ def write_fragments(
     stop: threading.Event | None = None,
 ) -> FragmentCounts:
     """
-    Cut all contigs of an index into chunks, and write the chunks' open frames.
-
-    Every file is whole or as it was before, each by itself.
+    Cut all contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
 
     Args:
         index: The contigs, DNA.
         chunk_nt: Nucleotides of a chunk.
-        min_nt: Nucleotides below which a contig is not cut; 0 cuts them all.
-        nucleotide: Where the nucleotides of open frames go, one path for each file of the index.
-        protein: Where their proteins go, likewise.
-        chunked: Where the chunks go, likewise; None writes none.
-        open_frames: Where one byte for each chunk goes, in the order of the input: bit f is set where frame f is open.
-        stop: Set when the work is to stop.
-
-    Returns:
-        How much there was.
+        min_nt: Nucleotides below which a contig is not cut into chunks; 0 takes them all.
+        nucleotide: Paths for the nucleotides of open frames, one for each file of the index.
+        protein: Paths for their proteins, likewise.
+        chunked: Paths for the chunks, likewise; None writes none.
+        open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
+        stop: Set to stop the work.
 
     Raises:
         InputChangedError: An input file no longer holds what was indexed.
@@ -145,7 +135,7 @@ def write_fragments(
 
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
-    """Write the fragments of contigs of one file, in its order; yield what was found, batch by batch."""
+    """Write the fragments of contigs of one file, in its order; yield the frames of each batch."""
     window = LetterWindow(stream_letters(index, positions))
     for chunks, first_letter in _batches(index, positions, chunk_nt):
         letters = window.letters(first_letter, int(chunks.ends[-1]))
@@ -159,7 +149,7 @@ def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, out
 
 
 def _batches(index: SequenceIndex, positions: IntArray, chunk_nt: int) -> Iterator[tuple[_Chunks, int]]:
-    """Yield the chunks of contigs, some at a time, with the first letter of the first one, counted over all contigs."""
+    """Yield chunks in batches, each with its first letter, counted over all contigs."""
     lengths = index.lengths[positions]
     counts = chunks_per_contig(lengths, chunk_nt)
     chunk_ends, letter_ends = np.cumsum(counts), np.cumsum(lengths)

@@ -1,14 +1,11 @@
 """
-Chunks of contigs, and the six frames of a chunk: which ones are open, their proteins and their nucleotides.
+Chunks of contigs, and the six frames of a chunk: which are open, their proteins and their nucleotides.
 
 A contig of L nucleotides is cut into the fewest chunks of at most C nucleotides that cover it; neighbours overlap a
 little, so that all but perhaps the last one have exactly C. Each chunk is read in six frames, F1 to F3 on its own
-strand and R1 to R3 on the reverse complement, by the standard genetic code. A frame is open, and kept, when its protein
-holds no stop and is not empty. Only A, C, G and T are complemented, and a codon with any other letter gives no residue,
-so a protein may have fewer residues than its frame has codons.
-
-Everything here is a pure function of letters and numbers, many chunks at a time. Ids and files are
-``virnucpro.data.fragment_files``'s.
+strand and R1 to R3 on the reverse complement, by the standard genetic code. A frame is open when its protein holds no
+stop and is not empty. Only A, C, G and T are complemented, and a codon with any other letter gives no residue, so a
+protein may have fewer residues than its frame has codons. Pure functions of letters and numbers, many chunks at a time.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ if TYPE_CHECKING:
     ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-"""Names of the frames, in the order of their bits and in that of the files."""
+"""Names of the frames, in the order of their bits and of the files."""
 
 _STOP = b"*"
 _NO_RESIDUE = b"-"
 _COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
 _RADIX = len(BASES) + 1
-"""A codon's number is that of its three digits: the place of each base in ``BASES``, behind them for other letters."""
+"""A codon's number has three digits: the index of each base in ``BASES``; other letters have the next one."""
 _DIGITS = bytes(BASES.find(letter) % _RADIX for letter in range(256))
 
 
@@ -47,31 +44,18 @@ _RESIDUES = _residue_table()
 
 
 def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> IntArray:
-    """
-    Count the chunks of contigs.
-
-    Args:
-        lengths_nt: int64 (contigs,): nucleotides of each.
-        chunk_nt: Nucleotides of a chunk.
-        min_nt: Nucleotides below which a contig has no chunk.
-
-    Returns:
-        int64 (contigs,).
-    """
+    """Return the number of chunks of each contig, int64; a contig of less than *min_nt* nucleotides has none."""
     lengths = np.asarray(lengths_nt, dtype=np.int64)
     return np.where(lengths >= min_nt, -(-lengths // chunk_nt), 0)
 
 
 def chunk_bounds(lengths_nt: int | IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
     """
-    Cut contigs into chunks.
+    Return starts and ends of all chunks, contig by contig, int64 (chunks,): 0-based in their contig, half open.
 
     Args:
         lengths_nt: Nucleotides of one contig, or int64 (contigs,).
         chunk_nt: Nucleotides of a chunk.
-
-    Returns:
-        Starts and ends of all chunks, contig by contig, int64 (chunks,): 0-based in their contig, half open.
     """
     lengths = np.atleast_1d(np.asarray(lengths_nt, dtype=np.int64))
     counts = chunks_per_contig(lengths, chunk_nt)
@@ -81,7 +65,7 @@ def chunk_bounds(lengths_nt: int | IntArray, chunk_nt: int) -> tuple[IntArray, I
 
 def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
     """
-    Say where single chunks are.
+    Return starts and ends of single chunks, int64 (chunks,): 0-based in their contig, half open.
 
     With n chunks, R = n·C - L nucleotides too many and q, r = divmod(R, n), the first q + r chunks after the first one
     begin q + 1 nucleotides before the end of the one before, the others q.
@@ -90,9 +74,6 @@ def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> 
         lengths_nt: int64 (chunks,): nucleotides of the contig of each chunk, at least 1.
         numbers: int64 (chunks,): number of each chunk in its contig, from 0.
         chunk_nt: Nucleotides of a chunk.
-
-    Returns:
-        Starts and ends, int64 (chunks,): 0-based in their contig, half open.
     """
     counts = chunks_per_contig(lengths_nt, chunk_nt)
     quotients, remainders = np.divmod(counts * chunk_nt - lengths_nt, counts)
@@ -101,31 +82,27 @@ def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> 
 
 
 class OpenFrames(NamedTuple):
-    """The frames of some chunks that are kept, chunk by chunk, in the order of ``FRAMES``."""
+    """The open frames of some chunks, chunk by chunk, in the order of ``FRAMES``."""
 
     bits: ByteArray
-    """uint8 (chunks,): bit f is set where frame f was kept."""
+    """uint8 (chunks,): bit f is set where frame f is open."""
     chunks: IntArray
     """int64 (kept,): chunk of each frame, from 0."""
     frames: IntArray
-    """int64 (kept,): frame, as its place in ``FRAMES``."""
+    """int64 (kept,): frame, as an index into ``FRAMES``."""
     proteins: list[bytes]
-    """Residues of each frame."""
     nucleotides: list[bytes]
-    """Nucleotides of each frame: its codons as far as there are residues, and the base behind them if there is one."""
+    """Of each frame: its codons up to the last residue, and the base after them if there is one."""
 
 
 def open_frames(letters: bytes, starts: IntArray, ends: IntArray) -> OpenFrames:
     """
-    Translate chunks in six frames and keep the open ones.
+    Translate chunks in six frames and return the open ones.
 
     Args:
-        letters: Nucleotides in upper case that the chunks are cut from, of several contigs end to end.
+        letters: Upper-case nucleotides of the chunks' contigs, end to end.
         starts: int64 (chunks,): first letter of each chunk, from 0.
-        ends: int64 (chunks,): letter behind each chunk.
-
-    Returns:
-        The frames that are kept.
+        ends: int64 (chunks,): letter after each chunk.
     """
     # both strands end to end: a chunk's reverse complement is a piece of the second half
     strands = letters + letters.translate(_COMPLEMENT)[::-1]
@@ -162,8 +139,8 @@ def _translate(strand: bytes) -> tuple[bytes, int]:
 
     Returns:
         A byte a codon (a residue, a stop, or none): first those that begin at letters 0, 3, 6 ..., then those at 1, 4,
-        7 ... and at 2, 5, 8 ...; and how many there are of each sort. The last ones, which would end behind the strand,
-        mean nothing.
+        7 ... and at 2, 5, 8 ...; and their number in each of the three. The last ones, which would end after the
+        strand, are meaningless.
     """
     frame_codons = -(-len(strand) // 3)
     padded = strand + b"N" * (3 * frame_codons + 2 - len(strand))

@@ -1,9 +1,8 @@
 """
-Which files of a folder have arrived whole, and what their content is.
+Which files of a folder have arrived completely, and the hash of their content.
 
-Nothing in the folder is written, moved or removed. A file counts as arrived when nothing about it has changed for a
-while by its change time, which no copying program can set. What is not taken is said with its reason; nothing that is
-no regular file is ever opened.
+Nothing in the folder is written, moved or removed. A file has arrived when its change time, which no copying program
+can set, is old enough. Every skipped file has a reason; only regular files are opened.
 """
 
 from __future__ import annotations
@@ -24,99 +23,95 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 FASTA_PATTERNS = ["*.fasta", "*.fa", "*.fna", "*.fasta.gz", "*.fa.gz", "*.fna.gz"]
-"""Names of FASTA files, letter case aside."""
+"""Names of FASTA files, of either case."""
 UNFINISHED_SUFFIXES = (".part", ".partial", ".filepart", ".tmp", ".crdownload", "~")
-"""What copying programs and editors append to names of files that are not yet whole."""
+"""What copying programs and editors append to names of incomplete files."""
 STILL_CHANGING = "still changing"
 
 Identity = tuple[int, int, int, int]
-"""Inode, bytes, and the times of the last change of content and of anything, in nanoseconds: no write leaves it so."""
+"""Inode, bytes, and the times of the last change of content and of anything, in nanoseconds: every write changes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedFile:
-    """A file that has come to rest."""
+    """A complete file."""
 
     path: Path
-    """As it was found in the inbox."""
+    """As found in the inbox."""
     target: Path
-    """The same without links."""
+    """The same with links resolved."""
     identity: Identity
-    """Of its content."""
 
     @property
     def changed_ns(self) -> int:
-        """Time of its last change, in nanoseconds since 1970."""
+        """Time of its last change, nanoseconds since 1970."""
         return self.identity[3]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftFile:
+class SkippedFile:
     """A file that is not taken."""
 
     path: Path
-    """As it was found in the inbox."""
-    why: str
-    """The reason, without a full stop."""
+    """As found in the inbox."""
+    reason: str
+    """Without a full stop."""
     is_later: bool = False
-    """Whether the next scan may take it."""
+    """Whether a later scan may take it."""
 
 
 class FileChangedError(Exception):
-    """A file is not what it was when the inbox was scanned."""
+    """A file changed after the inbox was scanned."""
 
 
 def scan_inbox(
     inbox_dir: Path,
     *,
     patterns: Sequence[str],
-    settle_s: float,
+    idle_s: float,
     subfolders: bool,
     is_allowed: Callable[[str], bool],
-) -> tuple[list[ArrivedFile], list[LeftFile]]:
+) -> tuple[list[ArrivedFile], list[SkippedFile]]:
     """
-    Look through an inbox.
+    Return the files that can be taken, the oldest change first, and those that cannot.
 
     Args:
         inbox_dir: The folder.
-        patterns: Shell patterns; a file whose name matches none of them is not looked at.
-        settle_s: Seconds for which nothing about a file must have changed.
-        subfolders: Whether folders in it are looked into; links to folders never are.
+        patterns: Shell patterns of file names; others are ignored.
+        idle_s: Seconds for which a file must not have changed.
+        subfolders: Whether to look into folders; links to folders are never followed.
         is_allowed: Whether the target of a link that leads out of the inbox may be read.
-
-    Returns:
-        The files that can be taken, those that came to rest first before the others, and those that cannot.
 
     Raises:
         BadInputError: The inbox cannot be read.
     """
     folder = Path(os.path.realpath(inbox_dir))
     arrived: list[ArrivedFile] = []
-    left: list[LeftFile] = []
+    skipped: list[SkippedFile] = []
     for path in _files(inbox_dir, patterns, subfolders=subfolders):
         try:
-            found = _look_at(path, folder, settle_s=settle_s, is_allowed=is_allowed)
+            found = _look_at(path, folder, idle_s=idle_s, is_allowed=is_allowed)
         except OSError as error:
-            found = LeftFile(path, f"cannot be read: {error.strerror or error}")
+            found = SkippedFile(path, f"cannot be read: {error.strerror or error}")
         if isinstance(found, ArrivedFile):
             arrived.append(found)
         else:
-            left.append(found)
+            skipped.append(found)
     arrived.sort(key=lambda file: (file.changed_ns, os.fsencode(file.path)))
-    left.sort(key=lambda file: os.fsencode(file.path))
-    return arrived, left
+    skipped.sort(key=lambda file: os.fsencode(file.path))
+    return arrived, skipped
 
 
 def content_of(file: ArrivedFile) -> str:
     """
-    Return the hex sha256 of a file's content, as it was when the inbox was scanned.
+    Return the hex sha256 of a file's content as it was when the inbox was scanned.
 
     Raises:
-        FileChangedError: It was changed, replaced or removed meanwhile.
+        FileChangedError: It was changed, replaced or removed since.
         OSError: It cannot be read.
     """
     try:
-        # without O_NONBLOCK a FIFO that took the name meanwhile would hold us up for good
+        # without O_NONBLOCK a FIFO that has taken the name would block for ever
         descriptor = os.open(file.target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
@@ -127,7 +122,7 @@ def content_of(file: ArrivedFile) -> str:
             raise FileChangedError
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     try:
-        after = file.path.stat()  # by its name: it may be another file by now
+        after = file.path.stat()  # by its name: another file may have it now
     except FileNotFoundError as error:
         raise FileChangedError from error
     if _identity(after) != file.identity:
@@ -144,31 +139,31 @@ def _files(inbox_dir: Path, patterns: Sequence[str], *, subfolders: bool) -> Ite
 
     wanted = [pattern.lower() for pattern in patterns]
     for folder, folders, names in os.walk(inbox_dir, onerror=refuse):
-        links = [name for name in folders if Path(folder, name).is_symlink()]  # said; a folder is just no file
+        links = [name for name in folders if Path(folder, name).is_symlink()]  # reported; a folder is simply no file
         for name in [*names, *links]:
             if any(fnmatchcase(name.lower(), pattern) for pattern in wanted):
                 yield Path(folder, name)
         folders[:] = [name for name in folders if not name.startswith(".")] if subfolders else []
 
 
-def _look_at(path: Path, inbox: Path, *, settle_s: float, is_allowed: Callable[[str], bool]) -> ArrivedFile | LeftFile:
+def _look_at(path: Path, inbox: Path, *, idle_s: float, is_allowed: Callable[[str], bool]) -> ArrivedFile | SkippedFile:
     name = path.name
     if name.startswith(".") or name.lower().endswith(UNFINISHED_SUFFIXES):
-        return LeftFile(path, "hidden, or named like a file that is not yet whole")
+        return SkippedFile(path, "hidden, or named like a file that is not yet whole")
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        return LeftFile(path, "its name is not UTF-8")
+        return SkippedFile(path, "its name is not UTF-8")
     target = Path(os.path.realpath(path))
     if not target.is_relative_to(inbox) and not is_allowed(str(target)):
-        return LeftFile(path, "a link to somewhere that flows may not read")
+        return SkippedFile(path, "a link to somewhere that flows may not read")
     found = target.stat()
     if not stat.S_ISREG(found.st_mode):
-        return LeftFile(path, "not a regular file")
-    if time.time() - found.st_ctime < settle_s:
-        return LeftFile(path, STILL_CHANGING, is_later=True)
+        return SkippedFile(path, "not a regular file")
+    if time.time() - found.st_ctime < idle_s:
+        return SkippedFile(path, STILL_CHANGING, is_later=True)
     if not found.st_size:
-        return LeftFile(path, "empty")
+        return SkippedFile(path, "empty")
     return ArrivedFile(path, target, _identity(found))
 
 

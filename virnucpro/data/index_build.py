@@ -1,8 +1,8 @@
 """
-Building a sequence index: scan every input, compare ids across files, sort by residues, find copies, write.
+Builds a sequence index: scan every input, compare ids across files, sort by residues, find copies, write.
 
-Every problem of the whole input is collected before anything is written; or, where bad records are to be left out, they
-go to a list of their own. Memory is that of the records' columns and ids, never that of the sequences.
+Every problem of the whole input is collected before anything is written; or, where bad records are skipped, they are
+listed in the index. Memory is that of the records' columns and ids, never that of the sequences.
 """
 
 from __future__ import annotations
@@ -36,24 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedFile:
-    """One input file as it was when it was indexed."""
+    """One input file as it was indexed."""
 
     path: str
     """As the user named it; for messages."""
     real_path: str
     """Absolute, links resolved."""
     size_bytes: int
-    """Bytes of the file."""
     sha256: str
-    """Hex sha256 of the file."""
     read_path: str
-    """What records are read from: ``real_path``, or the FASTA copy of a file that is packed or of another format."""
+    """The file that records are read from: ``real_path``, or the FASTA copy of a compressed file, FASTQ or BAM."""
     read_size_bytes: int
-    """Bytes of ``read_path``."""
     read_sha256: str
-    """Hex sha256 of ``read_path``."""
     num_records: int
-    """Records in the file, without those that were left out."""
+    """Without skipped records."""
 
 
 def build_index(
@@ -66,20 +62,10 @@ def build_index(
     hashing: bool = True,
 ) -> None:
     """
-    Read and check the whole input, and write its index.
+    Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex.build``.
 
     Args:
-        fasta_files: FASTA files, of DNA also FASTQ, each plain or gzip, and unaligned BAM; their order is that of the
-            input.
-        index_path: Where the index goes.
-        unpack_dir: Where FASTA copies of what is not plain FASTA go.
-        max_unpacked_bytes: Bytes that one gzip file may unpack to.
-        rules: How records are read, and whether bad ones are left out.
-        hashing: False leaves out every hash: the benchmark's, of no use for a run.
-
-    Raises:
-        BadInputError: The input breaks a rule.
-        OutputError: The index or an unpacked copy cannot be written.
+        hashing: False skips every hash: for benchmarks, useless for a run.
     """
     problems = Problems(rules.on_bad_record)
     scanned: list[tuple[ReadableFile, ScannedFile]] = []
@@ -111,12 +97,7 @@ def build_index(
 
 
 def check_readable(input_files: Sequence[str | Path]) -> None:
-    """
-    Check that every file of an input can be opened, long before it is read.
-
-    Raises:
-        BadInputError: One cannot, as ``build_index`` would say; tells every problem.
-    """
+    """Raise BadInputError with every file of an input that cannot be opened, long before any is read."""
     problems = Problems()
     for path in input_files:
         try:
@@ -128,12 +109,12 @@ def check_readable(input_files: Sequence[str | Path]) -> None:
 
 
 def _nothing_left(problems: Problems, paths: list[str]) -> BadInputError:
-    """Return the error of an input all of whose records are bad; shows the first of them."""
+    """Return the error of an input whose records are all bad; it names the first of them."""
     text = b"".join(problems.skipped.pieces())
     first = islice(read_skipped(text, paths), BadInputError.MAX_PROBLEMS - 1)
-    shown = [InputProblem(bad.path, bad.line, bad.what, "mend or remove it", bad.sequence_id or None) for bad in first]
+    shown = [InputProblem(bad.path, bad.line, bad.what, "fix or remove it", bad.sequence_id or None) for bad in first]
     what = f"no record is left: all {problems.skipped.count:,} are bad"
-    shown.append(InputProblem("input", None, what, "mend them, or use --allow-empty for an empty result"))
+    shown.append(InputProblem("input", None, what, "fix them, or use --allow-empty for an empty result"))
     return BadInputError(shown)
 
 
@@ -201,7 +182,7 @@ def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntAr
         lengths: int64 (n,): residues, by position.
 
     Returns:
-        int64 (n,): for each position the first one with the same hash and the same length.
+        int64 (n,): for each position the first one with the same hash and length.
     """
     if not len(lengths):
         return np.empty(0, dtype=np.int64)

@@ -1,10 +1,9 @@
 """
 The file of a sequence index: columns end to end, read through a memory map, written whole or not at all.
 
-Layout: a preamble (magic, version, sizes, checksums), the columns of ``COLUMNS``, the ids end to end
-in the order of the input, the records that were left out as lines of text, and a JSON text that describes the input
-files. Little-endian; 69 bytes a record besides its id. This module knows the bytes of the file, not what the columns
-mean.
+Layout: a preamble (magic, version, sizes, checksums), the columns of ``COLUMNS``, the ids end to end in the order of
+the input, the skipped records as lines of text, and a JSON text that describes the input files. Little-endian; 69 bytes
+a record besides its id. This module knows the bytes of the file, not what the columns mean.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 MAGIC = b"VNPINDEX"
 VERSION = 2
 _PREAMBLE = struct.Struct("<8sIIQQQQ32s")
-"""Magic, version, CRC-32 of the description, records, bytes of ids, of records left out, of the description, sha256."""
+"""Magic, version, CRC-32 of the description, records, bytes of ids, of skipped records, of the description, sha256."""
 _HASHED_BYTES_AT_ONCE = 1 << 24
 
 COLUMNS = (
@@ -46,25 +45,23 @@ COLUMNS = (
     ("file_numbers", "<u4", 1),
     ("low_information", "|u1", 1),
 )
-"""Name, dtype and width of each column, in the order of the file. ``id_ends`` goes by row of the input, all others by
-position in the sorted index."""
+"""
+Name, dtype and width of each column, in the order of the file. ``id_ends`` is by row of the input, all others by
+position in the sorted index.
+"""
 
 
 class MappedIndex(NamedTuple):
-    """An index file, mapped into memory."""
-
     columns: dict[str, Column]
     """Read-only arrays by the names of ``COLUMNS``."""
     ids: memoryview
     """The ids in the order of the input, end to end, UTF-8."""
     skipped: memoryview
-    """The records that were left out, as ``read_skipped`` reads them."""
+    """The skipped records, for ``read_skipped``."""
     description: dict[str, Any]
-    """The JSON text."""
     sha256: str
-    """Hex sha256 of all that follows the preamble, as the file states it."""
+    """Hex, of everything after the preamble, as the file states it."""
     mapping: mmap.mmap
-    """The whole file."""
 
 
 def write_index(
@@ -81,13 +78,13 @@ def write_index(
     Args:
         path: The final name.
         num_records: Length of every column.
-        columns: Makes each column when its turn comes, so that one at a time is in memory.
+        columns: Each makes its column when it is written, so that one at a time is in memory.
         ids: The ids in the order of the input, in pieces.
-        skipped: The text of the records that were left out, in pieces.
+        skipped: The text of the skipped records, in pieces.
         description: Ready for JSON.
 
     Raises:
-        OutputError: The system refused; *path* is as it was.
+        OutputError: The system refused; *path* is unchanged.
     """
     digest = hashlib.sha256()
     text = json.dumps(description, sort_keys=True).encode("ascii")
@@ -113,26 +110,26 @@ def map_index(path: Path) -> MappedIndex:
     Map an index file.
 
     Raises:
-        IndexFormatError: It is missing, of another version, or its size is not what it says.
+        IndexFormatError: It is missing, of another version, or its size contradicts its preamble.
     """
     try:
         with open(path, "rb", opener=only_regular) as file:
             size = os.fstat(file.fileno()).st_size
             if size < _PREAMBLE.size:
-                raise IndexFormatError(path, "cut short")
+                raise IndexFormatError(path, "truncated")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise IndexFormatError(path, error.strerror or str(error)) from error
     magic, version, checksum, num_records, id_bytes, skipped_bytes, text_bytes, digest = _PREAMBLE.unpack_from(mapped)
     if magic != MAGIC:
-        raise IndexFormatError(path, "it does not begin like one")
+        raise IndexFormatError(path, "it does not start with an index's magic")
     if version != VERSION:
         raise IndexFormatError(path, f"version {version} instead of {VERSION}")
     columns: dict[str, Column] = {}
     at = _PREAMBLE.size
     record_bytes = sum(np.dtype(dtype).itemsize * width for _, dtype, width in COLUMNS)
     if size != at + num_records * record_bytes + id_bytes + skipped_bytes + text_bytes:
-        raise IndexFormatError(path, f"{size} bytes are not what it says it has")
+        raise IndexFormatError(path, f"{size} bytes do not match its header")
     for name, dtype, width in COLUMNS:
         column = np.frombuffer(mapped, dtype=dtype, count=num_records * width, offset=at)
         at += column.nbytes
@@ -146,7 +143,7 @@ def map_index(path: Path) -> MappedIndex:
 
 
 def content_is_intact(path: Path) -> bool:
-    """Compare an index file with the sha256 that it states; False when a byte differs or it cannot be read."""
+    """Whether an index file is readable and has the sha256 that it states."""
     try:
         with open(path, "rb", opener=only_regular) as file:
             preamble = file.read(_PREAMBLE.size)

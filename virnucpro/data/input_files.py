@@ -1,9 +1,9 @@
 """
-Opening input files: regular files only, their format told by their first bytes, what is not ours refused with the fix.
+Opens input files: regular files only, their format detected from their first bytes, other formats refused with the fix.
 
-Records are read by byte offset from FASTA, which a compressed file, FASTQ and BAM do not offer: a FASTA copy of those
-is made once in a folder of the run, under the sha256 of the file as it was given. Whether a copy is still good is
-decided by its own sha256, never by a date. This module knows nothing of records.
+Records are read by byte offset from FASTA. Of a compressed file, FASTQ or BAM a FASTA copy is made once in a folder of
+the run, named by the sha256 of the original; a copy is reused by its own sha256, never by a date. This module knows
+nothing of records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 UTF8_BOM = b"\xef\xbb\xbf"
 DEFAULT_MAX_UNPACKED_BYTES = 256 << 30
-"""Bytes that one gzip file may unpack to: beyond UniRef100, short of what an exploding archive asks for."""
+"""Limit for one unpacked gzip file, bytes: more than UniRef100, less than a decompression bomb."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _COPY_BYTES = 1 << 20
@@ -76,33 +76,35 @@ class ReadableFile:
     real_path: str
     """Absolute, links resolved."""
     read_path: str
-    """What records are read from: ``real_path``, or the FASTA copy of a file that is packed or of another format."""
+    """The file that records are read from: ``real_path``, or the FASTA copy of a compressed file, FASTQ or BAM."""
     given_bytes: int | None
-    """Bytes of the file as it was given, or None where ``read_path`` is that file."""
+    """Bytes of the original of a copy; None where ``read_path`` is the original."""
     given_sha256: str | None
     """Its hex sha256, likewise."""
     lines_per_record: int | None
-    """None where a line of ``read_path`` is the same line of the file, unpacked; else how many there are of a record,
-    since the file has no lines: messages give the record's number instead."""
+    """
+    None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines has a
+    fixed number of lines a record; messages give the record's number instead.
+    """
 
     def place(self, line: int) -> int:
-        """Return what messages give for a line of ``read_path``: a line of the file, or a record's number, 1-based."""
+        """Return what messages give for a line of ``read_path``: a line or a record's number, 1-based."""
         return line if self.lines_per_record is None else (line - 1) // self.lines_per_record + 1
 
 
 def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
     """
-    Check that an input is FASTA text that can be read by offset, or make it so.
+    Check that an input is FASTA text that can be read by offset, or make a copy that can.
 
     Args:
         path: As the user named it.
-        unpack_dir: Where the unpacked copy goes; made only if it is needed.
+        unpack_dir: Folder for the copy; made only if needed.
         kind: What its sequences are; reads are DNA.
-        max_unpacked_bytes: Bytes that a gzip file may unpack to.
+        max_unpacked_bytes: Limit for an unpacked gzip file.
 
     Raises:
         BadInputError: It cannot be used; one problem.
-        OutputError: The unpacked copy cannot be written.
+        OutputError: The copy cannot be written.
     """
     name = os.fspath(path)
     real_path = os.path.realpath(name)
@@ -137,10 +139,10 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
 
 def holds_reads(path: str | Path) -> bool:
     """
-    Whether an input that could be read is of a format of reads: FASTQ or BAM.
+    Whether a readable input holds reads: FASTQ or BAM.
 
     Raises:
-        BadInputError: It cannot be read any more.
+        BadInputError: It can no longer be read.
     """
     name = os.fspath(path)
     with open_regular(name) as descriptor:
@@ -148,7 +150,7 @@ def holds_reads(path: str | Path) -> bool:
 
 
 def _sniffed(descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind) -> tuple[InputFormat, bool]:
-    """Return the format of an open file, and whether it is packed."""
+    """Return the format of an open file, and whether it is gzip."""
     packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
     head = _head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed))
     return _format_of(head, name, kind), packed
@@ -160,7 +162,7 @@ def open_regular(path: str) -> Iterator[int]:
     Open a regular file for reading and yield its descriptor.
 
     Raises:
-        BadInputError: It is none, or the system refuses; one problem with the system's text.
+        BadInputError: It is no regular file, or the system refuses; one problem with the system's text.
     """
     if path == "-":
         raise _unusable(path, "standard input has no byte offsets", _SAVE_FIRST)
@@ -196,7 +198,7 @@ def _as_fasta(blocks: Iterator[bytes], file_format: InputFormat, name: str) -> I
 
 
 def _head(blocks: Iterator[bytes]) -> bytes:
-    """Return the first bytes of a file, enough to tell its format."""
+    """Return enough of a file's first bytes to detect its format."""
     head = b""
     while len(head) < _SNIFFED_BYTES and (block := next(blocks, b"")):
         head += block
@@ -209,7 +211,7 @@ def _ends_with(descriptor: int, end: bytes) -> bool:
 
 
 def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, *, packed: bool) -> Iterator[bytes]:
-    """Yield the bytes of a file, those that it unpacks to where it is *packed*."""
+    """Yield the bytes of a file, unpacked where it is gzip."""
     if packed:
         yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes)
         return
@@ -240,7 +242,7 @@ def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Ite
 
 
 def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
-    """Tell a file's format by its first bytes; refuse what is recognisably none that can be read."""
+    """Detect a file's format from its first bytes; refuse known formats that cannot be read."""
     for magic, what, remedy in _FORMATS:
         if head.startswith(magic):
             raise _unusable(name, f"{what}, not FASTA", remedy)

@@ -1,9 +1,8 @@
 """
-The letters of indexed DNA in the order of the input, as a stream: a contig of any length takes no more memory.
+The letters of indexed DNA in the order of the input, as a stream: memory does not grow with a contig's length.
 
-Every record is compared with the index on its way, as ``SequenceIndex.read`` does: its id, its letters and their hash.
-A long one has been yielded in part by the time that a change of it is seen; whoever writes down what comes from here
-keeps it only when the stream has ended well.
+Every record is compared with the index (id, letters, hash), as in ``SequenceIndex.read``. A change of a long record is
+found only after a part of it was yielded: keep what was made of the stream only if the stream ends without an error.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HEADER_ENDS = (b"\n", b"\r", b" ", b"\t", b"")
 
 def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
     """
-    Yield the letters of records of DNA, end to end, in pieces.
+    Yield the letters of records of DNA, end to end, in pieces; no piece spans two records.
 
     Args:
         index: Of DNA.
@@ -41,10 +40,10 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
         block_bytes: Bytes read at once; a longer record comes in several pieces. Never changes a letter.
 
     Yields:
-        Letters in the case of the input, without blanks, line ends and gaps. A piece is never of two records.
+        Letters in the case of the input, without blanks, line ends and gaps.
 
     Raises:
-        InputChangedError: The file no longer holds a record that was indexed.
+        InputChangedError: The file no longer holds an indexed record.
     """
     assert index.rules.sequence_kind is SequenceKind.DNA
     assert block_bytes > MAX_HEADER_BYTES + len(b">\r\n")
@@ -67,12 +66,7 @@ def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: in
 
 
 class LetterWindow:
-    """
-    Some letters of a stream that goes by.
-
-    Args:
-        pieces: The letters, end to end, as ``stream_letters`` yields them.
-    """
+    """A forward-moving window on the pieces of ``stream_letters``."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -81,7 +75,7 @@ class LetterWindow:
         self._end = 0
 
     def letters(self, start: int, count: int) -> bytes:
-        """Return *count* letters from letter *start* of the stream on; those before it cannot be had any more."""
+        """Return *count* letters from letter *start* of the stream; earlier letters are gone after that."""
         while self._end < start + count:
             piece = next(self._pieces)
             self._held.append(piece)
@@ -91,13 +85,12 @@ class LetterWindow:
         return held[:count]
 
     def finish(self) -> None:
-        """Let the stream end, so that its last record is compared too."""
+        """Exhaust the stream, so that its last record is compared too."""
         for _ in self._pieces:
             pass
 
 
 def _long_record(index: SequenceIndex, place: RecordPlace, removed: bytes, block_bytes: int) -> Iterator[bytes]:
-    """Yield one record in pieces."""
     digest = hashlib.sha256()
     num_letters = 0
     end = place.offset + place.num_bytes
@@ -116,7 +109,7 @@ def _long_record(index: SequenceIndex, place: RecordPlace, removed: bytes, block
 
 
 def _names(record: bytes, place: RecordPlace) -> bool:
-    """Whether *record* begins with the header that was indexed, as far as its id."""
+    """Whether *record* begins with the indexed id."""
     name_end = 1 + len(place.name)
     return record[:name_end] == b">" + place.name and record[name_end : name_end + 1] in _HEADER_ENDS
 

@@ -1,13 +1,12 @@
 """
-Reads in FASTQ and in unaligned BAM, as FASTA text.
+Reads in FASTQ and in unaligned BAM, converted to FASTA text.
 
-Records are read by byte offset, so both are written out as FASTA once; ``dnaio`` decodes them. A read that says which
-one of a pair it is (in FASTQ by a comment like ``1:N:0:ATCACG`` or ``INSTRUMENT:7:1101:5/1``, in BAM by its flags) gets
-``/1`` or ``/2`` behind its id, unless that is there already: the two files of such a pair never have an id in common,
-and a read's id never depends on what else is given.
+Records are read by byte offset, so both are written as FASTA once; ``dnaio`` decodes them. A read of a pair (FASTQ: a
+comment like ``1:N:0:ATCACG`` or ``INSTRUMENT:7:1101:5/1``; BAM: its flags) gets ``/1`` or ``/2`` after its id unless it
+has it: the two files of a pair then share no id, and a read's id never depends on the other inputs.
 
-A file that is damaged is told with its line, of BAM with the number of its record. ``dnaio`` 1.2 ends the whole process
-on a BAM record whose sizes do not add up, so all sizes are checked before it sees them.
+Damage is reported with its line, in BAM with its record's number. ``dnaio`` 1.2 ends the whole process on a BAM record
+with inconsistent sizes, so all sizes are checked first.
 """
 
 from __future__ import annotations
@@ -31,23 +30,25 @@ if TYPE_CHECKING:
 
 BAM_MAGIC = b"BAM\1"
 BAM_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
-"""What a compressed BAM file ends with."""
+"""The last bytes of a compressed BAM file."""
 BAM_COPY_LINES = 2
 """Lines of a BAM record's FASTA text."""
 CONVERT_ALIGNED = "convert it with: samtools fastq -N FILE > NEW_FILE"
 
 _MAX_READ_BYTES = 512 << 20
-"""Bytes of a line of FASTQ, or of a BAM record, at the most: one is held in memory."""
+"""Longest line of FASTQ, or BAM record, bytes: one is held in memory."""
 _TEXT_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 160
 _COPY_AGAIN = "copy or download the file again"
 
 _PAIR_COMMENT = re.compile(r"(\S+)[ \t]+(?:([12]):[YN]:\d|\S+/([12])(?!\S))")
-"""An id, and what Illumina's programs or the European Nucleotide Archive say of its read behind it."""
+"""An id, and the comment on its read by Illumina's programs or the European Nucleotide Archive."""
 _SIZE = struct.Struct("<I")
 _FIXED = struct.Struct("<iiBBHHHiiii")
-"""What a BAM record begins with: reference, position, bytes of the name, mapping quality, bin, CIGAR operations, flags,
-letters, the mate's reference and position, template length."""
+"""
+Start of a BAM record: reference, position, bytes of the name, mapping quality, bin, CIGAR operations, flags, letters,
+the mate's reference and position, template length.
+"""
 _FLAGS = struct.Struct("<H")
 _FLAGS_AT = 14
 _PAIRED, _UNMAPPED, _FIRST, _SECOND, _SECONDARY, _SUPPLEMENTARY = 0x1, 0x4, 0x40, 0x80, 0x100, 0x800
@@ -55,17 +56,10 @@ _PAIRED, _UNMAPPED, _FIRST, _SECOND, _SECONDARY, _SUPPLEMENTARY = 0x1, 0x4, 0x40
 
 def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
     """
-    Turn FASTQ into FASTA. A record keeps its four lines, two of them empty, so that line numbers stay what they were.
-
-    Args:
-        blocks: The file's bytes.
-        path: As the user named it, for messages.
-
-    Yields:
-        FASTA text in pieces.
+    Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same.
 
     Raises:
-        BadInputError: A record is damaged or cut short; one problem with its line.
+        BadInputError: A record is damaged or truncated; one problem with its line.
     """
     text: list[str] = []
     text_bytes = 0
@@ -93,17 +87,10 @@ def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 def bam_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
     """
-    Turn unaligned BAM into FASTA, ``BAM_COPY_LINES`` lines a record.
-
-    Args:
-        blocks: The file's bytes, uncompressed.
-        path: As the user named it, for messages.
-
-    Yields:
-        FASTA text in pieces.
+    Convert uncompressed, unaligned BAM to FASTA text, ``BAM_COPY_LINES`` lines a record.
 
     Raises:
-        BadInputError: A record is aligned, damaged or cut short; one problem, its line the number of the record.
+        BadInputError: A record is aligned, damaged or truncated; one problem, its line the number of the record.
     """
     for records, mates in _single_reads(_BamBytes(blocks, path)):
         reads = BamReader(io.BytesIO(records), with_header=False)
@@ -112,12 +99,12 @@ def bam_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 
 def _mate_id(name: str, mate: int) -> str:
-    """Return the id of a read that is number *mate* of a pair, 0 for none."""
+    """Return the id of read number *mate* of a pair; 0 is for unpaired reads."""
     return f"{name}/{mate}" if mate and not name.endswith(f"/{mate}") else name
 
 
 class _Source(io.RawIOBase):
-    """Blocks of ASCII text as the file that ``dnaio`` reads."""
+    """Blocks of ASCII text as a file for ``dnaio``."""
 
     def __init__(self, blocks: Iterator[bytes], path: str) -> None:
         self._blocks = blocks
@@ -153,7 +140,7 @@ class _Source(io.RawIOBase):
 
 
 class _BamBytes:
-    """The bytes of a BAM file, as many at a time as are asked for; knows how many records have begun."""
+    """The bytes of a BAM file, and the number of records begun."""
 
     def __init__(self, blocks: Iterator[bytes], path: str) -> None:
         self.records = 0
@@ -162,7 +149,6 @@ class _BamBytes:
         self._held = bytearray()
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next *num_bytes*."""
         while len(self._held) < num_bytes:
             self._held += self._next()
         taken = bytes(self._held[:num_bytes])
@@ -170,20 +156,18 @@ class _BamBytes:
         return taken
 
     def skip(self, num_bytes: int) -> None:
-        """Pass over the next *num_bytes*."""
         while len(self._held) < num_bytes:
             num_bytes -= len(self._held)
             self._held = bytearray(self._next())
         del self._held[:num_bytes]
 
     def at_end(self) -> bool:
-        """Whether nothing follows."""
         if not self._held:
             self._held += next(self._blocks, b"")
         return not self._held
 
     def refuse(self, what: str, remedy: str = _COPY_AGAIN, name: bytes | None = None) -> Never:
-        """Say what is wrong with the record that was begun last."""
+        """Raise BadInputError for the current record."""
         shown = None if name is None else name.decode("ascii", "backslashreplace")
         _refuse(self._path, self.records or None, what, remedy, shown)
 
@@ -195,12 +179,7 @@ class _BamBytes:
 
 
 def _single_reads(bam: _BamBytes) -> Iterator[tuple[bytearray, list[int]]]:
-    """
-    Check records and hand them on as ``dnaio`` takes them, with the flags of a single unaligned read.
-
-    Yields:
-        Whole records end to end, and for each of them which one of a pair it is: 1, 2, or 0 for none.
-    """
+    """Check records; yield batches flagged as single unaligned reads, for ``dnaio``, and each one's mate number."""
     bam.skip(len(BAM_MAGIC))
     bam.skip(*_SIZE.unpack(bam.take(_SIZE.size)))
     for _ in range(*_SIZE.unpack(bam.take(_SIZE.size))):  # reference sequences
@@ -225,7 +204,7 @@ def _single_reads(bam: _BamBytes) -> Iterator[tuple[bytearray, list[int]]]:
 
 
 def _mate_of(record: bytes, bam: _BamBytes) -> int:
-    """Check a record; return which one of a pair it is, 0 for none."""
+    """Check a record; return its number in a pair, 0 for none."""
     _, _, name_bytes, _, _, cigar_operations, flags, letters, *_ = _FIXED.unpack_from(record)
     name, end = record[_FIXED.size : _FIXED.size + name_bytes - 1], record[_FIXED.size + name_bytes - 1 :][:1]
     needed = _FIXED.size + name_bytes + 4 * cigar_operations + (letters + 1) // 2 + letters

@@ -1,8 +1,8 @@
 """
-Records that were left out because they break a rule, when that was asked for: which, where, and why.
+Records that were skipped because they break a rule: which, where, and why.
 
-They are kept in the sequence index as lines of text, so that whoever lists what has no row lists them too. Memory is
-that of the packed text, some ten bytes a record: a million of them are no reason to fail.
+They are kept in the sequence index as lines of text. Memory is that of the compressed text, some ten bytes a record, so
+that a million of them fit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
-    """One record that was left out."""
-
     path: str
     """The file as the user named it."""
     line: int
-    """1-based line of what is wrong."""
+    """1-based line of the fault."""
     sequence_id: str
-    """The id as far as there is one, everything unprintable escaped."""
+    """The id as far as there is one, unprintable characters escaped."""
     what: str
-    """What is wrong."""
 
     @property
     def reason(self) -> str:
@@ -41,7 +38,7 @@ class SkippedRecord:
 
 
 class SkippedRecords:
-    """Collects what is left out while the input is read."""
+    """Collects skipped records while the input is read."""
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
@@ -49,7 +46,7 @@ class SkippedRecords:
         self.count = 0
 
     def add(self, file_number: int, line: int, name: bytes, what: str) -> None:
-        """Note a record of the input file *file_number*, from 0."""
+        """Add a record of input file *file_number*, from 0."""
         shown = printable(name[:MAX_ID_BYTES].decode("utf-8", "backslashreplace"))
         self._lines.append(f"{file_number}\t{line}\t{shown}\t{printable(what)}\n")
         self.count += 1
@@ -62,7 +59,7 @@ class SkippedRecords:
         return zlib.compress(text, level=1)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the text of all that was added, as ``read_skipped`` reads it."""
+        """Yield the text of all records, for ``read_skipped``."""
         if self._lines:
             self._packed.append(self._pack())
         for packed in self._packed:
@@ -70,13 +67,7 @@ class SkippedRecords:
 
 
 def read_skipped(text: bytes | memoryview, paths: Sequence[str]) -> Iterator[SkippedRecord]:
-    """
-    Yield what ``SkippedRecords`` wrote.
-
-    Args:
-        text: Its pieces, end to end.
-        paths: The input files.
-    """
+    """Yield the records of the text of ``SkippedRecords.pieces``, end to end; *paths* are the input files."""
     view = memoryview(text)
     rest = b""
     for start in range(0, len(view), _READ_BYTES):
