@@ -30,12 +30,7 @@ _COUNTED_BYTES = 1 << 20
 
 
 def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problems: Problems) -> None:
-    """
-    Report every record that repeats an earlier id, with both lines, and remove it from *scanned*.
-
-    Raises:
-        BadInputError: There are more problems than one error holds.
-    """
+    """Report every record that repeats an earlier id, with both lines, and remove it from *scanned*."""
     found = [one for _, one in scanned]
     blocks = [rows for one in found for rows in one.rows]
     pairs_P2 = _duplicate_rows(blocks)
@@ -121,11 +116,9 @@ def lines_at(path: str, offsets: IntArray) -> IntArray:
 
 
 def joined(blocks: list[Rows], name: str) -> Any:
-    """Return one column of all *blocks*, end to end."""
     return np.concatenate([getattr(rows, name) for rows in blocks]) if blocks else np.empty(0, dtype=np.int64)
 
 
 def file_numbers(scanned: Sequence[ScannedFile]) -> Any:
-    """Return the file number of every record, uint32."""
     records = [sum(len(rows.residues) for rows in found.rows) for found in scanned]
     return np.repeat(np.arange(len(scanned), dtype=np.uint32), records)

@@ -38,7 +38,6 @@ class Fault(NamedTuple):
     """One broken rule."""
 
     line: int
-    """1-based."""
     what: str
     """What is wrong, without a full stop."""
     remedy: str
@@ -149,17 +148,7 @@ class SequenceReader:
 
 
 def read_record(record: bytes, line: int, letters: Letters) -> tuple[Record, SequenceReader]:
-    """
-    Read one whole record.
-
-    Args:
-        record: From its ``>`` to just before the next one, line ends included.
-        line: 1-based line of its header.
-        letters: What a sequence may hold.
-
-    Returns:
-        The record, and the reader with its counts.
-    """
+    """Read one whole record, ``>`` to just before the next one; *line* is the 1-based line of its header."""
     header, _, body = record.partition(b"\n")
     name, header_fault = read_header(header[1:], line)
     reader = SequenceReader(line + 1, letters)
@@ -223,7 +212,6 @@ def _has_lone_cr(piece: bytes) -> bool:
 
 
 def _explain(found: bytes, column: int, kind: SequenceKind) -> tuple[str, str]:
-    """Return what is wrong with the first byte of *found*, and the remedy."""
     byte = found[0]
     shown = f"'{chr(byte)}'"
     letters_only = f"remove it: {'residues' if kind is SequenceKind.PROTEIN else 'nucleotides'} are ASCII letters"

@@ -52,7 +52,6 @@ class Rows(NamedTuple):
 
 
 def sequence_hash(sequence: bytes) -> bytes:
-    """Return the 16-byte hash of a normalised sequence."""
     return hashlib.sha256(sequence).digest()[:HASH_BYTES]
 
 
@@ -60,17 +59,12 @@ def plain_rows(
     buffer: bytes, offset: int, counts: Counter[str], letters: Letters, *, hashing: bool
 ) -> tuple[Rows, int] | None:
     """
-    Read whole records as arrays.
+    Read whole records as arrays; return the rows and the number of lines, or None where anything is unusual.
 
     Args:
         buffer: Whole records, from the first ``>``.
         offset: Bytes before *buffer* in its file.
         counts: Receives the numbers of J, of ambiguous letters and of low-information sequences.
-        letters: What a sequence may hold.
-        hashing: Whether to hash sequences.
-
-    Returns:
-        The rows and the number of lines; None where anything is unusual, for the strict rules.
     """
     if b"\r" in buffer:
         return None
@@ -110,7 +104,6 @@ def plain_rows(
 
 
 def _holds_letters_only(body: bytes, num_residues: int, letters: Letters) -> bool:
-    """Whether *body* holds only accepted letters of either case and line feeds."""
     if letters.kind is SequenceKind.PROTEIN:
         letters_B = np.frombuffer(body, dtype=np.uint8) | ord(" ")  # lower case, and nothing else becomes a letter
         letters_B -= ord("a")
@@ -160,7 +153,7 @@ def make_rows(
     hashes: bytes | None,
     low_information: Sequence[bool] | BoolArray,
 ) -> Rows:
-    """Make rows; *starts* are offsets in a buffer that begins *offset* bytes into the file."""
+    """*starts* are offsets in a buffer that begins *offset* bytes into the file."""
     starts = np.asarray(starts, dtype=np.int64)
     return Rows(
         offsets=starts + offset,

@@ -60,7 +60,6 @@ after normalisation, stand for several residues or nucleotides; sequences of unk
 @dataclass
 class ScannedFile:
     rows: list[Rows] = field(default_factory=list)
-    """Records in file order, a block at a time."""
     size_bytes: int = 0
     sha256: str = ""
     """Hex, of the bytes read."""
@@ -95,7 +94,6 @@ class Problems:
         self._found.append(problem)
 
     def extend(self, error: BadInputError) -> None:
-        """Add the problems of *error*; re-raises it where it is full."""
         if error.more:
             raise error
         for problem in error.problems:
@@ -118,20 +116,13 @@ def scan_fasta(
     block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
     """
-    Read an open file from start to end.
+    Read an open file from start to end; where a problem was added, only the ids of the result are meaningful.
 
     Args:
-        descriptor: A regular file.
         path: As the user named it, for messages.
-        problems: Receives every broken rule.
-        rules: How sequences are read.
-        file_number: Among the input files, from 0.
         place: Maps a line of *descriptor* to what messages give; by default the line itself.
         hashing: False skips all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
-
-    Returns:
-        Its records without the skipped ones; only their ids are meaningful once a problem was added.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
@@ -198,7 +189,6 @@ class _Scanner:
         return buffer if len(buffer) < self._block_bytes else self._begin_long(buffer)
 
     def finish(self, buffer: bytes) -> None:
-        """Process the last bytes of the file."""
         if self.gave_up:
             return
         if not self._started:
@@ -317,8 +307,6 @@ class _Scanner:
 
 
 class _LongRecord:
-    """A record that is read in pieces."""
-
     def __init__(self, name: bytes, offset: int, line: int, reader: SequenceReader, *, has_fault: bool) -> None:
         self.name = name
         self.offset = offset

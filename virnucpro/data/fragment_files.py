@@ -44,12 +44,9 @@ class FragmentCounts:
     open_chunks: int
     """Chunks with at least one open frame."""
     frames: int
-    """Open frames."""
 
 
 class _Outputs(NamedTuple):
-    """The files of one input file, and the file of open frames that all share."""
-
     nucleotide: durable.NewFile
     protein: durable.NewFile
     chunked: durable.NewFile | None
@@ -135,7 +132,6 @@ def write_fragments(
 
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
-    """Write the fragments of contigs of one file, in its order; yield the frames of each batch."""
     window = LetterWindow(stream_letters(index, positions))
     for chunks, first_letter in _batches(index, positions, chunk_nt):
         letters = window.letters(first_letter, int(chunks.ends[-1]))

@@ -34,10 +34,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ArrivedFile:
-    """A complete file."""
-
     path: Path
-    """As found in the inbox."""
     target: Path
     """The same with links resolved."""
     identity: Identity
@@ -50,18 +47,14 @@ class ArrivedFile:
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that is not taken."""
-
     path: Path
-    """As found in the inbox."""
     reason: str
     """Without a full stop."""
     is_later: bool = False
     """Whether a later scan may take it."""
 
 
-class FileChangedError(Exception):
-    """A file changed after the inbox was scanned."""
+class FileChangedError(Exception): ...
 
 
 def scan_inbox(
@@ -103,13 +96,7 @@ def scan_inbox(
 
 
 def content_of(file: ArrivedFile) -> str:
-    """
-    Return the hex sha256 of a file's content as it was when the inbox was scanned.
-
-    Raises:
-        FileChangedError: It was changed, replaced or removed since.
-        OSError: It cannot be read.
-    """
+    """Return the hex sha256 of a file's content; FileChangedError if it changed or disappeared since the scan."""
     try:
         # without O_NONBLOCK a FIFO that has taken the name would block for ever
         descriptor = os.open(file.target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -39,7 +39,6 @@ class IndexedFile:
     """One input file as it was indexed."""
 
     path: str
-    """As the user named it; for messages."""
     real_path: str
     """Absolute, links resolved."""
     size_bytes: int
@@ -109,7 +108,6 @@ def check_readable(input_files: Sequence[str | Path]) -> None:
 
 
 def _nothing_left(problems: Problems, paths: list[str]) -> BadInputError:
-    """Return the error of an input whose records are all bad; it names the first of them."""
     text = b"".join(problems.skipped.pieces())
     first = islice(read_skipped(text, paths), BadInputError.MAX_PROBLEMS - 1)
     shown = [InputProblem(bad.path, bad.line, bad.what, "fix or remove it", bad.sequence_id or None) for bad in first]
@@ -126,7 +124,6 @@ def _write(
     *,
     hashing: bool,
 ) -> None:
-    """Sort the records and write the index, one column in memory at a time."""
     blocks = [rows for _, found in scanned for rows in found.rows]
     residues = joined(blocks, "residues")
     order = longest_first(residues)
@@ -174,16 +171,7 @@ def longest_first(residues: IntArray) -> IntArray:
 
 
 def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntArray:
-    """
-    Find the first of each set of identical sequences.
-
-    Args:
-        sequence_hashes: uint8 (n, 16), by position.
-        lengths: int64 (n,): residues, by position.
-
-    Returns:
-        int64 (n,): for each position the first one with the same hash and length.
-    """
+    """Return for each position the first one with the same hash, uint8 (n, 16), and length: int64 (n,)."""
     if not len(lengths):
         return np.empty(0, dtype=np.int64)
     words = np.ascontiguousarray(sequence_hashes).view("<u8")

@@ -53,7 +53,6 @@ position in the sorted index.
 
 class MappedIndex(NamedTuple):
     columns: dict[str, Column]
-    """Read-only arrays by the names of ``COLUMNS``."""
     ids: memoryview
     """The ids in the order of the input, end to end, UTF-8."""
     skipped: memoryview
@@ -106,12 +105,7 @@ def write_index(
 
 
 def map_index(path: Path) -> MappedIndex:
-    """
-    Map an index file.
-
-    Raises:
-        IndexFormatError: It is missing, of another version, or its size contradicts its preamble.
-    """
+    """Map a file; IndexFormatError where it is missing, of another version, or not of the size that it states."""
     try:
         with open(path, "rb", opener=only_regular) as file:
             size = os.fstat(file.fileno()).st_size

@@ -60,8 +60,6 @@ _FORMATS = (
 
 
 class InputFormat(StrEnum):
-    """What an input file holds, unpacked."""
-
     FASTA = "FASTA"
     FASTQ = "FASTQ"
     BAM = "BAM"
@@ -72,7 +70,6 @@ class ReadableFile:
     """An input file that records can be read from by offset."""
 
     path: str
-    """As the user named it; for messages."""
     real_path: str
     """Absolute, links resolved."""
     read_path: str
@@ -94,13 +91,7 @@ class ReadableFile:
 
 def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
     """
-    Check that an input is FASTA text that can be read by offset, or make a copy that can.
-
-    Args:
-        path: As the user named it.
-        unpack_dir: Folder for the copy; made only if needed.
-        kind: What its sequences are; reads are DNA.
-        max_unpacked_bytes: Limit for an unpacked gzip file.
+    Check that an input is FASTA text that can be read by offset, or make a copy in *unpack_dir* that can.
 
     Raises:
         BadInputError: It cannot be used; one problem.
@@ -138,12 +129,7 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
 
 
 def holds_reads(path: str | Path) -> bool:
-    """
-    Whether a readable input holds reads: FASTQ or BAM.
-
-    Raises:
-        BadInputError: It can no longer be read.
-    """
+    """Whether a readable input holds reads: FASTQ or BAM."""
     name = os.fspath(path)
     with open_regular(name) as descriptor:
         return _sniffed(descriptor, name, DEFAULT_MAX_UNPACKED_BYTES, SequenceKind.DNA)[0] is not InputFormat.FASTA
@@ -158,12 +144,7 @@ def _sniffed(descriptor: int, name: str, max_unpacked_bytes: int, kind: Sequence
 
 @contextmanager
 def open_regular(path: str) -> Iterator[int]:
-    """
-    Open a regular file for reading and yield its descriptor.
-
-    Raises:
-        BadInputError: It is no regular file, or the system refuses; one problem with the system's text.
-    """
+    """Open a regular file for reading; BadInputError with the system's text where that fails."""
     if path == "-":
         raise _unusable(path, "standard input has no byte offsets", _SAVE_FIRST)
     try:
@@ -198,7 +179,6 @@ def _as_fasta(blocks: Iterator[bytes], file_format: InputFormat, name: str) -> I
 
 
 def _head(blocks: Iterator[bytes]) -> bytes:
-    """Return enough of a file's first bytes to detect its format."""
     head = b""
     while len(head) < _SNIFFED_BYTES and (block := next(blocks, b"")):
         head += block
@@ -242,7 +222,6 @@ def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Ite
 
 
 def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
-    """Detect a file's format from its first bytes; refuse known formats that cannot be read."""
     for magic, what, remedy in _FORMATS:
         if head.startswith(magic):
             raise _unusable(name, f"{what}, not FASTA", remedy)

@@ -32,18 +32,13 @@ _HEADER_ENDS = (b"\n", b"\r", b" ", b"\t", b"")
 
 def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
     """
-    Yield the letters of records of DNA, end to end, in pieces; no piece spans two records.
+    Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps.
+
+    No piece spans two records; InputChangedError where the file no longer holds an indexed record.
 
     Args:
-        index: Of DNA.
         positions: int64 (n,): records of one file, in the order of the file.
         block_bytes: Bytes read at once; a longer record comes in several pieces. Never changes a letter.
-
-    Yields:
-        Letters in the case of the input, without blanks, line ends and gaps.
-
-    Raises:
-        InputChangedError: The file no longer holds an indexed record.
     """
     assert index.rules.sequence_kind is SequenceKind.DNA
     assert block_bytes > MAX_HEADER_BYTES + len(b">\r\n")

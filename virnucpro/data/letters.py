@@ -24,15 +24,11 @@ BLANKS = b" \t\r\n"
 GAPS = b"-."
 """Bytes that alignments put in place of a missing residue."""
 PROTEIN_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""ESM-2 knows them all but J."""
 DNA_LETTERS = b"ACGTRYSWKMBDHVN"
-"""IUPAC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
-    """How the bytes of a sequence are read."""
-
     kind: SequenceKind
     accepted: bytes
     """Upper-case letters of a normalised sequence."""
@@ -43,7 +39,6 @@ class Letters:
     normalise: bytes
     """Translation table: upper case, and in proteins J (leucine or isoleucine) to X."""
     removed: bytes
-    """Bytes that are removed."""
     faulty: re.Pattern[bytes]
     """Bytes that need a second look: those that break a rule, and stops."""
     stops: StopPolicy | None
@@ -58,7 +53,6 @@ class Letters:
         return GAPS[0] in self.removed
 
     def count_ambiguous(self, sequence: bytes) -> int:
-        """Return the number of ambiguous letters of a normalised *sequence*."""
         return sum(sequence.count(letter) for letter in self.ambiguous if letter in sequence)  # most are in none
 
 

@@ -38,7 +38,6 @@ class BlockPlan:
     tokens: IntArray
     """int64 (num_blocks,): tokens of each block, special tokens included; estimated by ``tokens_of`` for BPE."""
     token_budget: int
-    """Most tokens of a block."""
     fingerprint: str
     """Identity of input, settings and blocks: rows of another fingerprint are not reused."""
 
@@ -69,14 +68,7 @@ class BlockPlan:
 
 def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[range]:
     """
-    Divide a length-sorted index into blocks of at most *token_budget* tokens.
-
-    Args:
-        tokens: Tokens of each sequence, special tokens included, longest first.
-        token_budget: Most tokens of a block.
-
-    Returns:
-        Consecutive ranges that cover every position once, in order.
+    Divide *tokens* of a length-sorted index (special tokens included) into consecutive blocks within the budget.
 
     Raises:
         TokenBudgetError: A sequence alone is longer than *token_budget*.
@@ -136,7 +128,6 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
     Plan the blocks of a run.
 
     Args:
-        index: The input.
         model_config: With a resolved token budget.
         device_type: ``cpu`` or ``cuda``: rows of one are not reused on the other.
 

@@ -55,12 +55,7 @@ _PAIRED, _UNMAPPED, _FIRST, _SECOND, _SECONDARY, _SUPPLEMENTARY = 0x1, 0x4, 0x40
 
 
 def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
-    """
-    Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same.
-
-    Raises:
-        BadInputError: A record is damaged or truncated; one problem with its line.
-    """
+    """Convert FASTQ to FASTA text; a record keeps four lines, two of them empty, so that line numbers stay the same."""
     text: list[str] = []
     text_bytes = 0
     number = 0
@@ -86,12 +81,7 @@ def fastq_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
 
 
 def bam_as_fasta(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
-    """
-    Convert uncompressed, unaligned BAM to FASTA text, ``BAM_COPY_LINES`` lines a record.
-
-    Raises:
-        BadInputError: A record is aligned, damaged or truncated; one problem, its line the number of the record.
-    """
+    """Convert uncompressed, unaligned BAM to FASTA text, ``BAM_COPY_LINES`` lines a record."""
     for records, mates in _single_reads(_BamBytes(blocks, path)):
         reads = BamReader(io.BytesIO(records), with_header=False)
         lines = [f">{_mate_id(read.name, mate)}\n{read.sequence}\n" for read, mate in zip(reads, mates, strict=True)]
@@ -167,7 +157,6 @@ class _BamBytes:
         return not self._held
 
     def refuse(self, what: str, remedy: str = _COPY_AGAIN, name: bytes | None = None) -> Never:
-        """Raise BadInputError for the current record."""
         shown = None if name is None else name.decode("ascii", "backslashreplace")
         _refuse(self._path, self.records or None, what, remedy, shown)
 

@@ -36,43 +36,31 @@ if TYPE_CHECKING:
 
 _MAX_OPEN_FILES = 64
 _RECORDS_PER_RELEASE = 1 << 14
-"""Records accessed between two calls of ``release_pages``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """One sequence, as models see it."""
+    """One sequence, as models see it: normalised residues."""
 
     position: int
-    """In the sorted index."""
     sequence_id: str
-    """The header up to its first space or tab."""
     sequence: str
-    """Normalised residues."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """Where one record is, and its expected content."""
+    """Where one record is, in the file that records are read from, and its expected content."""
 
     position: int
-    """In the sorted index."""
     file_number: int
-    """Among the input files, from 0."""
     offset: int
-    """Bytes before its ``>`` in the file that records are read from."""
     num_bytes: int
-    """Bytes from its ``>`` to just before the next record."""
     name: bytes
-    """Its id."""
     num_letters: int
     sequence_hash: bytes
-    """First 16 bytes of the sha256 of the normalised sequence."""
 
 
 class Plan(Protocol):
-    """What ``get_worker_indices`` needs of a batch plan."""
-
     def __len__(self) -> int: ...
 
     def block_positions(self, block: int) -> IntArray: ...
@@ -149,12 +137,7 @@ class SequenceIndex:
 
     @classmethod
     def open(cls, index_path: Path) -> SequenceIndex:
-        """
-        Map an existing index; the input itself is not read.
-
-        Raises:
-            IndexFormatError: There is no usable index.
-        """
+        """Map an existing index; the input itself is not read. Raises IndexFormatError where it is unusable."""
         return cls(index_path)
 
     @classmethod
@@ -198,7 +181,6 @@ class SequenceIndex:
 
     @property
     def id_bytes(self) -> int:
-        """Bytes of all ids together."""
         return len(self._ids)
 
     @property
@@ -249,12 +231,7 @@ class SequenceIndex:
         return int((self._id_ends[rows] - starts).sum())
 
     def read(self, position: int) -> SequenceRecord:
-        """
-        Read one record and compare its id, residues and hash with the index.
-
-        Raises:
-            InputChangedError: The file no longer holds that record there.
-        """
+        """Read one record and compare its id, residues and hash with the index; InputChangedError where they differ."""
         self._saw(1)
         name = self._id_bytes(position)
         try:
@@ -309,7 +286,6 @@ class SequenceIndex:
             )
 
     def path_of(self, position: int) -> str:
-        """Return the input file of the record at *position*, as the user named it."""
         return self.files[int(self._file_numbers[position])].path
 
     def _id_bytes(self, position: int) -> bytes:
@@ -318,7 +294,6 @@ class SequenceIndex:
         return bytes(self._ids[start : int(self._id_ends[row])])
 
     def changed(self, position: int) -> InputChangedError:
-        """Return the error for a record that is no longer what was indexed."""
         return InputChangedError(self.path_of(position), self.sequence_id(position))
 
     def descriptor(self, file_number: int) -> int:

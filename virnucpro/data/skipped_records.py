@@ -24,9 +24,7 @@ _READ_BYTES = 1 << 16
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
     path: str
-    """The file as the user named it."""
     line: int
-    """1-based line of the fault."""
     sequence_id: str
     """The id as far as there is one, unprintable characters escaped."""
     what: str

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 MAX_FLASH_HEAD_DIM = 256
-"""Widest head of FlashAttention 2."""
 
 _PADDED_SHARE = 1.25
 """Most slots of a padded group over its tokens."""
@@ -179,7 +178,6 @@ def varlen_attention(
     lengths: Sequence[int],
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """PyTorch's variable-length kernel; GPUs, float16 and bfloat16, no ALiBi."""
     assert alibi_slopes_N is None, "varlen_attn takes no slopes"
     varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     longest = max(lengths)
@@ -195,7 +193,6 @@ def flash_attention(
     lengths: Sequence[int],
     alibi_slopes_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """flash-attn's variable-length kernel; GPUs, float16 and bfloat16."""
     flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
     longest = max(lengths)
     out_TNH: torch.Tensor = flash_attn_varlen_func(

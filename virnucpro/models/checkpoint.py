@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ARCHITECTURE_KEY = "architecture"
-"""Key of the architecture, as JSON, in the safetensors metadata."""
 
 _FAIR_ESM_PREFIX = re.compile(r"^encoder\.(sentence_encoder\.)?")
 _NOT_THE_ENCODER = re.compile(r"^(lm_head|contact_head)\.")
@@ -46,7 +45,6 @@ class Architecture:
     token_dropout: bool = True
     """Whether embeddings are scaled by the share of tokens that training left unmasked."""
     vocabulary: int = 33
-    """Tokens of the alphabet."""
 
     @property
     def head_dim(self) -> int:
@@ -54,20 +52,12 @@ class Architecture:
         return self.hidden_dim // self.attention_heads
 
     def to_json(self) -> str:
-        """Return the text for a safetensors file's metadata."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[str, torch.Tensor]]:
     """
-    Read the encoder of an ESM-2 checkpoint.
-
-    Args:
-        path: A ``.pt`` file in fair-esm's layout, or a ``.safetensors`` file with the architecture in its metadata.
-        vocabulary: Tokens of the alphabet that the encoder must have.
-
-    Returns:
-        The architecture, and the encoder's tensors on the CPU as stored, by fair-esm's names.
+    Return the architecture and the encoder's tensors on the CPU as stored, by fair-esm's names.
 
     Raises:
         WeightsError: The file is damaged, or not an ESM-2 encoder of that alphabet.

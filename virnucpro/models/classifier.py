@@ -41,7 +41,6 @@ class MLPClassifier(nn.Module):
         self.output_layer = nn.Linear(hidden_dim, NUM_CLASSES)
 
     def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
-        """Return the logits, (B, 2)."""
         x_BH = torch.relu_(self.bn1(self.hidden_layer(x_BD)))
         logits: torch.Tensor = self.output_layer(self.dropout(x_BH))
         return logits
@@ -85,7 +84,7 @@ def is_virus(probabilities_B2: FloatArray) -> BoolArray:
 
 def load_classifier(name_or_path: str | Path) -> Classifier:
     """
-    Load a classifier: a bundled one's name, or the folder of a converted or trained one.
+    Load a bundled classifier by its name, or a converted or trained one by its folder.
 
     Raises:
         UnknownClassifierError: Neither.

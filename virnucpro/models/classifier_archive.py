@@ -132,7 +132,6 @@ class _Entries:
             raise RefusedPickleError("its numbers are not little-endian")
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Return the content of a file of at most *max_bytes*."""
         try:
             info = self._archive.getinfo(self._folder + name)
         except KeyError as error:
@@ -147,7 +146,6 @@ class _Entries:
         return self._archive.read(info)
 
     def tensor(self, name: str, described: _Described) -> FloatArray:
-        """Return the numbers of a tensor, float32."""
         if described.storage_class != "torch.FloatStorage":
             message = f"{name} is a {described.storage_class} instead of float32"
             raise RefusedPickleError(message)
@@ -169,8 +167,6 @@ class _Entries:
 
 @dataclass(frozen=True)
 class _Described:
-    """A tensor as the pickle describes it, checked for form."""
-
     storage_class: str
     key: str
     storage_numel: int

@@ -43,14 +43,11 @@ DEFAULT_THRESHOLD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """A model whose embeddings a classifier takes."""
-
     name: str
     """Registered name, or the stem of the checkpoint's file."""
     sha256: str | None
     """Hex sha256 of its weights; None where it is unknown."""
     hidden_dim: int
-    """Width of its embeddings."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.name, str) and bool(self.name), "an encoder has no name")
@@ -60,8 +57,6 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class ContigModelCard:
-    """What programs need to know of a contig model, which scores whole contigs."""
-
     weights_sha256: str
     """Hex sha256 of ``contig_model.safetensors``."""
     format: int = CONTIG_MODEL_FORMAT
@@ -73,7 +68,6 @@ class ContigModelCard:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ContigModelCard:
-        """Return the card of *values*, which may hold more for readers."""
         return cls(**{name: values[name] for name in ("weights_sha256", "format")})
 
 
@@ -82,7 +76,6 @@ class ClassifierCard:
     """What programs need to know of a classifier."""
 
     name: str
-    """Its name in outputs."""
     chunk_nt: int
     """Nucleotides of the chunks of its training."""
     also_chunk_nt: tuple[int, ...] = ()
@@ -91,12 +84,10 @@ class ClassifierCard:
     """Its embeddings are the first columns of the features, the protein model's the others."""
     protein_model: Encoder
     hidden_dim: int
-    """Width of its hidden layer."""
     batch_norm_eps: float = 1e-5
     threshold: float = DEFAULT_THRESHOLD
     """P(virus) from which a contig is called viral by default."""
     weights_sha256: str
-    """Hex sha256 of ``model.safetensors``."""
     source_sha256: str | None = None
     """Hex sha256 of the file that it was converted from; None where it was trained here."""
     worth: str = ""
@@ -117,16 +108,13 @@ class ClassifierCard:
 
     @property
     def chunk_choice(self) -> str:
-        """The chunks that it may be used with, as text."""
         return " or ".join(str(nt) for nt in (self.chunk_nt, *self.also_chunk_nt)) + " nt"
 
     @property
     def input_dim(self) -> int:
-        """Width of a row of features: DNA, then protein."""
         return self.dna_model.hidden_dim + self.protein_model.hidden_dim
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor of ``model.safetensors``."""
         of_hidden = (self.hidden_dim,)
         shapes: dict[str, tuple[int, ...]] = {
             "hidden_layer.weight": (self.hidden_dim, self.input_dim),
@@ -177,12 +165,6 @@ class ClassifierCard:
 
 
 def read_card(folder: Path) -> ClassifierCard:
-    """
-    Read the card of the classifier in *folder*.
-
-    Raises:
-        WeightsError: There is none, or it is not a classifier's.
-    """
     path = folder / CARD_NAME
     try:
         values: dict[str, Any] = json.loads(read_bytes(path))
@@ -202,12 +184,7 @@ def read_card(folder: Path) -> ClassifierCard:
 
 
 def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
-    """
-    Return a classifier's tensors by name, of the shapes of its card and finite.
-
-    Raises:
-        WeightsError: The file is absent, not the one of the card, or holds something else.
-    """
+    """Return a classifier's tensors by name, finite and of the shapes of its card; WeightsError where they are not."""
     path = folder / WEIGHTS_NAME
     try:
         tensors = load(_checked(path, card.weights_sha256, card))
@@ -226,12 +203,7 @@ def read_weights(folder: Path, card: ClassifierCard) -> dict[str, FloatArray]:
 
 
 def check_contig_weights(folder: Path, card: ClassifierCard) -> bytes:
-    """
-    Return the content of the file of a classifier's contig model, which its card must have.
-
-    Raises:
-        WeightsError: It is absent, or another file.
-    """
+    """Return the content of the file of a classifier's contig model, which its card must have."""
     assert card.contig_model is not None
     return _checked(folder / CONTIG_WEIGHTS_NAME, card.contig_model.weights_sha256, card)
 
@@ -249,13 +221,7 @@ def _checked(path: Path, expected: str, card: ClassifierCard) -> bytes:
 
 
 def locate_classifier(name_or_path: str | Path) -> Path:
-    """
-    Return the folder of a classifier: a bundled one's name, or the folder of a converted or trained one.
-
-    Raises:
-        UnknownClassifierError: Neither.
-        ClassifierFileError: A published file that has to be converted first.
-    """
+    """Return the folder of a bundled classifier by its name, or the given folder of a converted or trained one."""
     if str(name_or_path) in BUNDLED_CLASSIFIERS:
         return BUNDLED_WEIGHTS_DIR / str(name_or_path)
     path = Path(name_or_path)
@@ -268,7 +234,6 @@ def locate_classifier(name_or_path: str | Path) -> Path:
 
 
 def classifiers_table() -> list[ClassifierCard]:
-    """Return the cards of the bundled classifiers."""
     return [read_card(BUNDLED_WEIGHTS_DIR / name) for name in BUNDLED_CLASSIFIERS]
 
 

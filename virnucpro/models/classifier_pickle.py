@@ -41,8 +41,6 @@ class RefusedPickleError(ValueError):
 
 @dataclass(frozen=True)
 class Global:
-    """A class or function that the file names."""
-
     name: str
     """Module and name, joined by a dot."""
 
@@ -62,8 +60,6 @@ class Made:
 
 @dataclass(frozen=True)
 class Persistent:
-    """A reference to something outside of the pickle, as stored."""
-
     reference: object
 
 
@@ -112,7 +108,6 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def step(self, opcode: str, argument: Any) -> None:  # noqa: C901, PLR0912  one line an opcode
-        """Execute one instruction."""
         stack = self.stack
         if opcode in _IGNORED:
             return

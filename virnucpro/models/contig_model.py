@@ -48,13 +48,10 @@ class Layer:
     weight: FloatArray
     """float32 (out, in)."""
     bias: FloatArray
-    """float32 (out,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContigWeights:
-    """All numbers of a contig model."""
-
     log_odds: Mapping[str, TableArray]
     """Tables of k-mers, by name, int8 (slots, G)."""
     is_viral_G: BoolArray
@@ -64,11 +61,9 @@ class ContigWeights:
     deviation_I: FloatArray
     """Standard deviation of each, above 0, float32 (I,)."""
     members: tuple[tuple[Layer, ...], ...]
-    """Layers of each network."""
     temperature: float
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``contig_model.safetensors``."""
         tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
         tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
         tensors["temperature"] = np.array([self.temperature], dtype=np.float32)
@@ -80,12 +75,7 @@ class ContigWeights:
 
     @classmethod
     def of_bytes(cls, data: bytes) -> ContigWeights:
-        """
-        Read the content of ``contig_model.safetensors``.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Read the content of ``contig_model.safetensors``; ValueError where it is something else."""
         try:
             tensors = load(data)
             members: dict[int, dict[int, Layer]] = {}
@@ -137,13 +127,6 @@ class ContigWeights:
 
 
 class ContigModel:
-    """
-    A trained contig model.
-
-    Raises:
-        ValueError: The tables, or the inputs of the model, are not those of this program.
-    """
-
     def __init__(self, weights: ContigWeights) -> None:
         self._weights = weights
         self.features = SequenceFeatures(weights.log_odds, weights.is_viral_G)
@@ -219,12 +202,7 @@ def normalised(x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray) ->
 
 
 def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:
-    """
-    Load the contig model of a classifier whose card names one.
-
-    Raises:
-        WeightsError: The file is absent, or not what the card states.
-    """
+    """Load the contig model of a classifier whose card names one; WeightsError where its file is absent or another."""
     data = check_contig_weights(folder, card)
     try:
         weights = ContigWeights.of_bytes(data)

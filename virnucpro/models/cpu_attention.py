@@ -101,8 +101,6 @@ def _pieces(num_heads: int, length: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Bias:
-    """ALiBi's addition to the scores of a piece; None without slopes."""
-
     def __init__(self, slopes_N: torch.Tensor | None, lengths: Sequence[int]) -> None:
         self._slopes_N = slopes_N
         longest = max((length for length in lengths if length <= _KEPT_BIAS_TOKENS), default=0)

@@ -29,7 +29,6 @@ TOKENIZER_NAME = "tokenizer.json"
 """The same beside a published checkpoint."""
 
 NUCLEOTIDE_LETTERS = "ACGTRYSWKMBDHVN"
-"""The IUPAC letters of DNA."""
 _NO_NUCLEOTIDE = re.compile(f"[^{NUCLEOTIDE_LETTERS}]")
 
 
@@ -56,12 +55,7 @@ class DnaTokenizer:
 
     @classmethod
     def of_checkpoint(cls, weights_path: Path) -> DnaTokenizer:
-        """
-        Return the tokenizer for *weights_path*: the bundled one, which one beside the weights must equal.
-
-        Raises:
-            WeightsError: There is a ``tokenizer.json`` of other tokens or merges.
-        """
+        """Return the tokenizer for *weights_path*: the bundled one, which a file beside the weights must equal."""
         beside = weights_path.parent / TOKENIZER_NAME
         if beside.is_file() and _model_of(beside) != _model_of(BUNDLED_TOKENIZER):
             what = f"{beside} differs from the tokens of DNABERT-2 and DNABERT-S, the only supported vocabulary"

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG_KEY = "config"
-"""Key of the configuration, as JSON, in the safetensors metadata."""
 CONFIG_NAME = "config.json"
-"""The configuration beside a published checkpoint."""
 
 _NOT_THE_ENCODER = re.compile(r"^(cls|pooler|classifier)\.|^encoder\.alibi$|^embeddings\.(position|token_type)_ids$")
 
@@ -48,12 +46,7 @@ class MosaicBertConfig:
 
     @classmethod
     def from_json(cls, text: str) -> MosaicBertConfig:
-        """
-        Read a published ``config.json``; other fields (dropout, ``max_position_embeddings``) are ignored.
-
-        Raises:
-            ValueError: It is not the configuration of a MosaicBERT.
-        """
+        """Read a published ``config.json``; unknown fields are ignored, another model is a ValueError."""
         values: dict[str, Any] = json.loads(text)
         if values.get("model_type", "bert") != "bert" or "alibi_starting_size" not in values:
             raise ValueError("not a MosaicBERT: no alibi_starting_size")
@@ -62,20 +55,12 @@ class MosaicBertConfig:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def to_json(self) -> str:
-        """Return the configuration as the published kind of JSON."""
         return json.dumps({"model_type": "bert", "hidden_act": "gelu", "alibi_starting_size": 512, **asdict(self)})
 
 
 def open_dnabert_checkpoint(path: Path, *, vocabulary: int) -> tuple[MosaicBertConfig, dict[str, torch.Tensor]]:
     """
-    Read the encoder of a MosaicBERT checkpoint.
-
-    Args:
-        path: A ``.bin`` or ``.pt`` file of tensors by name, or a ``.safetensors`` file.
-        vocabulary: Tokens that the encoder must have.
-
-    Returns:
-        The configuration, and the encoder's tensors on the CPU as stored.
+    Return the configuration and the encoder's tensors on the CPU as stored.
 
     Raises:
         WeightsError: The file is damaged, or not a MosaicBERT encoder of that vocabulary.

@@ -45,15 +45,12 @@ def load_dnabert_s(
     model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
 ) -> tuple[PackedMosaicBert, DnaTokenizer]:
     """
-    Open a DNABERT-S whose weights are on this machine; nothing is downloaded, nothing of the checkpoint is executed.
+    Open a DNABERT-S whose weights are on this machine, and its tokenizer; nothing of the checkpoint is executed.
 
     Args:
         model_name: Name in the registry, or path of a ``.bin``, ``.pt`` or ``.safetensors`` file.
         device: Where to put it.
         precision: Number format of the weights and the forward pass.
-
-    Returns:
-        The model, ready for inference on *device*, and its tokenizer.
 
     Raises:
         UnknownModelError: Neither a registered name nor a path.
@@ -85,14 +82,7 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
 
 
 class PackedMosaicBert(nn.Module):
-    """
-    The encoder, without pooler and heads, over packed tokens.
-
-    Attributes:
-        config: The published configuration.
-        hidden_dim: Width of an embedding.
-        attention: The attention kernel in use, with the reason; one with a backward pass until the model is prepared.
-    """
+    """The encoder, without pooler and heads, over packed tokens; its kernel has a backward pass until prepared."""
 
     alibi_slopes_N: torch.Tensor
 

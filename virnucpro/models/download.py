@@ -38,8 +38,6 @@ _MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  #
 
 
 class DownloadProgress(Protocol):
-    """Callback for the progress of a download."""
-
     def __call__(self, bytes_done: int, bytes_total: int | None, /) -> None:
         """*bytes_total* is None where the server does not state it."""
 
@@ -106,7 +104,6 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Overrides the base class."""
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme not in {"https", req.type}:
             what = f"{req.full_url} leads to {newurl}, which is not followed: {self._by_hand}"
@@ -115,8 +112,6 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Download:
-    """One download."""
-
     def __init__(self, name: str, url: str, destination: Path, max_bytes: int) -> None:
         self.name = name
         self.url = url
@@ -126,7 +121,6 @@ class _Download:
         self._prefix = f".{destination.name}.{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
     def fetch(self, sha256: str | None, on_progress: DownloadProgress | None) -> str:
-        """Fetch what is missing; return the digest of the whole."""
         earlier = self._resumable()
         try:
             with self._request(earlier) as response:
@@ -167,7 +161,6 @@ class _Download:
                     durable.remove(path)
 
     def _request(self, earlier: Path | None) -> http.client.HTTPResponse:
-        """Request the file, or the rest of it."""
         headers = {}
         if earlier is not None:
             headers = {"Range": f"bytes={earlier.stat().st_size}-", "If-Range": _etag_of(earlier)}

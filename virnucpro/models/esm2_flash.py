@@ -81,14 +81,7 @@ def load_esm2_model(
 
 
 class PackedESM2(nn.Module):
-    """
-    ESM-2's encoder, without its heads, over packed tokens.
-
-    Attributes:
-        architecture: Depth, width, heads and token dropout of the checkpoint.
-        hidden_dim: Width of an embedding.
-        attention: The attention kernel in use, with the reason.
-    """
+    """ESM-2's encoder, without its heads, over packed tokens; *attention* is the kernel in use, with the reason."""
 
     rotary_frequencies: torch.Tensor
 
@@ -104,7 +97,6 @@ class PackedESM2(nn.Module):
         self.choose_kernel()
 
     def choose_kernel(self) -> None:
-        """Choose the attention kernel for the current device and dtype of the weights."""
         weight = self.embed_tokens.weight
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=self.architecture.head_dim)
         self._wide_attention = self.attention
@@ -150,12 +142,7 @@ class PackedESM2(nn.Module):
     def hidden_states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
     ) -> list[torch.Tensor]:
-        """
-        Return every layer's states, each (T, D), for comparisons layer by layer.
-
-        They are numbered like fair-esm's representations: the embedded tokens, then each layer's output, the last one
-        normalised.
-        """
+        """Return every layer's states, each (T, D), for comparisons, numbered like fair-esm's representations."""
         own = self.embed_tokens.weight.dtype
         return [x_TD.clone() for x_TD in self._states(input_ids_T, cu_seqlens, lengths, own)]
 
@@ -177,7 +164,7 @@ class PackedESM2(nn.Module):
         yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Look the tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
+        """Look tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
         x_TD: torch.Tensor = self.embed_tokens(input_ids_T).to(dtype)
         if not self.architecture.token_dropout:
             return x_TD
@@ -191,12 +178,7 @@ class PackedESM2(nn.Module):
         return x_TD * (scale_T * ~is_mask_T).to(x_TD.dtype)[:, None]
 
     def _rotation(self, cu_seqlens: torch.Tensor, num_tokens: int, longest: int) -> torch.Tensor:
-        """
-        Return each token's rotary turn, positions restarting at each sequence.
-
-        Returns:
-            complex64, shape (T, 1, H/2): one turn for each pair of channels, the same for all heads.
-        """
+        """Return each token's rotary turn, positions restarting at each sequence: complex64, (T, 1, H/2)."""
         device = cu_seqlens.device
         positions_L = torch.arange(longest, device=device, dtype=torch.float32)
         angles_LH = torch.outer(positions_L, self.rotary_frequencies)

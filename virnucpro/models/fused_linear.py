@@ -98,17 +98,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def fill_up(
     input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-    """
-    Pad a packed batch on a CPU to a multiple of ``ROWS_MULTIPLE`` tokens by one sequence; the caller drops its rows.
-
-    Args:
-        input_ids_T: Token ids, shape (T,).
-        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,).
-        lengths: Tokens of each sequence.
-
-    Returns:
-        The same three; unchanged on GPUs.
-    """
+    """Pad a batch on a CPU to a multiple of ``ROWS_MULTIPLE`` tokens by one sequence, whose rows the caller drops."""
     num_tokens = input_ids_T.shape[0]
     spare = -num_tokens % ROWS_MULTIPLE if input_ids_T.device.type == "cpu" else 0
     if not spare:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
 
 WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
-"""Environment variable with a folder of weights."""
 
 CHECKPOINT_SUFFIXES = (".pt", ".bin", ".safetensors")
 BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
@@ -48,8 +47,6 @@ _MAX_OTHER_BYTES = 1 << 26
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """What all models of one architecture and tokenizer have in common."""
-
     loader: str
     """``module:function`` that makes (model, tokenizer) from (path, device, precision=...)."""
     sequence_kind: SequenceKind
@@ -83,8 +80,6 @@ DNABERT_S = ModelFamily(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One registered model."""
-
     name: str
     """What the user calls it; the stem of the file of weights."""
     num_layers: int
@@ -136,8 +131,6 @@ class ResolvedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """A line of ``virnucpro models list``."""
-
     name: str
     sequence_kind: SequenceKind
     num_parameters: int
@@ -302,13 +295,7 @@ def family_of(path: Path) -> ModelFamily:
 
 
 def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None) -> Path:
-    """
-    Find a model's file of weights; never downloads.
-
-    Raises:
-        UnknownModelError: Neither a registered name nor a path.
-        WeightsError: The weights are not on this machine.
-    """
+    """Find a model's file of weights without a download; UnknownModelError or WeightsError where there is none."""
     if is_path(name_or_path):
         path = Path(name_or_path)
         if not path.is_file():

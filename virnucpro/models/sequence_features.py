@@ -72,18 +72,15 @@ class KmerTable:
     places: tuple[int, ...]
     """Letters of a window that make the k-mer, from 0."""
     letters: int
-    """Letters of the alphabet."""
     hash_bits: int = 0
     """Where there are more k-mers than slots: k-mers share 2 to this many slots by their hash."""
 
     @property
     def span(self) -> int:
-        """Letters of a window."""
         return self.places[-1] + 1
 
     @property
     def slots(self) -> int:
-        """Rows of the table."""
         if self.hash_bits:
             return 1 << self.hash_bits
         kmers_of_a_strand: int = self.letters ** len(self.places)
@@ -109,9 +106,6 @@ class SequenceFeatures:
     Args:
         tables: For each of ``TABLES``, by name, the log-odds of each group: int8 (slots, G), in ``UNITS_PER_NAT``.
         is_viral_G: Which groups are viruses, bool (G,), some and not all.
-
-    Raises:
-        ValueError: A table is missing or of another shape.
     """
 
     def __init__(self, tables: Mapping[str, TableArray], is_viral_G: BoolArray) -> None:
@@ -124,12 +118,7 @@ class SequenceFeatures:
         self.dim = feature_count(len(is_viral_G))
 
     def of(self, codes_L: CodeArray) -> FloatArray:
-        """
-        Return the features of a contig, float32 (S,), finite; zeros where there is nothing to count.
-
-        Args:
-            codes_L: uint8 (L,), from ``virnucpro.models.nucleotide_codes.encode``.
-        """
+        """Return the features of a contig's codes, float32 (S,), finite; zeros where there is nothing to count."""
         genes = Genes.of(codes_L)
         parts = [composition(codes_L), open_runs(codes_L), genes.numbers(codes_L), genes.usage()]
         for table, rows, (slots_K, gene_K) in zip(TABLES, self._tables, kmers(codes_L, genes), strict=True):
@@ -191,11 +180,9 @@ def composition(codes_L: CodeArray) -> DoubleArray:
 
 def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArray]]:
     """
-    Find the k-mers of a contig: of nucleotides everywhere, of residues within its genes.
+    Yield for each of ``TABLES`` the slots of its k-mers, uint32 (K,), and each one's gene, int64 (K,), ascending.
 
-    Yields:
-        For each of ``TABLES`` the slots of its k-mers, uint32 (K,), and the number of each one's gene, int64 (K,),
-        ascending; for nucleotides nothing, int64 (0,).
+    K-mers of nucleotides are from everywhere and have no gene, int64 (0,); those of residues are from genes.
     """
     residues_R = RESIDUE_OF_CODON[genes.codons_R]
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
