@@ -32,7 +32,7 @@ from pydantic import Field
 
 from flows.allowed_roots import PathNotAllowedError, check_allowed
 from flows.outcome import ended
-from virnucpro.data.inbox import (
+from virnucpro.data.reading.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,
     ArrivedFile,

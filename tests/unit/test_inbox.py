@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from virnucpro.data import inbox
-from virnucpro.data.inbox import FASTA_PATTERNS, FileChangedError, content_of, scan_inbox
+from virnucpro.data.reading import inbox
+from virnucpro.data.reading.inbox import FASTA_PATTERNS, FileChangedError, content_of, scan_inbox
 from virnucpro.errors import BadInputError, ResultError
 from virnucpro.store import inbox_memory
 from virnucpro.store.inbox_memory import InboxMemory

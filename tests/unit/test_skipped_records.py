@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.fakes import hash_config, hash_vector
 from virnucpro.config import InputRules
 from virnucpro.data.duplicate_ids import lines_at
+from virnucpro.data.reading.skipped_records import SkippedRecords, read_skipped
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.data.skipped_records import SkippedRecords, read_skipped
 from virnucpro.errors import BadInputError, ExitCode, WorkersFailedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.data.fasta import Fault
-from virnucpro.data.fasta_block import select_rows
-from virnucpro.data.input_files import open_regular
+from virnucpro.data.reading.fasta_block import select_rows
+from virnucpro.data.reading.input_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.data.fasta_block import Rows
-    from virnucpro.data.fasta_scan import Problems, ScannedFile
-    from virnucpro.data.input_files import ReadableFile
+    from virnucpro.data.reading.fasta_block import Rows
+    from virnucpro.data.reading.fasta_scan import Problems, ScannedFile
+    from virnucpro.data.reading.input_files import ReadableFile
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

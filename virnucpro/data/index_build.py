@@ -17,11 +17,11 @@ import numpy as np
 
 from virnucpro.config import DEFAULT_RULES
 from virnucpro.data.duplicate_ids import drop_duplicates, file_numbers, joined
-from virnucpro.data.fasta_block import HASH_BYTES
-from virnucpro.data.fasta_scan import COUNTED, Problems, ScannedFile, scan_fasta
 from virnucpro.data.index_file import write_index
-from virnucpro.data.input_files import ReadableFile, make_readable, open_regular
-from virnucpro.data.skipped_records import read_skipped
+from virnucpro.data.reading.fasta_block import HASH_BYTES
+from virnucpro.data.reading.fasta_scan import COUNTED, Problems, ScannedFile, scan_fasta
+from virnucpro.data.reading.input_files import ReadableFile, make_readable, open_regular
+from virnucpro.data.reading.skipped_records import read_skipped
 from virnucpro.errors import BadInputError, InputProblem, OutputError
 
 if TYPE_CHECKING:

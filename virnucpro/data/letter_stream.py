@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.config import SequenceKind
 from virnucpro.data.fasta import MAX_HEADER_BYTES
-from virnucpro.data.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.letters import letters_of
+from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.input_files import hash_content, open_regular
+from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.models.classifier_card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings

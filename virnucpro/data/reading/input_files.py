@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.config import SequenceKind
-from virnucpro.data.read_formats import (
+from virnucpro.data.reading.read_formats import (
     BAM_COPY_LINES,
     BAM_END,
     BAM_MAGIC,

@@ -27,10 +27,10 @@ from virnucpro.data.fasta import (
     shown_id,
     whole_fault,
 )
-from virnucpro.data.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
-from virnucpro.data.input_files import UTF8_BOM
 from virnucpro.data.letters import BLANKS, letters_of
-from virnucpro.data.skipped_records import SkippedRecords
+from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
+from virnucpro.data.reading.input_files import UTF8_BOM
+from virnucpro.data.reading.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.settings import BadRecordPolicy
 
