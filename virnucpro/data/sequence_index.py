@@ -18,8 +18,8 @@ import numpy as np
 
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
 from virnucpro.data.fasta import read_record
-from virnucpro.data.index_build import IndexedFile, build_index
-from virnucpro.data.index_file import content_is_intact, map_index
+from virnucpro.data.index.build import IndexedFile, build_index
+from virnucpro.data.index.file import content_is_intact, map_index
 from virnucpro.data.letters import letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular

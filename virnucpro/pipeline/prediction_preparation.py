@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, OutputError, printable

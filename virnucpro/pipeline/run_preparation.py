@@ -23,7 +23,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex

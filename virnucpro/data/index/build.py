@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES
-from virnucpro.data.duplicate_ids import drop_duplicates, file_numbers, joined
-from virnucpro.data.index_file import write_index
+from virnucpro.data.index.duplicate_ids import drop_duplicates, file_numbers, joined
+from virnucpro.data.index.file import write_index
 from virnucpro.data.reading.fasta_block import HASH_BYTES
 from virnucpro.data.reading.fasta_scan import COUNTED, Problems, ScannedFile, scan_fasta
 from virnucpro.data.reading.input_files import ReadableFile, make_readable, open_regular
