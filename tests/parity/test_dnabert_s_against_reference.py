@@ -21,8 +21,6 @@ from safetensors.torch import save_file
 
 from virnucpro.models.attention import choose_attention, equal_length_attention
 from virnucpro.models.cpu_attention import alibi_bias
-from virnucpro.models.dna_tokenizer import DnaTokenizer
-from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
 from virnucpro.settings import DEFAULT_DNA_MODEL
 

@@ -19,7 +19,7 @@ from virnucpro.config import ModelConfig, SequenceKind
 from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, resolve_token_budget, tokens_of
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
-from virnucpro.models.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.registry import MODELS
 from virnucpro.settings import BadRecordPolicy, GapPolicy, LongPolicy, Precision, StopPolicy
 

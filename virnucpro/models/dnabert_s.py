@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional
 
 from virnucpro.models.attention import AttentionChoice, choose_attention, equal_length_attention
-from virnucpro.models.dna_tokenizer import DnaTokenizer
-from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES
 from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_tokens
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.models.attention import AttentionKernel
-    from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
+    from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 
 
 TRAINING_ATTENTION = AttentionChoice(

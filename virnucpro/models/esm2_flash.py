@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
+from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, open_checkpoint
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
-from virnucpro.models.tokenizer import ProteinTokenizer
 from virnucpro.settings import Precision
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.models.attention import AttentionKernel
-    from virnucpro.models.checkpoint import Architecture
+    from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 TRAINING_MASK_SHARE = 0.15 * 0.8
 """Share of tokens that were masked in training; token dropout scales every embedding by the rest (0.88)."""

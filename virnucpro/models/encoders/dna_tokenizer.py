@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from virnucpro.errors import SequenceError, WeightsError
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-BUNDLED_TOKENIZER = Path(__file__).parent / "weights" / "virnucpro-tiny-dna" / "tokenizer.json"
+BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DNA_MODEL / "tokenizer.json"
 """DNABERT-S's published file, truncation and padding switched off."""
 TOKENIZER_NAME = "tokenizer.json"
 """The same beside a published checkpoint."""

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from virnucpro.errors import WeightsError
-from virnucpro.models.checkpoint import check_shapes, reading_checkpoint
+from virnucpro.models.encoders.esm2_checkpoint import check_shapes, reading_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
