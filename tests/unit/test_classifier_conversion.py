@@ -18,9 +18,9 @@ import torch
 
 from virnucpro.errors import ClassifierFileError, ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import read_card
-from virnucpro.models.classifier_conversion import convert_classifier
-from virnucpro.models.classifier_pickle import RefusedPickleError, read_pickle
+from virnucpro.models.classifier_files.card import read_card
+from virnucpro.models.classifier_files.conversion import convert_classifier
+from virnucpro.models.classifier_files.pickled import RefusedPickleError, read_pickle
 from virnucpro.models.registry import MODELS
 
 # as the published training script saves: the class is of __main__, and the file holds the module itself
@@ -484,7 +484,7 @@ def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
 
 def test_nothing_of_torch_reads_the_file(published, tmp_path):
     code = (
-        "import sys; from virnucpro.models.classifier_conversion import convert_classifier;"
+        "import sys; from virnucpro.models.classifier_files.conversion import convert_classifier;"
         f"convert_classifier({str(published / '500_model.pth')!r}, {str(tmp_path / 'mine')!r});"
         "print('torch' in sys.modules)"
     )

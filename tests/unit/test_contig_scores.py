@@ -18,7 +18,7 @@ from tests.strategies import write_fasta
 from virnucpro.data.fragments import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
-from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME
 from virnucpro.models.contig_model import load_contig_model
 from virnucpro.models.nucleotide_codes import encode
 from virnucpro.pipeline import contig_scores, frame_order

@@ -19,7 +19,7 @@ from virnucpro.data.fragments import chunk_bounds, open_frames
 from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import read_card
+from virnucpro.models.classifier_files.card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout

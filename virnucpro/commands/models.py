@@ -12,8 +12,8 @@ from rich.text import Text
 from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
-from virnucpro.models.classifier_card import classifiers_table
-from virnucpro.models.classifier_conversion import (
+from virnucpro.models.classifier_files.card import classifiers_table
+from virnucpro.models.classifier_files.conversion import (
     PUBLISHED_DNA_MODEL,
     PUBLISHED_PROTEIN_MODEL,
     convert_classifier,

@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.models.classifier_card import NUM_CLASSES, ClassifierCard, locate_classifier, read_card, read_weights
+from virnucpro.models.classifier_files.card import (
+    NUM_CLASSES,
+    ClassifierCard,
+    locate_classifier,
+    read_card,
+    read_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

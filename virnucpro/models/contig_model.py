@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from virnucpro.errors import WeightsError
-from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
 from virnucpro.models.sequence_features import SequenceFeatures
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from virnucpro import durable
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.models.classifier_card import (
+from virnucpro.models.classifier_files.card import (
     CARD_NAME,
     CONTIG_WEIGHTS_NAME,
     WEIGHTS_NAME,

@@ -18,7 +18,7 @@ from torch import nn
 
 from virnucpro.errors import StoppedError
 from virnucpro.models.classifier import MLPClassifier
-from virnucpro.models.classifier_card import NUM_CLASSES
+from virnucpro.models.classifier_files.card import NUM_CLASSES
 
 if TYPE_CHECKING:
     import threading

@@ -19,13 +19,13 @@ from safetensors.numpy import save
 from virnucpro import durable
 from virnucpro.config import SequenceKind
 from virnucpro.errors import ClassifierFileError, ConfigurationError, WeightsError, printable
-from virnucpro.models.classifier_archive import read_published
-from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder, read_card
-from virnucpro.models.classifier_pickle import RefusedPickleError
+from virnucpro.models.classifier_files.archive import read_published
+from virnucpro.models.classifier_files.card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder, read_card
+from virnucpro.models.classifier_files.pickled import RefusedPickleError
 from virnucpro.models.registry import MODELS, locate_weights
 
 if TYPE_CHECKING:
-    from virnucpro.models.classifier_archive import FloatArray
+    from virnucpro.models.classifier_files.archive import FloatArray
 
 PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
 """The models that the published classifiers were trained with."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models.classifier_card import NUM_CLASSES
-from virnucpro.models.classifier_pickle import (
+from virnucpro.models.classifier_files.card import NUM_CLASSES
+from virnucpro.models.classifier_files.pickled import (
     MAX_BYTES,
     MAX_SHOWN,
     MODULE_CLASSES,
