@@ -311,8 +311,8 @@ def add_contig_model(folder, card, *, seed=7):
     import numpy as np
 
     from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ContigModelCard
-    from virnucpro.models.contig_model import ContigWeights, Layer
-    from virnucpro.models.sequence_features import TABLES, feature_count
+    from virnucpro.models.contigs.contig_model import ContigWeights, Layer
+    from virnucpro.models.contigs.sequence_features import TABLES, feature_count
 
     chooser, groups, hidden = np.random.default_rng(seed), 2, 40  # so many that none says nothing
     inputs = feature_count(groups) + card.input_dim + 2

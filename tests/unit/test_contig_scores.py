@@ -19,8 +19,8 @@ from virnucpro.data.fragments import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME
-from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.pipeline import contig_scores, frame_order
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.run_layout import PredictionLayout

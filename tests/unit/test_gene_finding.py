@@ -7,8 +7,8 @@ import gzip
 import numpy as np
 import pytest
 
-from virnucpro.models.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
-from virnucpro.models.nucleotide_codes import encode, reverse_complement
+from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
+from virnucpro.models.contigs.nucleotide_codes import encode, reverse_complement
 
 GENE = "ATG" + "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
 """57 residues and a stop; every other frame, of either strand, has a stop among each seven codons."""

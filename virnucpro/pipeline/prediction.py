@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
 CLASSIFIER = "virnucpro.models.classifier"
-CONTIG_MODEL = "virnucpro.models.contig_model"
+CONTIG_MODEL = "virnucpro.models.contigs.contig_model"
 """By name: they import torch, which this process does without until its workers have ended."""
 
 

@@ -26,8 +26,8 @@ from virnucpro.models.classifier_files.card import (
     Encoder,
     read_card,
 )
-from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.classifier_cards import Trained, card_values, worth_of
 from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model

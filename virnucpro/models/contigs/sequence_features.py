@@ -7,7 +7,7 @@ The features are, in this order:
 - codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
   share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
   and the logarithm of the contig's nucleotides (2);
-- features of its likely genes (``virnucpro.models.gene_finding``: 24), and their codons and residues (64 and 20);
+- features of its likely genes (``virnucpro.models.contigs.gene_finding``: 24), and their codons and residues (64 and 20);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
   log-odds are at least ``MARKED``, and k-mers per nucleotide. Of tables of residues, whose k-mers are those of the
   genes, also the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation
@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models import gene_finding
-from virnucpro.models.gene_finding import Genes
-from virnucpro.models.nucleotide_codes import (
+from virnucpro.models.contigs import gene_finding
+from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.nucleotide_codes import (
     CODONS,
     ENDS_RUN,
     RESIDUE_OF_CODON,
@@ -43,7 +43,7 @@ from virnucpro.models.nucleotide_codes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from virnucpro.models.nucleotide_codes import BoolArray, CodeArray, WordArray
+    from virnucpro.models.contigs.nucleotide_codes import BoolArray, CodeArray, WordArray
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]

@@ -1,7 +1,7 @@
 """
 The contig model: features of a whole contig in, a calibrated P(virus) out.
 
-Inputs are the features of ``virnucpro.models.sequence_features`` and, where the model was trained with them, the means
+Inputs are the features of ``virnucpro.models.contigs.sequence_features`` and, where the model was trained with them, the means
 of the embeddings of the contig's frames. A few small networks, trained alike from other initial weights, give each
 group of genomes a logit; the score is the log-odds of the viral groups against the others, averaged over the networks
 and divided by the temperature. Computed in float64, so that a row's score does not depend on the other rows. Imports no
@@ -20,13 +20,13 @@ from safetensors.numpy import load, save
 
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
-from virnucpro.models.sequence_features import SequenceFeatures
+from virnucpro.models.contigs.sequence_features import SequenceFeatures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.models.sequence_features import TableArray
+    from virnucpro.models.contigs.sequence_features import TableArray
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]

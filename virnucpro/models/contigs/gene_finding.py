@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models.nucleotide_codes import (
+from virnucpro.models.contigs.nucleotide_codes import (
     CODONS,
     ENDS_RUN,
     NO_CODON,
@@ -30,7 +30,7 @@ from virnucpro.models.nucleotide_codes import (
 )
 
 if TYPE_CHECKING:
-    from virnucpro.models.nucleotide_codes import BoolArray, CodeArray
+    from virnucpro.models.contigs.nucleotide_codes import BoolArray, CodeArray
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
