@@ -96,7 +96,7 @@ def test_the_bias_of_a_padded_group_is_bounded():
 
 def test_a_sequence_whose_own_bias_is_too_large_is_attended_some_queries_at_a_time(monkeypatch):
     monkeypatch.setattr("virnucpro.models.attention._BIAS_ELEMENTS", 4 * 48**2)
-    monkeypatch.setattr("virnucpro.models.cpu_attention._BIAS_ELEMENTS", 4 * 60 * 7)
+    monkeypatch.setattr("virnucpro.models.kernels.cpu_attention._BIAS_ELEMENTS", 4 * 60 * 7)
     batch = packed(NOT_SORTED)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
     assert (padded_attention(*batch, slopes).double() - plain_attention(*batch, slopes)).abs().max() < 1e-5

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional
 
-from virnucpro.models.cpu_attention import (
+from virnucpro.models.kernels.cpu_attention import (
     alibi_bias,
     exponential_attention,
     exponentials_are_exact,

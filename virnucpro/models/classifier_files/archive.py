@@ -2,7 +2,7 @@
 The tensors of a published classifier's file, read without torch: a zip archive of a pickle and of plain numbers.
 
 Guarantees the published parts by name, float32, finite, contiguous, and of consistent shapes; anything else is refused
-with a sentence. The pickle is read, never executed (``classifier_pickle``).
+with a sentence. The pickle is read, never executed (``pickled``).
 """
 
 from __future__ import annotations

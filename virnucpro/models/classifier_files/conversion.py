@@ -2,7 +2,7 @@
 Converts the published ``500_model.pth`` to safetensors and a card.
 
 The published file is a whole module, saved by ``torch.save(model)``: a zip archive of a pickle and of numbers.
-``torch.load`` would execute whatever such a pickle calls; here it is read as data (``classifier_pickle``), without
+``torch.load`` would execute whatever such a pickle calls; here it is read as data (``pickled``), without
 torch. A file of ``torch.save(model.state_dict())`` is accepted as well.
 """
 
