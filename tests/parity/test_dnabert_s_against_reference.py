@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from virnucpro.models.attention import choose_attention, equal_length_attention
+from virnucpro.models.attention import choose_attention
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
 from virnucpro.settings import DEFAULT_DNA_MODEL
 

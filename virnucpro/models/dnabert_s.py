@@ -23,6 +23,7 @@ from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES
 from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.kernels.plain_attention import equal_length_attention
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 from virnucpro.settings import Precision

@@ -1,12 +1,11 @@
 """
 The contig model: features of a whole contig in, a calibrated P(virus) out.
 
-Inputs are the features of ``virnucpro.models.contigs.sequence_features`` and, where the model was trained with them, the means
-of the embeddings of the contig's frames. A few small networks, trained alike from other initial weights, give each
-group of genomes a logit; the score is the log-odds of the viral groups against the others, averaged over the networks
-and divided by the temperature. Computed in float64, so that a row's score does not depend on the other rows. Imports no
-torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups,
-I inputs.
+Inputs are the features of ``sequence_features`` and, where the model was trained with them, the means of the embeddings
+of the contig's frames. A few small networks, trained alike from other initial weights, give each group of genomes a
+logit; the score is the log-odds of the viral groups against the others, averaged over the networks and divided by the
+temperature. Computed in float64, so that a row's score does not depend on the other rows. Imports no torch. Legend: C
+contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups, I inputs.
 """
 
 from __future__ import annotations

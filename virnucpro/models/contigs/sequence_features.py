@@ -7,7 +7,7 @@ The features are, in this order:
 - codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
   share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
   and the logarithm of the contig's nucleotides (2);
-- features of its likely genes (``virnucpro.models.contigs.gene_finding``: 24), and their codons and residues (64 and 20);
+- features of its likely genes (``gene_finding``: 24), and their codons and residues (64 and 20);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
   log-odds are at least ``MARKED``, and k-mers per nucleotide. Of tables of residues, whose k-mers are those of the
   genes, also the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation

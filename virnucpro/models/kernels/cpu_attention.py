@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
+
+from virnucpro.models.kernels.plain_attention import alibi_bias, plain_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +28,6 @@ _CONTIGUOUS_TOKENS = 256
 """Tokens of a sequence from which copying its heads together pays: they are read more often."""
 _KEPT_BIAS_TOKENS = 512
 """Tokens of a sequence up to which an ALiBi bias is made once for the whole batch."""
-_BIAS_ELEMENTS = 1 << 24
-"""Numbers of an ALiBi bias at a time in PyTorch's kernel: 64 MiB in float32."""
 _SAFE_SUMS = (1e-20, 1e30)
 """Row sums of exponentials between which nothing significant has vanished or overflowed."""
 _EXP_TOLERANCE = 1e-6
@@ -80,7 +79,7 @@ def exponential_attention(
     if not _are_safe(sums_NT1):
         for q_NLH, k_NLH, v_NLH, out_NLH, sums_NL1 in zip(*by_sequence, strict=True):
             if not _are_safe(sums_NL1):
-                _attend_fused(q_NLH, k_NLH, v_NLH, out_NLH, alibi_slopes_N)
+                out_NLH.copy_(plain_attention(q_NLH[None], k_NLH[None], v_NLH[None], alibi_slopes_N)[0])
     return out_TNH
 
 
@@ -132,43 +131,3 @@ def _attend(
     scores_NQL.exp_()
     torch.sum(scores_NQL, -1, keepdim=True, out=sums_NQ1)
     torch.div(torch.bmm(scores_NQL, v_NLH), sums_NQ1, out=out_NQH)
-
-
-def _attend_fused(
-    q_NLH: torch.Tensor,
-    k_NLH: torch.Tensor,
-    v_NLH: torch.Tensor,
-    out_NLH: torch.Tensor,
-    alibi_slopes_N: torch.Tensor | None,
-) -> None:
-    out_NLH.copy_(plain_attention(q_NLH[None], k_NLH[None], v_NLH[None], alibi_slopes_N)[0])
-
-
-def plain_attention(
-    q_GNLH: torch.Tensor, k_GNLH: torch.Tensor, v_GNLH: torch.Tensor, alibi_slopes_N: torch.Tensor | None
-) -> torch.Tensor:
-    """
-    Attend within sequences of equal length by PyTorch's kernel, shape (G, N, L, H).
-
-    With slopes a long sequence's queries go some at a time (at least one), so that the memory of the bias is bounded by
-    ``_BIAS_ELEMENTS``, not by the square of the length.
-    """
-    if alibi_slopes_N is None:
-        return functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH)
-    length = q_GNLH.shape[2]
-    step = max(1, _BIAS_ELEMENTS // (len(alibi_slopes_N) * length))
-    attended = []
-    for first in range(0, length, step):
-        queries = range(first, min(first + step, length))
-        # four dimensions: with three, PyTorch 2.13 takes a path that is 4 to 9 times as slow on a CPU
-        bias_1NQL = alibi_bias(alibi_slopes_N, length, queries)[None].to(q_GNLH.dtype)
-        q_GNQH = q_GNLH[:, :, first : queries.stop]
-        attended.append(functional.scaled_dot_product_attention(q_GNQH, k_GNLH, v_GNLH, attn_mask=bias_1NQL))
-    return attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
-
-
-def alibi_bias(alibi_slopes_N: torch.Tensor, length: int, queries: range | None = None) -> torch.Tensor:
-    """Return ALiBi's addition to the scores of *queries* (by default all), ``-slope * abs(i - j)``, shape (N, Q, L)."""
-    positions_L = torch.arange(length, device=alibi_slopes_N.device, dtype=alibi_slopes_N.dtype)
-    asking_Q = positions_L if queries is None else positions_L[queries.start : queries.stop]
-    return -alibi_slopes_N[:, None, None] * (asking_Q[:, None] - positions_L).abs()
