@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from bench_common import machine, spread, write_result
 
-from virnucpro.data.fragments import FRAMES
+from virnucpro.data.frames.six_frames import FRAMES
 from virnucpro.models.classifier import Classifier, MLPClassifier
 from virnucpro.models.classifier_files.card import ClassifierCard, Encoder
 from virnucpro.pipeline.classification import classify_frames

@@ -15,7 +15,7 @@ from tests.fakes import HASH_WIDTH, faulty_config
 from tests.predictions import hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
-from virnucpro.data.fragments import chunk_bounds
+from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.fragments import chunk_bounds
-from virnucpro.data.letter_stream import LetterWindow, stream_letters
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES

@@ -19,7 +19,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.fragment_files import write_fragments
+from virnucpro.data.fragments import write_fragments
 from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.pipeline.contig_scores import score_contigs
 from virnucpro.pipeline.cpu_workers import devices_for
