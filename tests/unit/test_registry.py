@@ -355,11 +355,10 @@ def test_a_killed_download_is_continued_by_the_next_process(tmp_path, tagged):
 
 def test_table_of_models_says_where_the_weights_are(tmp_path):
     (tmp_path / f"{NAME}.pt").write_bytes(b"x")
-    rows = {row.name: row for row in models_table(weights_dir=tmp_path)}
+    rows = {spec.name: path for spec, path in models_table(weights_dir=tmp_path)}
     assert list(rows) == list(MODELS)
-    assert rows[NAME].weights_path == tmp_path / f"{NAME}.pt"
-    assert rows["esm2_t48_15B_UR50D"].weights_path is None
-    assert rows["esm2_t36_3B_UR50D"].hidden_dim == 2560
+    assert rows[NAME] == tmp_path / f"{NAME}.pt"
+    assert rows["esm2_t48_15B_UR50D"] is None
 
 
 def test_weights_that_hugging_face_calls_like_all_others_are_fetched_into_a_folder_of_their_own(

@@ -22,10 +22,9 @@ from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from virnucpro.arrays import FloatArray
     from virnucpro.data.sequence_dataset import IndexBasedDataset
     from virnucpro.data.sequence_index import SequenceRecord
-
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Tokenizer(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import SequenceIndex
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _CONTIGS_AT_ONCE = 1 << 16
 _CHUNKS_AT_ONCE = 1 << 11

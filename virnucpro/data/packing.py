@@ -10,7 +10,7 @@ get their row when the result is assembled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from virnucpro.settings import LongPolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import SequenceIndex
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)

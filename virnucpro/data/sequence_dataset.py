@@ -7,7 +7,7 @@ there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from virnucpro.spans import READING, span
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import SequenceIndex, SequenceRecord
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class IndexBasedDataset:

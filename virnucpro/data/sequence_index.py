@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    from virnucpro.arrays import ByteArray, IntArray
+
 
 _MAX_OPEN_FILES = 64
 _RECORDS_PER_RELEASE = 1 << 14

@@ -9,12 +9,12 @@ number of letters. Its row is the unweighted mean of its windows' rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import IntArray
 
 
 def count_windows(lengths: IntArray, max_residues: int) -> IntArray:

@@ -8,7 +8,7 @@ on the CPU only. Legend: B rows, D columns of features (DNA, then protein), H hi
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray, FloatArray
+
 
 OTHERS, VIRUS = "others", "virus"
 """The labels, as the original program writes them."""

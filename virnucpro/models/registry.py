@@ -129,17 +129,6 @@ class ResolvedModel:
     is_bundled: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelRow:
-    name: str
-    sequence_kind: SequenceKind
-    num_parameters: int
-    hidden_dim: int
-    source: str
-    weights_path: Path | None
-    """None where the weights are absent."""
-
-
 def _published_esm2(
     name: str, *, num_layers: int, hidden_dim: int, attention_heads: int, num_parameters: int
 ) -> ModelSpec:
@@ -321,18 +310,9 @@ def weights_folders(weights_dir: Path | None = None) -> list[Path]:
     return [*folders, torch_home / "hub" / "checkpoints"]
 
 
-def models_table(*, weights_dir: Path | None = None) -> list[ModelRow]:
-    return [
-        ModelRow(
-            name=spec.name,
-            sequence_kind=spec.family.sequence_kind,
-            num_parameters=spec.num_parameters,
-            hidden_dim=spec.hidden_dim,
-            source=spec.source,
-            weights_path=_find(spec, weights_dir),
-        )
-        for spec in MODELS.values()
-    ]
+def models_table(*, weights_dir: Path | None = None) -> list[tuple[ModelSpec, Path | None]]:
+    """Return every registered model and its file of weights, None where that is absent."""
+    return [(spec, _find(spec, weights_dir)) for spec in MODELS.values()]
 
 
 def is_path(name_or_path: str | Path) -> bool:

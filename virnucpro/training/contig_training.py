@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.models.contigs.contig_model import BoolArray, DoubleArray, FloatArray, IntArray
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
     from virnucpro.training.training_settings import ContigSettings
 

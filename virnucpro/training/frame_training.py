@@ -23,7 +23,7 @@ from virnucpro.models.classifier_files.card import NUM_CLASSES
 if TYPE_CHECKING:
     import threading
 
-    from virnucpro.models.classifier import FloatArray
+    from virnucpro.arrays import FloatArray
     from virnucpro.training.metrics import BoolArray
     from virnucpro.training.training_settings import ClassifierSettings
 

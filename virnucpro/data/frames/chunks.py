@@ -7,12 +7,12 @@ little, so that all but perhaps the last one have exactly C.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import IntArray
 
 
 def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> IntArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virnucpro.config import SequenceKind
 from virnucpro.data.fasta import MAX_HEADER_BYTES
@@ -19,11 +19,9 @@ from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-
+    from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import RecordPlace, SequenceIndex
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _BLOCK_BYTES = 1 << 21
 _PLACES_AT_ONCE = 1 << 14

@@ -10,15 +10,14 @@ chunks at a time.
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from virnucpro.genetic_code import BASES, STANDARD_CODE
 
 if TYPE_CHECKING:
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    from virnucpro.arrays import ByteArray, IntArray
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 """Names of the frames, in the order of their bits and of the files."""

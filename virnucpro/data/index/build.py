@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import ByteArray, IntArray
     from virnucpro.config import InputRules
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, kw_only=True)

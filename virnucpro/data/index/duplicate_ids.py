@@ -19,11 +19,11 @@ from virnucpro.data.reading.input_files import open_regular
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.reading.fasta_block import Rows
     from virnucpro.data.reading.fasta_scan import Problems, ScannedFile
     from virnucpro.data.reading.input_files import ReadableFile
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 _NAMES_AT_ONCE = 1 << 14
 _COUNTED_BYTES = 1 << 20

@@ -8,7 +8,7 @@ them. This module knows one block of bytes at a time, neither files nor lines.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
+    from virnucpro.arrays import BoolArray, ByteArray, IntArray
     from virnucpro.data.letters import Letters
 
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 HASH_BYTES = 16
 """Bytes of sha256 kept for each sequence."""

@@ -35,7 +35,8 @@ from virnucpro.models.classifier_files.pickled import (
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    from virnucpro.arrays import FloatArray
+
 
 _MAX_FILE_BYTES = 1 << 30
 _MAX_LIST_BYTES = 1 << 16

@@ -25,9 +25,9 @@ from virnucpro.run_folders import read_bytes
 from virnucpro.settings import DEFAULT_CLASSIFIER
 
 if TYPE_CHECKING:
+    from virnucpro.arrays import FloatArray
     from virnucpro.config import ModelConfig
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 

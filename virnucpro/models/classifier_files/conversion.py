@@ -25,7 +25,7 @@ from virnucpro.models.classifier_files.pickled import RefusedPickleError
 from virnucpro.models.registry import MODELS, locate_weights
 
 if TYPE_CHECKING:
-    from virnucpro.models.classifier_files.archive import FloatArray
+    from virnucpro.arrays import FloatArray
 
 PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
 """The models that the published classifiers were trained with."""
@@ -46,18 +46,13 @@ def convert_classifier(
     Convert a published classifier to a folder for ``load_classifier``; the same file gives the same bytes.
 
     The published file does not name the weights of the models it was trained with. Where these models are on this
-    machine the card pins their sha256; else it has their names only.
+    machine the card pins their sha256; else it has their names only. Nothing is downloaded.
 
     Args:
-        pth_path: The published file.
-        output_dir: Folder for ``model.safetensors`` and ``card.json``.
         chunk_nt: Nucleotides of the chunks of its training; by default what the file's name begins with.
         dna_model: Registered name of the DNA model of its training.
         protein_model: Registered name of the protein model of its training.
-        weights_dir: Folder that is searched first for the models' weights; nothing is downloaded.
-
-    Returns:
-        The card that was written.
+        weights_dir: Folder that is searched first for the models' weights.
 
     Raises:
         ClassifierFileError: The file is refused; nothing in it was executed and nothing was written.

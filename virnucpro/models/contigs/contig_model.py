@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.contigs.sequence_features import TableArray
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 FARTHEST = 6.0
 """Standard deviations from the mean of training at which an input is clipped."""

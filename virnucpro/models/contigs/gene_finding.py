@@ -30,10 +30,9 @@ from virnucpro.models.contigs.nucleotide_codes import (
 )
 
 if TYPE_CHECKING:
-    from virnucpro.models.contigs.nucleotide_codes import BoolArray, CodeArray
+    from virnucpro.arrays import BoolArray, DoubleArray, IntArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
 
 SHORTEST_GENE = 30
 """Codons."""

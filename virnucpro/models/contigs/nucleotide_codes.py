@@ -9,7 +9,8 @@ import numpy as np
 from virnucpro.genetic_code import BASES, STANDARD_CODE
 
 if TYPE_CHECKING:
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray
+
     CodeArray = np.ndarray[Any, np.dtype[np.uint8]]
     WordArray = np.ndarray[Any, np.dtype[np.uint32]]
 

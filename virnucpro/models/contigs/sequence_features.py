@@ -43,11 +43,9 @@ from virnucpro.models.contigs.nucleotide_codes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from virnucpro.models.contigs.nucleotide_codes import BoolArray, CodeArray, WordArray
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray, WordArray
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
     TableArray = np.ndarray[Any, np.dtype[np.int8]]
 
 UNITS_PER_NAT = 16
