@@ -353,12 +353,12 @@ def test_a_pickled_index_opens_the_same_file_from_any_folder(tmp_path, monkeypat
     assert copy.content_fingerprint == index.content_fingerprint
 
 
-def test_a_pickled_index_is_refused_once_it_was_built_anew(tmp_path):
+def test_a_pickled_index_is_refused_once_it_was_rebuilt(tmp_path):
     path = write(tmp_path)
     data = pickle.dumps(build([path], tmp_path))
     path.write_bytes(CHANGED)
     build([path], tmp_path)
-    with pytest.raises(IndexFormatError, match="built anew"):
+    with pytest.raises(IndexFormatError, match="rebuilt while a run used it"):
         pickle.loads(data)
 
 
