@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from virnucpro.models.attention import AttentionChoice, choose_attention, equal_length_attention
+from virnucpro.models.attention import AttentionChoice, choose_attention
 from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES

@@ -16,7 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.settings import DEFAULT_DNA_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DNA_MODEL / "tokenizer.json"
+BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL / "tokenizer.json"
 """DNABERT-S's published file, truncation and padding switched off."""
 TOKENIZER_NAME = "tokenizer.json"
 """The same beside a published checkpoint."""
