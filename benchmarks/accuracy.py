@@ -28,10 +28,16 @@ from types import SimpleNamespace
 import numpy as np
 from bench_common import machine, write_result
 
-from virnucpro.models.classifier_card import read_card
-from virnucpro.models.contig_model import load_contig_model, mean_log_odds, network_logits
-from virnucpro.models.nucleotide_codes import encode
-from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures, composition, open_runs
+from virnucpro.models.classifier_files.card import read_card
+from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
+from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.sequence_features import (
+    COMPOSITION_COUNT,
+    GENES_COUNT,
+    SequenceFeatures,
+    composition,
+    open_runs,
+)
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.settings import LENGTHS_NT

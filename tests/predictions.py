@@ -13,7 +13,7 @@ from tests.fakes import HASH_WIDTH, add_contig_model, hash_config, random_mlp, w
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.config import InputRules, SequenceKind
-from virnucpro.models.classifier_card import Encoder
+from virnucpro.models.classifier_files.card import Encoder
 from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction

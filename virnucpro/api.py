@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro.config import RunLimits
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import TimeLimitError
 from virnucpro.knobs import from_flat, settings_of

@@ -9,7 +9,7 @@ import pytest
 
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, resolve_model
 from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.training.genome_split import SPLITS, split_labelled

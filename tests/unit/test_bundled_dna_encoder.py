@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
 from virnucpro.settings import DEFAULT_DNA_MODEL
 from virnucpro.training.dna_card import card_text

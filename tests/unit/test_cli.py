@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import virnucpro
-from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.registry import MODELS
 from virnucpro.store.reader import read_embeddings

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from virnucpro.models.contig_model import ContigModel, ContigWeights, Layer
-from virnucpro.models.gene_finding import Genes
-from virnucpro.models.nucleotide_codes import encode
-from virnucpro.models.sequence_features import (
+from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer
+from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.sequence_features import (
     COMPOSITION_COUNT,
     GENES_COUNT,
     TABLES,

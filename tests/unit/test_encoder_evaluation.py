@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.training.encoder_evaluation import (
     compositions,
     held_out_loss,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from virnucpro.errors import ConfigurationError
-from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.training.encoder_training import (
     TrainingSettings,
     TrainingState,

@@ -15,11 +15,12 @@ from tests.manifests import values_unseen
 from tests.settings import training_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
-from virnucpro.data.fragments import chunk_bounds, open_frames
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.six_frames import open_frames
 from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import read_card
+from virnucpro.models.classifier_files.card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout

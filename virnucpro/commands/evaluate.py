@@ -18,7 +18,7 @@ from rich.text import Text
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
 from virnucpro.commands.running import claim_for, shown_run
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction

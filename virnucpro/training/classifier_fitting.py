@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from virnucpro import durable
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.models.classifier_card import (
+from virnucpro.models.classifier_files.card import (
     CARD_NAME,
     CONTIG_WEIGHTS_NAME,
     WEIGHTS_NAME,
@@ -26,8 +26,8 @@ from virnucpro.models.classifier_card import (
     Encoder,
     read_card,
 )
-from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.classifier_cards import Trained, card_values, worth_of
 from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model

@@ -21,16 +21,16 @@ import torch
 from torch import nn
 
 from virnucpro.errors import StoppedError
-from virnucpro.models.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
-from virnucpro.models.sequence_features import SequenceFeatures
+from virnucpro.models.contigs.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
+from virnucpro.models.contigs.sequence_features import SequenceFeatures
 from virnucpro.training.kmer_log_odds import KmerCounts
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.models.contig_model import BoolArray, DoubleArray, FloatArray, IntArray
-    from virnucpro.models.nucleotide_codes import CodeArray
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
     from virnucpro.training.training_settings import ContigSettings
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class LabelledRecords:
     """Genomes, or contigs, and what they are."""
 
     codes: Sequence[CodeArray]
-    """Letters of each, as ``virnucpro.models.nucleotide_codes.encode`` returns them."""
+    """Letters of each, as ``virnucpro.models.contigs.nucleotide_codes.encode`` returns them."""
     is_virus_C: BoolArray
     """bool (C,)."""
     groups: Sequence[str]

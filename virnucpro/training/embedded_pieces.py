@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.config import InputRules, SequenceKind
-from virnucpro.data.fragment_files import write_fragments
-from virnucpro.data.fragments import chunk_bounds
+from virnucpro.data.fragments import write_fragments
+from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.feature_join import RowStream, join
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from virnucpro.data.fragment_files import FragmentCounts
+    from virnucpro.data.fragments import FragmentCounts
     from virnucpro.run_layout import TrainingLayout
     from virnucpro.training.annotations import Annotations
     from virnucpro.training.pieces import Piece

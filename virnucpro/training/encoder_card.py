@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from virnucpro.models.checkpoint import ARCHITECTURE_KEY, Architecture
+from virnucpro.models.encoders.esm2_checkpoint import ARCHITECTURE_KEY, Architecture
 from virnucpro.training.records import file_sha256
 
 if TYPE_CHECKING:

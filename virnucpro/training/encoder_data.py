@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.models.classifier_card import CARD_NAME
+from virnucpro.models.classifier_files.card import CARD_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from esm.model.esm2 import ESM2
     from numpy.typing import NDArray
 
-    from virnucpro.models.tokenizer import ProteinTokenizer
+    from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
     from virnucpro.training.masked_tokens import MaskedBatch
 
 MASK_SEED = 20_000

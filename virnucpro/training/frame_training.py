@@ -18,12 +18,12 @@ from torch import nn
 
 from virnucpro.errors import StoppedError
 from virnucpro.models.classifier import MLPClassifier
-from virnucpro.models.classifier_card import NUM_CLASSES
+from virnucpro.models.classifier_files.card import NUM_CLASSES
 
 if TYPE_CHECKING:
     import threading
 
-    from virnucpro.models.classifier import FloatArray
+    from virnucpro.arrays import FloatArray
     from virnucpro.training.metrics import BoolArray
     from virnucpro.training.training_settings import ClassifierSettings
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.models.gene_finding import Genes
-from virnucpro.models.sequence_features import TABLES, UNITS_PER_NAT, kmers
+from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.sequence_features import TABLES, UNITS_PER_NAT, kmers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.models.nucleotide_codes import CodeArray
-    from virnucpro.models.sequence_features import TableArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
+    from virnucpro.models.contigs.sequence_features import TableArray
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -37,7 +37,7 @@ class KmerCounts:
     How often each group's genomes of each fold have the k-mers of every table.
 
     Args:
-        codes: Letters of each record, as ``virnucpro.models.nucleotide_codes.encode`` returns them.
+        codes: Letters of each record, as ``virnucpro.models.contigs.nucleotide_codes.encode`` returns them.
         groups: Group of each record, from 0, int64 (records,).
         weights: What one k-mer of each record counts, float64 (records,).
         folds: Fold of each record, from 0, int64 (records,).

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from virnucpro.models.dna_tokenizer import DnaTokenizer
-from virnucpro.models.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig
 from virnucpro.training.encoder_evaluation import MASK_SEED, HeldOutLoss, loss_against_unigram
 from virnucpro.training.genomes import reverse_complement
 from virnucpro.training.masked_tokens import MaskedBatch, MaskVocabulary, mask_tokens

@@ -15,7 +15,7 @@ import torch
 from esm.model.esm2 import ESM2
 from torch.nn import functional
 
-from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.training.masked_tokens import (
     MASKED_SHARE,
     PREDICTED_SHARE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.training.genome_split import SPLITS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.models.tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.training.command import run_training, training_card, training_parser
 from virnucpro.training.encoder_card import publish
 from virnucpro.training.encoder_evaluation import (

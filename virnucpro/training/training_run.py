@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.input_files import hash_content, open_regular
+from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.models.classifier_card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.classifier_files.card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import remove_run
 from virnucpro.pipeline.prediction_run import is_intact
