@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from virnucpro.training.encoder_card import hardware
 from virnucpro.training.encoder_data import training_data_of
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN
 from virnucpro.training.genomes import KMER_LIMIT
@@ -218,3 +218,13 @@ def _in_part(split: SplitGenomes, group: str, part: str) -> dict[str, int]:
 
 def _num_nt(genomes: Sequence[LabelledGenome]) -> int:
     return sum(len(genome.letters) for genome in genomes)
+
+
+def hardware(device: torch.device, threads: int) -> str:
+    """Return in words what the training ran on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpu_info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in cpu_info.read_text().splitlines() if "model name" in line]
+    name, instructions = names[0] if names else platform.machine(), torch.backends.cpu.get_cpu_capability()
+    return f"CPU {name} ({instructions}), {threads} threads"

@@ -11,15 +11,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virnucpro.models.classifier_card import CARD_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from virnucpro.config import ModelConfig
-    from virnucpro.training.genomes import Genome
     from virnucpro.training.labelled_genomes import LabelledGenome
 
 ACCESSIONS, ORGANISMS = "training_accessions", "training_organisms"
@@ -51,15 +48,6 @@ def training_data_of(model: ModelConfig) -> EncoderData | None:
     if card.get("weights_sha256") != model.weights_sha256 or ACCESSIONS not in split:
         return None
     return EncoderData(frozenset(split[ACCESSIONS]), frozenset(name.casefold() for name in split[ORGANISMS]))
-
-
-def as_card(genomes: Iterable[Genome]) -> dict[str, Any]:
-    """Return what an encoder's card says of the genomes that train it."""
-    genomes = list(genomes)
-    return {
-        ACCESSIONS: sorted({bare_accession(genome.accession) for genome in genomes}),
-        ORGANISMS: sorted({genome.organism for genome in genomes if genome.organism}),
-    }
 
 
 def bare_accession(name: str) -> str:

@@ -1,15 +1,11 @@
 """
-A held-out part that is no echo of the training part.
+Links between records that share k-mers, the groups that links make, and which groups are held out.
 
-Two proteins are linked when one contains half or more of the other's distinct 5-mers; whole groups of linked proteins
-go to one side. So every held-out protein shares fewer than half of its 5-mers with each training protein, whatever
-their lengths, and ``largest_overlaps`` proves it on the finished split. The split depends on the residues, the order
-of the file and the seed, and on nothing else. Legend: R records, K distinct k-mers.
+The order of the records and the random generator given decide; nothing else does. Legend: R records, K distinct k-mers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,48 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-KMER_RESIDUES = 5
-OVERLAP_LIMIT = 0.5
-"""Share of a protein's distinct 5-mers: the held-out part stays below it with every training protein."""
-_LETTERS = 26
 _ROWS_AT_ONCE = 1000  # bounds the memory of the sparse products
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which records train and which are held out, as increasing positions in the file."""
-
-    training: NDArray[np.int64]
-    held_out: NDArray[np.int64]
-    num_groups: int
-    """Groups of linked proteins in the whole file."""
-
-
-def split_by_overlap(sequences: Sequence[str], *, seed: int, held_out_share: float = 0.1) -> Split:
-    """
-    Hold out about *held_out_share* of *sequences*, by whole groups of linked proteins.
-
-    Groups are taken in a random order, each if it still fits: the held-out part is never larger than the share.
-    Proteins too short to have a 5-mer always train.
-
-    Args:
-        sequences: Residues of each protein, upper-case letters.
-        seed: Seed of the random order.
-        held_out_share: Share of the sequences.
-
-    Returns:
-        The split.
-    """
-    groups = linked_groups(sequences)
-    has_kmer = np.array([len(residues) >= KMER_RESIDUES for residues in sequences])
-    is_held_out = hold_out_groups(
-        groups,
-        np.ones(len(sequences), dtype=np.int64),
-        eligible=has_kmer,
-        room=int(held_out_share * len(sequences)),
-        random=np.random.default_rng(seed),
-    )
-    return Split(np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out), int(groups.max()) + 1)
 
 
 def hold_out_groups(
@@ -102,19 +57,6 @@ def hold_out_groups(
     return held_out
 
 
-def linked_groups(sequences: Sequence[str]) -> NDArray[np.int64]:
-    """
-    Number the groups of linked proteins (connected components, so links of links count).
-
-    Args:
-        sequences: Residues of each protein.
-
-    Returns:
-        Group of each protein, int64, shape (R,).
-    """
-    return connected(linked_pairs([_kmer_numbers(residues) for residues in sequences], OVERLAP_LIMIT), len(sequences))
-
-
 def linked_pairs(kmers_of: Sequence[NDArray[Any]], limit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
     Find the pairs of which one has *limit* or more of the other's distinct k-mers.
@@ -145,21 +87,6 @@ def connected(pairs: tuple[NDArray[np.int64], NDArray[np.int64]], num_records: i
     _, groups = connected_components(links, directed=False)
     numbers: NDArray[np.int64] = groups.astype(np.int64)
     return numbers
-
-
-def largest_overlaps(held_out: Sequence[str], training: Sequence[str]) -> NDArray[np.float64]:
-    """
-    Measure how much of each held-out protein any single training protein contains.
-
-    Args:
-        held_out: Residues of the held-out proteins.
-        training: Residues of the training proteins.
-
-    Returns:
-        For each held-out protein, the largest share of its distinct 5-mers found in one training protein; 0 for
-        proteins too short to have a 5-mer. Shape (len(held_out),).
-    """
-    return largest_shares(*([_kmer_numbers(residues) for residues in part] for part in (held_out, training)))
 
 
 def largest_shares(held_out: Sequence[NDArray[Any]], training: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
@@ -196,13 +123,3 @@ def kmer_matrix(kmers_of: Sequence[NDArray[Any]]) -> sparse.csr_matrix:
     known, columns = np.unique(np.concatenate(kmers_of), return_inverse=True)
     ones = np.ones(len(columns), dtype=np.int32)
     return sparse.csr_matrix((ones, columns.ravel(), row_ends), shape=(len(kmers_of), len(known)))
-
-
-def _kmer_numbers(residues: str) -> NDArray[np.int64]:
-    """Return each 5-mer of *residues* as a number in base 26."""
-    letters = np.frombuffer(residues.encode("ascii"), dtype=np.uint8).astype(np.int64) - ord("A")
-    num_kmers = max(len(letters) - KMER_RESIDUES + 1, 0)
-    numbers = np.zeros(num_kmers, dtype=np.int64)
-    for shift in range(KMER_RESIDUES):
-        numbers = numbers * _LETTERS + letters[shift : shift + num_kmers]
-    return numbers

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tools.encoders.evaluation import MASK_SEED, HeldOutLoss, loss_against_unigram
+from tools.encoders.masked_tokens import MaskedBatch, MaskVocabulary, mask_tokens
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert
-from virnucpro.training.encoder_evaluation import MASK_SEED, HeldOutLoss, loss_against_unigram
 from virnucpro.training.genomes import reverse_complement
-from virnucpro.training.masked_tokens import MaskedBatch, MaskVocabulary, mask_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from virnucpro.training.encoder_training import TrainingSettings
+    from tools.encoders.training import TrainingSettings
 
 EVALUATION_WINDOW_TOKENS = 126
 EVALUATION_WINDOWS_A_RECORD = 8

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from virnucpro.errors import ConfigurationError
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.encoder_training import (
-    TrainingSettings,
-    TrainingState,
-    learning_rate_share,
-    progress,
-    train_encoder,
-)
-from virnucpro.training.masked_residues import (
+from tools.encoders.masked_residues import (
     STANDARD_RESIDUES,
     ResidueObjective,
     hidden_states,
@@ -25,7 +16,16 @@ from virnucpro.training.masked_residues import (
     masked_loss,
     new_encoder,
 )
-from virnucpro.training.masked_tokens import SHORTEST_WINDOW, epoch_windows
+from tools.encoders.masked_tokens import SHORTEST_WINDOW, epoch_windows
+from tools.encoders.training import (
+    TrainingSettings,
+    TrainingState,
+    learning_rate_share,
+    progress,
+    train_encoder,
+)
+from virnucpro.errors import ConfigurationError
+from virnucpro.models.tokenizer import ProteinTokenizer
 
 pytestmark = pytest.mark.usefixtures("threads_as_before")
 
@@ -73,7 +73,7 @@ def test_run_from_a_checkpoint_ends_like_one_that_was_not_interrupted(proteins, 
 
     checkpoint = tmp_path / "checkpoint.pt"
     with monkeypatch.context() as context:
-        context.setattr("virnucpro.training.encoder_training._CHECKPOINT_EVERY_S", -1.0)
+        context.setattr("tools.encoders.training._CHECKPOINT_EVERY_S", -1.0)
         with pytest.raises(KeyboardInterrupt):
             train_encoder(proteins, SETTINGS, StopsAfterThree(), device=CPU, checkpoint=checkpoint)
     resumed, state = train_encoder(proteins, SETTINGS, ResidueObjective(), device=CPU, checkpoint=checkpoint)

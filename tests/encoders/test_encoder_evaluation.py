@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.encoder_evaluation import (
+from tools.encoders.evaluation import (
     compositions,
     held_out_loss,
     mean_embeddings,
     protein_names,
     retrieval,
 )
-from virnucpro.training.encoder_training import TrainingSettings
-from virnucpro.training.masked_residues import new_encoder
+from tools.encoders.masked_residues import new_encoder
+from tools.encoders.training import TrainingSettings
+from virnucpro.models.tokenizer import ProteinTokenizer
 
 
 @pytest.fixture(scope="module")

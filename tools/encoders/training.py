@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from tools.encoders.masked_tokens import epoch_windows
 from virnucpro.errors import ConfigurationError
-from virnucpro.training.masked_tokens import epoch_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from virnucpro.training.masked_tokens import MaskedBatch
+    from tools.encoders.masked_tokens import MaskedBatch
 
 _log = logging.getLogger(__name__)
 

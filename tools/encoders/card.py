@@ -11,10 +11,8 @@ import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save_file
 
 from virnucpro.models.checkpoint import ARCHITECTURE_KEY, Architecture
@@ -22,6 +20,7 @@ from virnucpro.training.records import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from esm.model.esm2 import ESM2
     from torch import nn
@@ -120,16 +119,6 @@ def save_weights(model: ESM2, path: Path) -> Architecture:
     save_file(tensors, path, metadata={"format": "pt", ARCHITECTURE_KEY: architecture.to_json()})
     path.chmod(0o644)  # safetensors gives its owner alone the right to read
     return architecture
-
-
-def hardware(device: torch.device, threads: int) -> str:
-    """Return in words what the training ran on."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpu_info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in cpu_info.read_text().splitlines() if "model name" in line]
-    name, instructions = names[0] if names else platform.machine(), torch.backends.cpu.get_cpu_capability()
-    return f"CPU {name} ({instructions}), {threads} threads"
 
 
 def card_text(card: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from virnucpro.training.masked_residues import STANDARD_RESIDUES, hidden_states, mask_residues
+from tools.encoders.masked_residues import STANDARD_RESIDUES, hidden_states, mask_residues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from esm.model.esm2 import ESM2
     from numpy.typing import NDArray
 
+    from tools.encoders.masked_tokens import MaskedBatch
     from virnucpro.models.tokenizer import ProteinTokenizer
-    from virnucpro.training.masked_tokens import MaskedBatch
 
 MASK_SEED = 20_000
 """Seed of the fixed mask."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from virnucpro.training.encoder_card import WEIGHTS_NAME
+from tools.encoders.card import WEIGHTS_NAME
 
 
 def card_text(card: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.training.split import largest_overlaps, linked_groups, split_by_overlap
+from tools.encoders.protein_split import largest_overlaps, linked_groups, split_by_overlap
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 

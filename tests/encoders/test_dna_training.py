@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from tools.encoders.dna_split import split_genomes
+from tools.encoders.masked_dna import DnaObjective, load_masked_bert, save_masked_bert
+from tools.encoders.training import TrainingSettings, train_encoder
 from virnucpro.models.dnabert_s import load_dnabert_s
-from virnucpro.training.encoder_training import TrainingSettings, train_encoder
 from virnucpro.training.genomes import (
     KMER_LIMIT,
     Genome,
     read_genomes,
     reverse_complement,
     sketch,
-    split_genomes,
 )
-from virnucpro.training.masked_dna import DnaObjective, load_masked_bert, save_masked_bert
 
 pytestmark = pytest.mark.usefixtures("threads_as_before")
 
@@ -109,7 +109,7 @@ def test_same_seed_gives_the_same_weights_and_a_checkpoint_goes_on(objective, tm
 
     checkpoint = tmp_path / "checkpoint.pt"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("virnucpro.training.encoder_training._CHECKPOINT_EVERY_S", -1.0)
+        patch.setattr("tools.encoders.training._CHECKPOINT_EVERY_S", -1.0)
         with pytest.raises(KeyboardInterrupt):
             train_encoder(genomes, SETTINGS, StopsAfterThree(), device=CPU, checkpoint=checkpoint)
     resumed, _ = train_encoder(genomes, SETTINGS, objective, device=CPU, checkpoint=checkpoint)

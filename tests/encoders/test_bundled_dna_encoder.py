@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tools.encoders.card import ModelFiles
+from tools.encoders.dna_card import card_text
+from tools.encoders.dna_split import as_card
+from tools.encoders.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL, MODELS, resolve_model
-from virnucpro.training.dna_card import card_text
-from virnucpro.training.encoder_card import ModelFiles
-from virnucpro.training.encoder_data import as_card
 from virnucpro.training.genomes import KMER_LIMIT, read_genomes, sketch
-from virnucpro.training.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.training.records import file_sha256
 from virnucpro.training.split import largest_shares
 

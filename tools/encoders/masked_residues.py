@@ -15,8 +15,7 @@ import torch
 from esm.model.esm2 import ESM2
 from torch.nn import functional
 
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.masked_tokens import (
+from tools.encoders.masked_tokens import (
     MASKED_SHARE,
     PREDICTED_SHARE,
     RANDOM_SHARE,
@@ -24,6 +23,7 @@ from virnucpro.training.masked_tokens import (
     MaskVocabulary,
     mask_tokens,
 )
+from virnucpro.models.tokenizer import ProteinTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from esm.modules import TransformerLayer
     from numpy.typing import NDArray
 
-    from virnucpro.training.encoder_training import TrainingSettings
+    from tools.encoders.training import TrainingSettings
 
 STANDARD_RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 

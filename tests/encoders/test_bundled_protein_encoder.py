@@ -9,9 +9,9 @@ import torch
 from esm.model.esm2 import ESM2
 from safetensors.torch import load_file
 
+from tools.encoders.card import ModelFiles, card_text
 from virnucpro.models.checkpoint import Architecture
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, MODELS, resolve_model
-from virnucpro.training.encoder_card import ModelFiles, card_text
 
 MEGABYTE = 1_000_000
 

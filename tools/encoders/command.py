@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.errors import VirNucProError
-from virnucpro.training.encoder_card import hardware
+from virnucpro.training.classifier_cards import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from virnucpro.training.encoder_training import TrainingSettings, TrainingState
+    from tools.encoders.training import TrainingSettings, TrainingState
 
 _log = logging.getLogger(__name__)
 

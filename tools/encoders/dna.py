@@ -1,5 +1,5 @@
 """
-Train the bundled DNA encoder: ``python -m virnucpro.training.dna_encoder FASTA... -o DIR``.
+Train the bundled DNA encoder: ``python -m tools.encoders.dna FASTA... -o DIR``.
 
 Splits the genomes, trains a small MosaicBERT of DNABERT-S's architecture and tokenizer, evaluates on the held-out part,
 and writes weights and card into the folder, with a checkpoint from which the same command goes on. Needs PyTorch
@@ -15,13 +15,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.training.command import run_training, training_card, training_parser
-from virnucpro.training.dna_card import card_text
-from virnucpro.training.encoder_card import ModelFiles, write_cards
-from virnucpro.training.encoder_data import as_card
-from virnucpro.training.encoder_training import TrainingSettings, train_encoder
-from virnucpro.training.genomes import KMER_LIMIT, Genome, GenomeSplit, read_genomes, split_genomes
-from virnucpro.training.masked_dna import DnaObjective, save_masked_bert
+from tools.encoders.card import ModelFiles, write_cards
+from tools.encoders.command import run_training, training_card, training_parser
+from tools.encoders.dna_card import card_text
+from tools.encoders.dna_split import GenomeSplit, as_card, split_genomes
+from tools.encoders.masked_dna import DnaObjective, save_masked_bert
+from tools.encoders.training import TrainingSettings, train_encoder
+from virnucpro.training.genomes import KMER_LIMIT, Genome, read_genomes
 from virnucpro.training.records import file_sha256
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """
-Train the bundled protein encoder: ``python -m virnucpro.training.protein_encoder FASTA -o DIR``.
+Train the bundled protein encoder: ``python -m tools.encoders.protein FASTA -o DIR``.
 
 Splits the proteins, trains, evaluates on the held-out part, and writes weights and card into the folder, with a
 checkpoint from which the same command goes on. Needs PyTorch 2.9 or later (Muon): the extra ``train``.
@@ -13,20 +13,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.command import run_training, training_card, training_parser
-from virnucpro.training.encoder_card import publish
-from virnucpro.training.encoder_evaluation import (
+from tools.encoders.card import publish
+from tools.encoders.command import run_training, training_card, training_parser
+from tools.encoders.evaluation import (
     compositions,
     held_out_loss,
     mean_embeddings,
     protein_names,
     retrieval,
 )
-from virnucpro.training.encoder_training import TrainingSettings, train_encoder
-from virnucpro.training.masked_residues import ResidueObjective
+from tools.encoders.masked_residues import ResidueObjective
+from tools.encoders.protein_split import Split, largest_overlaps, linked_groups, split_by_overlap
+from tools.encoders.training import TrainingSettings, train_encoder
+from virnucpro.models.tokenizer import ProteinTokenizer
 from virnucpro.training.records import Record, file_sha256, read_records
-from virnucpro.training.split import Split, largest_overlaps, linked_groups, split_by_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
