@@ -170,7 +170,7 @@ def test_what_an_encoder_has_seen_is_measured_on_only_where_nothing_else_is_left
 def test_an_encoder_without_a_card_of_its_training_is_said_to_be_unknown(tmp_path):
     run, found = _training(tmp_path, None)
     limits = limits_of(SimpleNamespace(run=run, split=found))
-    assert "what hash was trained on is not known here" in limits[1].replace(run.config.dna.model_name, "hash")
+    assert "the training data of hash are not known here" in limits[1].replace(run.config.dna.model_name, "hash")
 
 
 @pytest.mark.data

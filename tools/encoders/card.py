@@ -1,7 +1,7 @@
 """
 What is published with a trained encoder: safetensors in fair-esm's names, ``card.json``, ``MODEL_CARD.md``.
 
-The card in Markdown is made from the card in JSON, so that the two say the same.
+The Markdown card is made from the JSON card, so both say the same.
 """
 
 from __future__ import annotations
@@ -36,32 +36,19 @@ class ModelFiles:
 
     @property
     def weights(self) -> Path:
-        """The tensors, float32."""
         return self.folder / WEIGHTS_NAME
 
     @property
     def card(self) -> Path:
-        """Everything there is to know, for programs."""
         return self.folder / CARD_NAME
 
     @property
     def text(self) -> Path:
-        """The same for readers."""
         return self.folder / TEXT_NAME
 
 
 def publish(model: ESM2, card: dict[str, Any], folder: Path) -> ModelFiles:
-    """
-    Write an encoder and its card.
-
-    Args:
-        model: The trained module.
-        card: What to say of it; architecture, digest, date and versions are added here.
-        folder: Where to put the files; it exists.
-
-    Returns:
-        The files written.
-    """
+    """Write an encoder and its card; architecture, digest, date and versions are added to *card*."""
     files = ModelFiles(folder)
     card = {**card, "architecture": asdict(save_weights(model, files.weights))}
     return write_cards(model, card, files, card_text, packages=("torch", "fair-esm", "numpy", "scipy", "safetensors"))
@@ -75,19 +62,7 @@ def write_cards(
     *,
     packages: Sequence[str],
 ) -> ModelFiles:
-    """
-    Complete the card of an encoder whose weights are written, and write it in both forms.
-
-    Args:
-        model: The trained module.
-        card: What to say of it; parameters, digest, date and versions are added here.
-        files: The encoder's.
-        text_of: Makes the card in Markdown.
-        packages: Whose versions to tell.
-
-    Returns:
-        *files*.
-    """
+    """Add parameters, digest, date and *packages*' versions to the card of written weights; write both forms."""
     complete = {
         **card,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -101,12 +76,7 @@ def write_cards(
 
 
 def save_weights(model: ESM2, path: Path) -> Architecture:
-    """
-    Write every tensor of *model* under fair-esm's names, so that fair-esm loads the file strictly.
-
-    Returns:
-        The architecture, which is in the file's metadata too.
-    """
+    """Write every tensor under fair-esm's names, so that fair-esm loads the file strictly; return the architecture."""
     architecture = Architecture(
         num_layers=model.num_layers,
         hidden_dim=model.embed_dim,
@@ -117,7 +87,7 @@ def save_weights(model: ESM2, path: Path) -> Architecture:
     # the output layer shares the embedding's memory, which safetensors does not allow
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     save_file(tensors, path, metadata={"format": "pt", ARCHITECTURE_KEY: architecture.to_json()})
-    path.chmod(0o644)  # safetensors gives its owner alone the right to read
+    path.chmod(0o644)  # safetensors lets only the owner read
     return architecture
 
 

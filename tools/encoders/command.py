@@ -1,4 +1,4 @@
-"""What the commands that train an encoder have in common: options, exit codes, and what the card says of the run."""
+"""Options, exit codes and the card's account of a training, shared by both encoders' commands."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 def training_parser(module: str, description: str, defaults: TrainingSettings) -> argparse.ArgumentParser:
-    """Return a parser with every option but the input, their defaults taken from *defaults*."""
+    """Return a parser with all options except the input."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the result")
     parser.add_argument("--steps", type=int, default=defaults.steps, help="optimiser steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, help="minutes of training at the most: the decay is hastened")
+    parser.add_argument("--minutes", type=float, help="at most this many minutes; the learning rate then decays faster")
     parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of everything (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (a GPU when there is one), cpu or cuda:N")
     parser.add_argument("--threads", type=int, default=defaults.threads, help="CPU threads (default %(default)s)")
@@ -40,12 +40,7 @@ def run_training(
     defaults: TrainingSettings,
     train: Callable[[TrainingSettings, torch.device], None],
 ) -> None:
-    """
-    Train with what the options say; one sentence and an exit code when it cannot be done.
-
-    Raises:
-        SystemExit: With the error's exit code.
-    """
+    """Train as the options say; on an error, log one sentence and exit with its code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = replace(
         defaults,
@@ -65,7 +60,7 @@ def run_training(
 def training_card(
     module: str, inputs: Sequence[Path], settings: TrainingSettings, state: TrainingState, device: torch.device
 ) -> dict[str, Any]:
-    """Return what a card says of how the weights were made."""
+    """Return the card's section about how the weights were made."""
     command = ["python", "-m", module, *(path.name for path in inputs), "-o", "DIR", "--steps", str(settings.steps)]
     command += [] if settings.limit_minutes is None else ["--minutes", f"{settings.limit_minutes:g}"]
     command += ["--seed", str(settings.seed), "--threads", str(settings.threads), "--precision", settings.precision]

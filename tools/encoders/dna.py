@@ -2,7 +2,7 @@
 Train the bundled DNA encoder: ``python -m tools.encoders.dna FASTA... -o DIR``.
 
 Splits the genomes, trains a small MosaicBERT of DNABERT-S's architecture and tokenizer, evaluates on the held-out part,
-and writes weights and card into the folder, with a checkpoint from which the same command goes on. Needs PyTorch
+and writes weights and card into the folder, with a checkpoint from which the same command resumes. Needs PyTorch
 2.9 or later (Muon): the extra ``train``.
 """
 
@@ -56,7 +56,6 @@ SPLIT_RULE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
     parser = training_parser(
         __spec__.name, "Train a MosaicBERT encoder by masked-token prediction, and write its card.", DNA_SETTINGS
     )
@@ -72,13 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train_and_publish(
     fasta_files: Sequence[Path], output: Path, settings: TrainingSettings, device: torch.device
 ) -> None:
-    """
-    Train on nineteen twentieths of the files, evaluate on the rest, and write the encoder with its card into *output*.
-
-    Raises:
-        BadInputError: A file is no FASTA.
-        ConfigurationError: *output* holds the checkpoint of a run with other settings.
-    """
+    """Train on nineteen twentieths of the files, evaluate on the rest, write encoder and card into *output*."""
     output.mkdir(parents=True, exist_ok=True)
     genomes = read_genomes(fasta_files)
     split = split_genomes(genomes, seed=settings.seed, held_out_share=HELD_OUT_SHARE)

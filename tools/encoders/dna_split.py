@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenomeSplit:
-    """Which records train and which are held out, and how near they come to each other."""
+    """Which records train, which are held out, and how similar the two sides are."""
 
     training: list[Genome]
     held_out: list[Genome]
@@ -36,17 +36,7 @@ class GenomeSplit:
 
 
 def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float) -> GenomeSplit:
-    """
-    Hold out about *held_out_share* of each file's nucleotides, by whole groups of linked records.
-
-    Args:
-        genomes: All records.
-        seed: Seed of the random order that groups are taken in.
-        held_out_share: Share of the nucleotides of a file.
-
-    Returns:
-        The split, with what was measured on it.
-    """
+    """Hold out about *held_out_share* of each file's nucleotides, by whole groups of linked records."""
     kmers_of = [sketch(genome.letters) for genome in genomes]
     groups = cluster(
         kmers_of, [genome.source for genome in genomes], [genome.organism.casefold() for genome in genomes]
@@ -78,7 +68,7 @@ def split_genomes(genomes: Sequence[Genome], *, seed: int, held_out_share: float
 
 
 def as_card(genomes: Iterable[Genome]) -> dict[str, Any]:
-    """Return what an encoder's card says of the genomes that train it."""
+    """Return the card's entries about the genomes that train an encoder."""
     genomes = list(genomes)
     return {
         ACCESSIONS: sorted({bare_accession(genome.accession) for genome in genomes}),

@@ -1,9 +1,9 @@
 """
-What a trained encoder is worth on proteins it never saw: loss against a unigram model, retrieval against composition.
+How well an encoder does on held-out proteins: loss against a unigram model, retrieval against composition.
 
-The loss is taken with every chosen residue masked. In training a tenth of the chosen residues stay as they are, and
-guessing "it is what stands there" is worth about 0.15 nats of the training loss; here nothing of the kind is gained.
-Everything is a pure function of its arguments. Legend: M residues to predict, R records, D model width, V vocabulary.
+Every chosen residue is masked. Training leaves a tenth of them in place, and copying the visible token is worth about
+0.15 nats of the training loss; here it gains nothing. Legend: M residues to predict, R records, D
+model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class HeldOutLoss:
     encoder: float
     unigram: float
     num_masked: int
-    """Masked tokens; for proteins, residues."""
 
     @property
     def gain(self) -> float:
-        """Nats per masked token that the encoder is better by."""
+        """Nats per masked token by which the encoder is better."""
         return self.unigram - self.encoder
 
     def as_card(self, counted: str) -> dict[str, float]:
-        """Return what a card says of it, the masked tokens under the name *counted*."""
+        """Return the card's section, with the number of masked tokens under the name *counted*."""
         return {"encoder": self.encoder, "unigram": self.unigram, counted: self.num_masked, "gain": self.gain}
 
 
@@ -58,7 +57,7 @@ class Retrieval:
     """How often a protein's nearest neighbour among the held-out ones has the same protein name."""
 
     num_queries: int
-    """Proteins for which another one of that name was there to be found."""
+    """Proteins that share their name with another one."""
     embedding: float
     """Share found by cosine of mean embeddings."""
     composition: float
@@ -72,18 +71,7 @@ def held_out_loss(
     held_out: Sequence[NDArray[np.int64]],
     training: Sequence[NDArray[np.int64]],
 ) -> HeldOutLoss:
-    """
-    Compare the encoder with the residue frequencies of the training part.
-
-    Args:
-        model: The encoder.
-        tokenizer: Whose alphabet the ids are of.
-        held_out: Token ids of each held-out protein's residues; the first 1022 are used.
-        training: The same of the training proteins.
-
-    Returns:
-        Both losses.
-    """
+    """Compare the encoder with the residue frequencies of the training part, on the first 1022 residues."""
     device = model.embed_tokens.weight.device
     standard = np.array([tokenizer.alphabet.get_idx(letter) for letter in STANDARD_RESIDUES])
     counts_V = np.bincount(np.concatenate(training), minlength=len(tokenizer.alphabet))
@@ -111,13 +99,7 @@ def loss_against_unigram(
     """
     Compare an encoder's predictions with one distribution for all positions.
 
-    Args:
-        batches: Held-out windows, every chosen token masked.
-        logits_of: The encoder's prediction of a batch's chosen tokens, shape (M, V).
-        unigram_nats_V: Negative logarithm of each token's share of the training part.
-
-    Returns:
-        Both losses.
+    *logits_of* returns shape (M, V); *unigram_nats_V* is the negative log of each token's share of the training part.
     """
     encoder_sum, unigram_sum, num_masked = 0.0, 0.0, 0
     for batch in batches:
@@ -131,7 +113,7 @@ def loss_against_unigram(
 def mean_embeddings(
     model: ESM2, tokenizer: ProteinTokenizer, proteins: Sequence[NDArray[np.int64]]
 ) -> NDArray[np.float32]:
-    """Return the mean of each protein's last states over its first 1022 residues, shape (R, D)."""
+    """Return each protein's last states averaged over its first 1022 residues, shape (R, D)."""
     device = model.embed_tokens.weight.device
     embeddings_RD = np.empty((len(proteins), model.embed_dim), dtype=np.float32)
     nothing = np.random.default_rng(0)
@@ -153,12 +135,7 @@ def compositions(proteins: Sequence[str]) -> NDArray[np.float32]:
 
 
 def protein_names(descriptions: Sequence[str]) -> list[str | None]:
-    """
-    Take the protein's name from each UniProt description, as a label of homology.
-
-    Returns:
-        The name in lower case, without "(Fragment)" and organism; None where it says nothing or stands alone.
-    """
+    """Return the lower-case name in each UniProt description; None where it is uninformative or occurs once."""
     names = [text.partition(" OS=")[0].replace("(Fragment)", "").strip().lower() for text in descriptions]
     how_many = Counter(names)
     return [None if how_many[name] == 1 or not name or name.startswith(_SAY_NOTHING) else name for name in names]
@@ -173,17 +150,9 @@ def retrieval(
     across_groups: bool,
 ) -> Retrieval:
     """
-    Look for each named protein's nearest neighbour among all others.
+    Return how often a named protein's nearest neighbour has the same name, for both kinds of vector (centred).
 
-    Args:
-        names: Label of each protein, or None; unlabelled ones can be found, wrongly.
-        groups: Group of proteins linked by half of their 5-mers, one number a protein.
-        embeddings_RD: Mean embeddings.
-        compositions_R20: Residue frequencies.
-        across_groups: Leave out the protein's own group, so that near copies are not what is found.
-
-    Returns:
-        The share of right nearest neighbours for both kinds of vector, each centred over the proteins given.
+    *across_groups* skips the protein's own group of linked proteins, so that near copies are not what is found.
     """
     same_name = np.array([[a is not None and a == b for b in names] for a in names])
     barred = groups[:, None] == groups[None, :] if across_groups else np.eye(len(names), dtype=bool)

@@ -1,5 +1,5 @@
 """
-Masked-token prediction on DNA: what training a MosaicBERT needs to know of genomes, BPE tokens and the published head.
+Masked-token prediction on DNA: genomes, BPE tokens and the published head, for training a MosaicBERT.
 
 The module trained is the one that embeds (``PackedMosaicBert``), with BERT's head for masked tokens on top, whose last
 matrix is the token embeddings; its parameters have the published names. Legend: B windows of a batch, L tokens of a
@@ -105,7 +105,7 @@ class DnaObjective:
         return model
 
     def token_ids(self, letters: str) -> NDArray[np.int64]:
-        """Return the tokens of one sequence, [CLS] and [SEP] left out."""
+        """Return the tokens of one sequence, without [CLS] and [SEP]."""
         return self.tokenizer.encode([letters])[0][1:-1]
 
     def epoch_ids(self, genomes: Sequence[str], random: np.random.Generator) -> Sequence[NDArray[np.int64]]:
@@ -117,12 +117,11 @@ class DnaObjective:
         ]
 
     def mask(self, windows: Sequence[NDArray[np.int64]], random: np.random.Generator) -> MaskedBatch:
-        """Hide tokens by the usual recipe."""
         return mask_tokens(windows, self.vocabulary, random)
 
     def loss(self, model: MaskedMosaicBert, batch: MaskedBatch) -> torch.Tensor:
         """
-        Return the loss to go down on.
+        Return the mean loss of the hidden tokens.
 
         Attention is made of plain products: on a CPU the backward pass of PyTorch's fused kernel took 12 times as long
         as its forward pass (torch 2.13, AVX-512), and a step two thirds longer in all.
@@ -143,17 +142,7 @@ class DnaObjective:
     def held_out_loss(
         self, model: MaskedMosaicBert, held_out: Sequence[str], unigram_nats_V: NDArray[np.float64]
     ) -> HeldOutLoss:
-        """
-        Compare the encoder with the token frequencies of the training part.
-
-        Args:
-            model: The encoder.
-            held_out: Nucleotides of the held-out records; evenly spaced windows of each are used.
-            unigram_nats_V: From ``unigram_nats``.
-
-        Returns:
-            Both losses, every chosen token masked.
-        """
+        """Compare the encoder with the token frequencies of the training part, on evenly spaced windows."""
         device = model.bert.embeddings.word_embeddings.weight.device
         batches = (batch.to(device) for batch in self._held_out_batches(held_out))
         return loss_against_unigram(batches, model, unigram_nats_V)
@@ -177,11 +166,11 @@ def save_masked_bert(model: MaskedMosaicBert, path: Path) -> None:
     """
     Write encoder and head in float32 under the published names, the configuration in the metadata.
 
-    The decoder's matrix is left out, as it is the token embeddings.
+    The decoder's matrix is skipped: it is the token embeddings.
     """
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     save_file(tensors, path, metadata={"format": "pt", CONFIG_KEY: model.bert.config.to_json()})
-    path.chmod(0o644)  # safetensors gives its owner alone the right to read
+    path.chmod(0o644)  # safetensors lets only the owner read
 
 
 def load_masked_bert(path: Path) -> MaskedMosaicBert:

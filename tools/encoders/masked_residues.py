@@ -1,5 +1,5 @@
 """
-Masked-residue prediction: what training an ESM-2 by masked tokens needs to know of proteins and of fair-esm's module.
+Masked-residue prediction: proteins and fair-esm's module, for training an ESM-2.
 
 Legend: B windows of a batch, L tokens of a window (BOS and EOS included), M residues to predict, D model width, N
 heads, H head width, V vocabulary.
@@ -67,22 +67,18 @@ class ResidueObjective:
         self.tokenizer = ProteinTokenizer()
 
     def new_encoder(self, settings: TrainingSettings) -> ESM2:
-        """Make the module to train."""
         return new_encoder(settings)
 
     def epoch_ids(
         self, proteins: Sequence[NDArray[np.int64]], random: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        """Return the proteins as they are."""
         del random
         return proteins
 
     def mask(self, windows: Sequence[NDArray[np.int64]], random: np.random.Generator) -> MaskedBatch:
-        """Hide residues by the usual recipe."""
         return mask_residues(windows, self.tokenizer, random)
 
     def loss(self, model: ESM2, batch: MaskedBatch) -> torch.Tensor:
-        """Return the loss to go down on."""
         return masked_loss(model, batch)
 
 
@@ -122,14 +118,10 @@ def masked_loss(model: ESM2, batch: MaskedBatch) -> torch.Tensor:
 
 def hidden_states(model: ESM2, tokens_BL: torch.Tensor) -> torch.Tensor:
     """
-    Run fair-esm's ESM-2 on windows without padding, with PyTorch's own attention kernel, several times as fast.
+    Return ESM-2's last representation of windows without padding, shape (B, L, D).
 
-    Args:
-        model: The module whose weights are trained.
-        tokens_BL: Input ids, int64, shape (B, L).
-
-    Returns:
-        What ``model(tokens_BL, repr_layers=[model.num_layers])`` has as its last representation, shape (B, L, D).
+    The numbers of ``model(tokens_BL, repr_layers=[model.num_layers])``, with PyTorch's attention kernel: several times
+    as fast.
     """
     is_mask_BL = tokens_BL == model.mask_idx
     seen_B11 = 1 - is_mask_BL.float().mean(dim=1)[:, None, None]
@@ -147,7 +139,7 @@ def _attention(layer: TransformerLayer, x_BLD: torch.Tensor) -> torch.Tensor:
     """
     Return self-attention with rotary positions over all L tokens of each window, shape (B, L, D).
 
-    Attention proper runs in float32 under autocast too: on a CPU its backward pass was faster than in bf16
+    Attention itself runs in float32 under autocast, too: on a CPU its backward pass was faster than in bf16
     (a prototype's whole step: 17,000 against 12,300 tokens a CPU second, AVX-512, torch 2.13).
     """
     attention = layer.self_attn

@@ -1,5 +1,5 @@
 """
-Masked-token prediction: windows cut from token sequences, and their masking; what proteins and DNA have in common.
+Masked-token prediction: windows cut from token sequences, and their masks, for proteins and DNA alike.
 
 The recipe is BERT's, ESM-2's and DNABERT-2's: 15 % of the tokens are to be predicted, of these 80 % are masked, 10 %
 replaced by a random token, 10 % left. A batch holds windows of one length, so nothing is padded. All randomness comes
@@ -29,14 +29,11 @@ SHORTEST_WINDOW = 24
 
 @dataclass(frozen=True)
 class MaskVocabulary:
-    """The ids that masking needs to know."""
+    """The ids that masking uses."""
 
     first: int
-    """Before every window."""
     last: int
-    """After every window."""
     mask: int
-    """Stands for a hidden token."""
     ordinary: NDArray[np.int64]
     """Tokens that may be predicted, and put in place of others."""
 
@@ -61,16 +58,10 @@ def epoch_windows(
     sequences: Sequence[NDArray[np.int64]], *, window_tokens: int, batch_tokens: int, random: np.random.Generator
 ) -> Iterator[list[NDArray[np.int64]]]:
     """
-    Cut every sequence once into windows and batch windows of about equal length, in a random order.
+    Yield batches of windows of about equal length, in a random order; every sequence is cut once.
 
-    Args:
-        sequences: Token ids of each sequence, without special tokens.
-        window_tokens: Most tokens of a window, special ones aside; a longer sequence is cut from a random offset on.
-        batch_tokens: Most tokens of a batch, special ones included.
-        random: Source of the offsets and the order.
-
-    Yields:
-        Lists of windows of one length: each batch is cut to its shortest window.
+    Each batch is cut to its shortest window. *window_tokens* excludes special tokens, *batch_tokens* includes them; a
+    longer sequence is cut from a random offset on.
     """
     windows: list[NDArray[np.int64]] = []
     for tokens in sequences:
@@ -103,18 +94,9 @@ def mask_tokens(
     random_share: float = RANDOM_SHARE,
 ) -> MaskedBatch:
     """
-    Choose the tokens to predict and hide them.
+    Choose the tokens to predict and hide them; special tokens go around each window and are never chosen.
 
-    Args:
-        windows: Token ids of windows of one length.
-        vocabulary: Whose ids they are.
-        random: Source of the choice.
-        predicted_share: Share of the tokens that are to be predicted.
-        masked_share: Share of these that are masked.
-        random_share: Share of these that are replaced by any ordinary token; the rest stays.
-
-    Returns:
-        The batch; each window is between the first and the last token, which are never chosen.
+    *masked_share* and *random_share* are shares of the chosen tokens; the rest stays visible.
     """
     inner_BL = np.stack(windows)
     chosen_BL = (random.random(inner_BL.shape) < predicted_share) & np.isin(inner_BL, vocabulary.ordinary)

@@ -2,7 +2,7 @@
 Train the bundled protein encoder: ``python -m tools.encoders.protein FASTA -o DIR``.
 
 Splits the proteins, trains, evaluates on the held-out part, and writes weights and card into the folder, with a
-checkpoint from which the same command goes on. Needs PyTorch 2.9 or later (Muon): the extra ``train``.
+checkpoint from which the same command resumes. Needs PyTorch 2.9 or later (Muon): the extra ``train``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ SPLIT_RULE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
     parser = training_parser(
         __spec__.name,
         "Train an ESM-2-architecture encoder by masked-residue prediction, and write its card.",
@@ -60,13 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train_and_publish(fasta: Path, output: Path, settings: TrainingSettings, device: torch.device) -> None:
-    """
-    Train on nine tenths of *fasta*, evaluate on the rest, and write the encoder with its card into *output*.
-
-    Raises:
-        BadInputError: The file is no FASTA of proteins.
-        ConfigurationError: *output* holds the checkpoint of a run with other settings.
-    """
+    """Train on nine tenths of *fasta*, evaluate on the rest, and write the encoder with its card into *output*."""
     output.mkdir(parents=True, exist_ok=True)
     proteins = read_records(fasta)
     split = split_by_overlap([protein.letters for protein in proteins], seed=settings.seed)

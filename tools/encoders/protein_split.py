@@ -42,14 +42,6 @@ def split_by_overlap(sequences: Sequence[str], *, seed: int, held_out_share: flo
 
     Groups are taken in a random order, each if it still fits: the held-out part is never larger than the share.
     Proteins too short to have a 5-mer always train.
-
-    Args:
-        sequences: Residues of each protein, upper-case letters.
-        seed: Seed of the random order.
-        held_out_share: Share of the sequences.
-
-    Returns:
-        The split.
     """
     groups = linked_groups(sequences)
     has_kmer = np.array([len(residues) >= KMER_RESIDUES for residues in sequences])
@@ -64,35 +56,21 @@ def split_by_overlap(sequences: Sequence[str], *, seed: int, held_out_share: flo
 
 
 def linked_groups(sequences: Sequence[str]) -> NDArray[np.int64]:
-    """
-    Number the groups of linked proteins (connected components, so links of links count).
-
-    Args:
-        sequences: Residues of each protein.
-
-    Returns:
-        Group of each protein, int64, shape (R,).
-    """
+    """Return the group of each protein, int64, shape (R,): connected components, so links of links count."""
     return connected(linked_pairs([_kmer_numbers(residues) for residues in sequences], OVERLAP_LIMIT), len(sequences))
 
 
 def largest_overlaps(held_out: Sequence[str], training: Sequence[str]) -> NDArray[np.float64]:
     """
-    Measure how much of each held-out protein any single training protein contains.
+    Return the largest share of each held-out protein's distinct 5-mers that is in one training protein.
 
-    Args:
-        held_out: Residues of the held-out proteins.
-        training: Residues of the training proteins.
-
-    Returns:
-        For each held-out protein, the largest share of its distinct 5-mers found in one training protein; 0 for
-        proteins too short to have a 5-mer. Shape (len(held_out),).
+    0 for proteins too short to have a 5-mer.
     """
     return largest_shares(*([_kmer_numbers(residues) for residues in part] for part in (held_out, training)))
 
 
 def _kmer_numbers(residues: str) -> NDArray[np.int64]:
-    """Return each 5-mer of *residues* as a number in base 26."""
+    """Return each 5-mer as a number in base 26."""
     letters = np.frombuffer(residues.encode("ascii"), dtype=np.uint8).astype(np.int64) - ord("A")
     num_kmers = max(len(letters) - KMER_RESIDUES + 1, 0)
     numbers = np.zeros(num_kmers, dtype=np.int64)

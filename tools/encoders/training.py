@@ -5,8 +5,8 @@ What is trained is an ``Objective``: proteins' is in ``masked_residues``, DNA's 
 
 For one seed, number of steps, thread count and machine type the loop on a CPU gives the same weights every time: data
 order and masks come from numpy generators seeded by (seed, epoch) and (seed, step). A checkpoint holds all there is,
-so an interrupted run goes on where it was. A time limit, where one is set, hastens the decay of the learning rate
-instead of cutting it off; such a run repeats only where the limit was not reached.
+so an interrupted run resumes where it was. A time limit makes the learning rate decay faster; such a run repeats only
+where the limit was not reached.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DATA_STREAM, _MASK_STREAM = 1, 2  # keep the two kinds of generator apart
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What decides the weights, besides the sequences."""
+    """Settings that decide the weights, together with the sequences."""
 
     num_layers: int = 5
     """Transformer layers."""
@@ -53,13 +53,13 @@ class TrainingSettings:
     steps: int = 12000
     """Optimiser steps."""
     batch_tokens: int = 4096
-    """Tokens of a step, special ones included, at the most."""
+    """At most so many tokens in a step, special ones included."""
     window_tokens: int = 254
-    """Tokens of a training window at the most, special ones aside; for proteins, residues."""
+    """At most so many tokens in a training window, without special ones; for proteins, residues."""
     matrix_learning_rate: float = 8e-3
     """Peak learning rate of the layers' matrices (Muon); linear warm-up, then linear decay to 0."""
     learning_rate: float = 3e-3
-    """Peak learning rate of everything else (AdamW), with the same course."""
+    """Peak learning rate of everything else (AdamW), with the same schedule."""
     warm_up_share: float = 0.03
     """Share of the run with a rising learning rate."""
     weight_decay: float = 0.01
@@ -71,7 +71,7 @@ class TrainingSettings:
     threads: int = 2
     """Threads on a CPU; another number gives other last bits."""
     limit_minutes: float | None = None
-    """Minutes of wall time by which the learning rate is 0 at the latest."""
+    """Minutes of wall time after which the learning rate is 0; None: no limit."""
 
 
 @dataclass
@@ -87,10 +87,10 @@ class TrainingState:
 
 
 class Objective(Protocol):
-    """What is trained, and on what; the loop knows nothing else of proteins or DNA."""
+    """A model and its training examples; the loop knows nothing else of proteins or DNA."""
 
     untrained: str
-    """Start of the names of parameters that the loss does not reach."""
+    """Prefix of the names of parameters that the loss does not reach."""
 
     def new_encoder(self, settings: TrainingSettings) -> nn.Module:
         """Make the module to train, the same one for the same settings; its blocks' matrices are in ``layer``s."""
@@ -118,17 +118,9 @@ def train_encoder(
     checkpoint: Path | None = None,
 ) -> tuple[Any, TrainingState]:
     """
-    Train an encoder, or go on with the one in *checkpoint*.
+    Train an encoder, or resume the one in *checkpoint*.
 
-    Args:
-        sequences: Training sequences, as *objective* takes them.
-        settings: What decides the weights.
-        objective: What is trained, and on what.
-        device: Where to train.
-        checkpoint: File that is written every two minutes and at the end, and read first if it exists.
-
-    Returns:
-        The encoder on *device*, and how far it got.
+    *checkpoint* is written every two minutes and at the end, and read first if it exists.
     """
     torch.set_num_threads(settings.threads)
     model = objective.new_encoder(settings).to(device)
@@ -136,7 +128,7 @@ def train_encoder(
     state = TrainingState()
     if checkpoint is not None and checkpoint.exists():
         state = _restore(checkpoint, model, optimisers, settings)
-        _log.info("going on from step %d of %s", state.step, checkpoint)
+        _log.info("resuming from step %d of %s", state.step, checkpoint)
     started = time.monotonic() - state.elapsed_s
     last_saved, recent_losses = time.monotonic(), []
     for windows in _batches(sequences, settings, objective, first_step=state.step):
@@ -242,7 +234,6 @@ def _save(
     settings: TrainingSettings,
     state: TrainingState,
 ) -> None:
-    """Write a checkpoint by way of a temporary name."""
     contents = {
         "model": model.state_dict(),
         "optimisers": [optimiser.state_dict() for optimiser in optimisers],

@@ -1,4 +1,4 @@
-"""``virnucpro evaluate``: what a classifier's or any tool's scores are worth on contigs of known kind."""
+"""``virnucpro evaluate``: measures a classifier's or any tool's scores on contigs of known label."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))
 
 
 class Missing(StrEnum):
-    """What becomes of contigs without a score."""
+    """What to do with contigs without a score."""
 
     LOWEST = "lowest"
     LEAVE_OUT = "leave-out"
@@ -206,18 +206,18 @@ def _check(
     classifier: str | None,
     threshold: float | None,
 ) -> None:
-    """Refuse what cannot be meant."""
+    """Refuse options that contradict each other."""
     if bool(contigs) == bool(scores):
         raise typer.BadParameter(
             "give either contigs to score, or --scores." if scores else "give contigs or --scores."
         )
     if contigs and (id_column or score_column):
-        raise typer.BadParameter("it is for --scores.", param_hint="--id-column" if id_column else "--score-column")
+        raise typer.BadParameter("it needs --scores.", param_hint="--id-column" if id_column else "--score-column")
     if scores and classifier:
-        raise typer.BadParameter("it is for contigs; the scores are there already.", param_hint="--classifier")
+        raise typer.BadParameter("it needs CONTIGS; --scores have been computed already.", param_hint="--classifier")
     for option, names in (("--id-column", id_column), ("--score-column", score_column)):
         if scores and names and len(names) not in {1, len(scores)}:
-            what = f"it is there {len(names)} times for {len(scores)} tables: give it once, or once a table."
+            what = f"given {len(names)} times for {len(scores)} tables: give it once, or once a table."
             raise typer.BadParameter(what, param_hint=option)
     if scores and len(scores) > MOST_TABLES:
         raise typer.BadParameter(f"{len(scores)} tables are more than {MOST_TABLES}.", param_hint="--scores")
@@ -227,7 +227,7 @@ def _check(
 
 
 def _a_table(scores: list[Path] | None, names: list[str] | None) -> list[str] | list[None]:
-    """Return the name of a column for each table."""
+    """Return the name of the column in each table; None takes the default."""
     if not names:
         return [None] * len(scores or [])
     return names * len(scores or []) if len(names) == 1 else names
@@ -237,13 +237,13 @@ def _length_edges(text: str) -> tuple[int, ...]:
     parts = text.replace(" ", "").split(",")
     edges_nt = tuple(number for part in parts if (number := whole_number(part)) is not None)
     if len(edges_nt) != len(parts) or list(edges_nt) != sorted(set(edges_nt) - {0}):
-        what = f"{text!r} are no rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
+        what = f"{text!r} is not a list of rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
         raise typer.BadParameter(what, param_hint="--length-classes")
     return edges_nt
 
 
 def _named_apart(tables: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """Return the tables, those of one name called by their paths."""
+    """Return the tables; those that share a name are named by their paths."""
     names = Counter(table.name for table in tables)
     return [replace(table, name=str(table.path)) if names[table.name] > 1 else table for table in tables]
 

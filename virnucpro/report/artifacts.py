@@ -1,4 +1,4 @@
-"""The report's answer as Prefect shows it: a summary in Markdown and the contigs with the highest scores."""
+"""The report for Prefect: a summary in Markdown and a table of the contigs with the highest scores."""
 
 from __future__ import annotations
 
@@ -15,35 +15,25 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout
 
 ARTIFACT_CONTIGS = 100
-"""Contigs in the table for Prefect."""
+"""Contigs in the table."""
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&$])")
 
 
 def report_markdown(layout: PredictionLayout) -> str:
-    """
-    Return the summary of a finished identification in Markdown, with where its report is.
-
-    Raises:
-        ResultError: A file that it is made from is missing or cannot be read.
-    """
+    """Return the summary of a complete prediction in Markdown, with the path of its report."""
     summary = summarise(layout)
     lines = [f"# {wording.lead(summary)}", "", *_paragraphs(summary), *_calls(summary)]
-    why = [f"| {markdown_text(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
-    if why:
-        lines += [f"| Why there is no score | {summary.sequences.capitalize()} |", "| --- | ---: |", *why, ""]
+    reasons = [f"| {markdown_text(reason)} | {whole(contigs)} |" for reason, contigs in summary.reasons.most_common()]
+    if reasons:
+        lines += [f"| Why there is no score | {summary.sequences.capitalize()} |", "| --- | ---: |", *reasons, ""]
     lines += [f"- {markdown_text(note)}" for note in summary.manifest.notes]
     lines += ["", f"Report: {markdown_text(str(layout.report.resolve()))}", ""]
     return "\n".join(lines)
 
 
 def report_table(layout: PredictionLayout) -> list[dict[str, Any]]:
-    """
-    Return the ``ARTIFACT_CONTIGS`` contigs with the highest scores: the columns of ``contigs.tsv`` that say most.
-
-    Raises:
-        ResultError: A file that it is made from is missing or cannot be read.
-    """
+    """Return the ``ARTIFACT_CONTIGS`` contigs with the highest scores: the main columns of ``contigs.tsv``."""
     return [
         {
             "contig": contig.found.contig,
@@ -76,5 +66,5 @@ def _calls(summary: Summary) -> list[str]:
 
 
 def markdown_text(text: str) -> str:
-    """Return text of the input or the machine so that Markdown shows it, in one line, and reads no markup in it."""
+    """Return foreign text escaped for Markdown, in one line."""
     return _MARKUP.sub(r"\\\1", printable(text))

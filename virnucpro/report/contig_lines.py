@@ -1,7 +1,7 @@
 """
 The lines of ``contigs.tsv``, each with its viral regions from ``viral_regions.bed``, as one stream.
 
-Both files are in the order of the input, so they are read side by side and nothing is kept but the line at hand.
+Both files are in the order of the input, so they are read side by side, one line at a time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_SCORE = "no score"
-"""Stands on the page for the call of a contig that could not be scored: its reason says why."""
+"""Shown instead of a call for a contig that could not be scored; its reason says why."""
 GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
-"""What contigs are counted under."""
+"""Groups in which contigs are counted."""
 
 _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
@@ -31,15 +31,14 @@ class Region(NamedTuple):
     """A viral region of a contig."""
 
     start: int
-    """0-based nt."""
+    """0-based nt; *end* is exclusive."""
     end: int
-    """0-based nt, exclusive."""
     score: int
     """0 to 1000."""
 
 
 class ContigLine(NamedTuple):
-    """One contig."""
+    """A contig with its viral regions."""
 
     number: int
     """From 0, in the order of the file."""
@@ -54,28 +53,22 @@ class ContigLine(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """The greater, the further up: by score, then length, then order of the input."""
+        """Sorts by score, then length, then order of the input; the greatest comes first."""
         score = -1.0 if self.found.score is None else self.found.score
         return score, self.length_nt, -self.number
 
     @property
     def length_nt(self) -> int:
-        """Nucleotides; 0 for a record that was left out."""
+        """Nucleotides; 0 for a skipped record."""
         return self.found.length or 0
 
     @property
     def region_nt(self) -> int:
-        """Nucleotides in viral regions."""
         return sum(region.end - region.start for region in self.regions)
 
 
 def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine]:
-    """
-    Yield every line of *contigs*.
-
-    Raises:
-        ResultError: A file is missing, a line cannot be read, or a region is of no contig or out of order.
-    """
+    """Yield every line of *contigs*; raise if a region belongs to no contig or is out of order."""
     regions = _read_regions(viral_regions)
     next_contig, next_regions = next(regions, _END)
     for number, found in enumerate(read_contig_calls(contigs)):
@@ -90,12 +83,7 @@ def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine
 
 
 def read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """
-    Yield the 1-based number and the tab-separated columns of every line but ``track`` lines.
-
-    Raises:
-        ResultError: The file cannot be read.
-    """
+    """Yield the 1-based number and the tab-separated columns of every line but ``track`` lines."""
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):

@@ -1,4 +1,4 @@
-"""The table of contigs, whole and in order before any script runs; the page's script sorts and filters it."""
+"""The table of contigs: complete and in order without scripts; the page's script sorts and filters it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from virnucpro.report.summary import Summary
 
 ROWS_AT_FIRST = 50
-"""Rows that are shown before the reader asks for all."""
+"""Rows that are shown at first."""
 
 _EXPLAINED = {
     "P(virus)": "the score, to rank by",
@@ -121,14 +121,14 @@ def _table(contigs: list[ContigLine], sequence: str) -> Html:
 
 
 def _reason(contig: ContigLine) -> str:
-    """Return why there is no score, or what a score does without, where the call does not say so itself."""
+    """Return the reason, unless the call already says it."""
     found = contig.found
     is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames
     return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
 
 
 def _number(value: float | None, shown: str) -> Html:
-    """Return a cell that is sorted by *value*; empty where there is none."""
+    """Return a cell that sorts by *value*; an empty one for None."""
     if value is None:
         return element("td", class_="number")
     return element("td", shown, class_="number", data_v=value)

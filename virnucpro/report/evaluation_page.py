@@ -1,7 +1,7 @@
 """
-``evaluation.html``: what scores are worth, as one page made of ``evaluation.json``'s content alone.
+``evaluation.html``: one page, made from ``evaluation.json`` alone.
 
-The measures stand in its tables, so that the page says all without its plots.
+Its tables have all measures, so the page is complete without its plots.
 """
 
 from __future__ import annotations
@@ -52,22 +52,11 @@ _SHOWN_NOTES = 30
 
 
 def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) -> None:
-    """
-    Write the page of an evaluation.
-
-    Args:
-        document: Content of ``evaluation.json``.
-        path: Where to.
-        beside: Other files that it names.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write the page of an evaluation, with links to the files *beside* it."""
     durable.write_bytes(path, make_page(document, beside).encode("utf-8", "backslashreplace"))
 
 
 def make_page(document: Mapping[str, Any], beside: Sequence[Path] = ()) -> str:
-    """Return the page of an evaluation."""
     tables = document["tables"]
     links = [element("a", one.name, href=one.name) for one in beside]
     listed = joined(*(joined(Html(", " if number else ""), link) for number, link in enumerate(links)))
@@ -148,7 +137,7 @@ def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _thresholds(table: Mapping[str, Any]) -> list[str]:
-    """Return what calling comes to, at the threshold and at the strict one."""
+    """Return the shares called viral at the threshold and at the strict one, as sentences."""
     overall = table["overall"]
     found = (
         ("at the threshold {:.4g}", "threshold", "recall", "false_positive_share"),
@@ -234,7 +223,7 @@ def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
 
 
 def _called(stratum: Mapping[str, Any]) -> list[str]:
-    """Return the shares called of a stratum's own contigs: nothing of those that it is compared with."""
+    """Return the shares called of a stratum's own contigs, not of those that it is compared with."""
     against = stratum["compared_with"]
     of_viral, of_others = against != "all viral contigs", against != "all contigs that are not viral"
     shares = [
@@ -256,7 +245,7 @@ def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _interval(one: Mapping[str, float] | None, *, sign: str = "") -> str:
-    """Return a value and the ends of its interval, as narrow as a table wants it."""
+    """Return a value and its interval, short enough for a table."""
     if not one:
         return ""
     ends = _range(one, sign=sign) if sign else f"{one['low']:.3f}\u2013{one['high']:.3f}"

@@ -1,8 +1,8 @@
 """
 The plots of an evaluation, as plotly figures in the colours of the light page: curves, calibration, scores, recall.
 
-They are made of ``evaluation.json`` alone. Tables of scores are told apart by colour and by dash; what came from input
-reaches plotly as escaped text only.
+They are made from ``evaluation.json`` alone. Tables of scores differ in colour and dash; text from input reaches plotly
+escaped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _LABEL_CHARACTERS = 28
 
 
 def roc(tables: Sequence[Table]) -> go.Figure:
-    """Return recall against false positives."""
     figure = _curves(tables, "roc", "false positives %{x:.3f}<br>recall %{y:.3f}")
     figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=_guide())
     figure.update_xaxes(title_text="share of others called (false positives)", range=[-0.01, 1], dtick=0.2)
@@ -49,7 +48,7 @@ def roc(tables: Sequence[Table]) -> go.Figure:
 
 
 def precision_recall(tables: Sequence[Table]) -> go.Figure:
-    """Return precision against recall; the dotted line is the share of viral contigs, which knowing nothing reaches."""
+    """Return precision against recall; the dotted line is chance, the share of viral contigs."""
     figure = _curves(tables, "precision_recall", "recall %{x:.3f}<br>precision %{y:.3f}")
     overall = tables[0]["overall"]
     figure.add_hline(overall["viral"] / (overall["viral"] + overall["others"]), line=_guide())
@@ -59,7 +58,7 @@ def precision_recall(tables: Sequence[Table]) -> go.Figure:
 
 
 def reliability(tables: Sequence[Table]) -> go.Figure:
-    """Return the share of viral contigs against the mean score, by bin, of tables whose scores are probabilities."""
+    """Return the share of viral contigs against the mean score, by bin, for tables of probabilities."""
     figure = go.Figure()
     for number, table in enumerate(tables):
         bins = table["calibration"]
@@ -108,13 +107,7 @@ def score_histogram(table: Table) -> go.Figure:
 
 
 def recall_of_strata(tables: Sequence[Table], kind: str) -> go.Figure:
-    """
-    Return the recall at 1 % false positives of each stratum that has one, with its interval.
-
-    Args:
-        tables: The tables.
-        kind: ``by_length``, or ``by_group``, of which those with viral contigs of their own are shown.
-    """
+    """Return the recall at 1 % false positives of each stratum of *kind* (``by_length``, ``by_group``)."""
     names = recall_strata(tables[0], kind)
     figure = go.Figure()
     for number, table in enumerate(tables):
@@ -140,7 +133,7 @@ def recall_of_strata(tables: Sequence[Table], kind: str) -> go.Figure:
 
 
 def recall_strata(table: Table, kind: str) -> list[str]:
-    """Return the strata that have a recall of their own: not those that hold no viral contig."""
+    """Return the strata with viral contigs of their own."""
     return [
         name
         for name, stratum in table[kind].items()
@@ -177,7 +170,6 @@ def _colour(number: int) -> str:
 
 
 def _error_bars(intervals: Sequence[tuple[float, float, float]], number: int) -> dict[str, Any]:
-    """Return plotly's bars for values with the ends of their intervals."""
     return {
         "type": "data",
         "symmetric": False,

@@ -1,4 +1,4 @@
-"""``report.html``: the whole page as one file, which needs neither network nor other files; its size is bounded."""
+"""``report.html``: one file of bounded size that needs neither network nor other files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,12 @@ if TYPE_CHECKING:
 
 
 def write_report(layout: PredictionLayout) -> Path:
-    """
-    Write the report of a finished identification; return where it is.
-
-    Raises:
-        ResultError: A file that it is made from is missing or cannot be read.
-        OutputError: The report cannot be written.
-    """
+    """Write the report of a complete prediction; return its path."""
     durable.write_bytes(layout.report, make_page(layout, summarise(layout)).encode("utf-8", "backslashreplace"))
     return layout.report
 
 
 def make_page(layout: PredictionLayout, summary: Summary) -> str:
-    """Return the page."""
     thresholds = _thresholds(summary.manifest)
     body = joined(
         sections.overview(summary),
@@ -55,7 +48,7 @@ def make_page(layout: PredictionLayout, summary: Summary) -> str:
 
 
 def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
-    """Return every figure by the name of its place."""
+    """Return every figure by the id of its element."""
     figures = {}
     if summary.scored:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
@@ -67,6 +60,6 @@ def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
 
 
 def _thresholds(manifest: PredictionManifest) -> list[float]:
-    """Return where the calls change: at the threshold, and where a band without verdict lies below it, at its foot."""
+    """Return the scores at which calls change: the threshold and, if undecided ones exist, the lower end of theirs."""
     threshold = float(manifest.output_settings["threshold"])
     return sorted({min(threshold, round(1 - threshold, 12)), threshold})

@@ -1,8 +1,8 @@
 """
 The plots of a report, as plotly figures in the colours of the light page.
 
-Every colour is one of ``COLOURS``; the page's script swaps them for the dark ones, so a figure is made once. Contigs
-are told apart by symbol as well as by colour. What came from input reaches plotly as escaped hover text only.
+Every colour is one of ``COLOURS``; the page's script swaps them for the dark ones. Calls differ in symbol as well as in
+colour. Text from input reaches plotly as escaped hover text only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Colour(NamedTuple):
-    """One role on the page."""
+    """The colour of one role, on the light and the dark page."""
 
     light: str
     dark: str
@@ -44,24 +44,23 @@ COLOURS = {
     "page": Colour("#f5f6f8", "#0f1318"),
     "region": Colour("#fbe3d2", "#4a2c17"),
 }
-"""Vermilion and blue are told apart with any kind of colour vision; greys have no verdict."""
+"""Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
 CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}
 CALL_CLASSES = {**CALL_COLOURS, Call.TOO_SHORT: "no-score too-short"}
-"""What is too short is hatched in the colour of what has no score."""
+"""Too short: hatched in the colour of no score."""
 
 SHADED_REGIONS = 300
-"""Regions that are shaded in one track: the longest."""
+"""At most so many regions are shaded in a track: the longest."""
 
 _SYMBOLS = {Call.VIRUS: "circle", Call.UNDECIDED: "diamond", Call.NOT_VIRUS: "circle-open"}
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _DRAWN = (Call.NOT_VIRUS, Call.UNDECIDED, Call.VIRUS)
-"""What matters most is drawn last."""
+"""The most important is drawn last."""
 _LOG_FROM = 20
-"""Times that the highest bar is higher than the highest viral one, from which on counts start on a log scale."""
+"""From this ratio of the highest bar to the highest viral one on, counts start on a log scale."""
 
 
 def colour(role: str) -> str:
-    """Return a role's colour on the light page."""
     return COLOURS[role].light
 
 
@@ -128,7 +127,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
 
 
 def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
-    """Return P(virus) along one contig, its viral regions shaded; a gap where it is not known."""
+    """Return P(virus) along one contig, with gaps where it is unknown and viral regions shaded."""
     length_nt = track.contig.length_nt or 1
     unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
     x: list[float | None] = []
@@ -170,7 +169,7 @@ def longest_regions(contig: ContigLine, most: int) -> list[Region]:
 
 
 def _count_scale(summary: Summary) -> str:
-    """A few viral contigs among very many others would be too low to be seen."""
+    """Return ``log`` where the bars of viral contigs would be too low to be seen."""
     viral = max(summary.groups[Call.VIRUS].bins)
     highest = max(max(summary.groups[call].bins) for call in _DRAWN)
     return "log" if viral and highest > _LOG_FROM * viral else "linear"

@@ -1,4 +1,4 @@
-"""The sections of the page about what was left out and why, how the answer was made, and where the files are."""
+"""The sections about sequences without a score, how the result was made, and the files beside the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _SHA_DIGITS = 16
 
 
 def left_out(summary: Summary) -> Html:
-    """Return what has no score and why."""
     counts = summary.manifest.counts
     without = summary.groups[NO_SCORE].contigs + summary.groups[Call.TOO_SHORT].contigs
     parts = [element("h2", "What has no score, and why")]
@@ -65,7 +64,7 @@ def left_out(summary: Summary) -> Html:
 def _failed(summary: Summary) -> Html:
     shown = len(summary.failed)
     which = f"The first {whole(shown)} of {whole(summary.num_failed)}" if shown < summary.num_failed else "All"
-    title = f"{which} lines of failed_sequences.tsv: records left out, and frames without a score"
+    title = f"{which} lines of failed_sequences.tsv: skipped records, and frames without a score"
     rows = [[_short(column) for column in (line + [""] * 3)[:3]] for line in summary.failed]
     return element(
         "details", element("summary", title), rows_of(("Record or frame", "Why", "Attempts"), rows, numbers=(2,))
@@ -73,7 +72,7 @@ def _failed(summary: Summary) -> Html:
 
 
 def how_it_was_made(summary: Summary) -> Html:
-    """Return models and classifier, versions, settings, input, and how long each stage took."""
+    """Return models, versions, settings, input and the time of each stage."""
     manifest = summary.manifest
     named = [
         (
@@ -146,7 +145,7 @@ def _plain(value: Any) -> str:
 
 
 def _title(key: str) -> str:
-    """Return a setting's name in words, its unit in brackets."""
+    """Return a setting's name with its unit in brackets."""
     words = key.split("_")
     return f"{' '.join(words[:-1])} ({words[-1]})" if words[-1] in {"nt", "bytes", "s"} else " ".join(words)
 
@@ -161,7 +160,7 @@ def _short(text: str) -> str:
 
 
 def footer(layout: PredictionLayout) -> Html:
-    """Return which files lie beside the page, those that exist."""
+    """Return links to the files that exist beside the page."""
     files = [
         (layout.contigs, "every sequence"),
         (layout.viral_fasta, "those called viral"),

@@ -1,4 +1,4 @@
-"""The sections of the page about what was found: the answer, the plots, and tracks of long contigs."""
+"""The sections with the result: the answer, the plots, and tracks of long contigs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED_REGIONS = 4
 
 
 def heading(summary: Summary) -> Html:
-    """Return the answer in one sentence, and what it is about."""
+    """Return the answer in one sentence, with input, classifier and date."""
     manifest = summary.manifest
     inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
     named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
@@ -41,7 +41,7 @@ def heading(summary: Summary) -> Html:
 
 
 def overview(summary: Summary) -> Html:
-    """Return how sure it is, the shares of the calls, and what to know before relying on them."""
+    """Return the confidence, the shares of the calls, and notes."""
     warning = wording.missing(summary)
     notes = [printable(note) for note in summary.manifest.notes]
     shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
@@ -79,7 +79,7 @@ def _shares(summary: Summary) -> Html:
 
 
 def _key_figures(summary: Summary) -> Html:
-    """Return the figures about what is viral; none when nothing is."""
+    """Return the key figures of viral contigs; nothing without any."""
     viral = summary.groups[Call.VIRUS]
     if not viral.contigs and not summary.regions:
         return Html()
@@ -95,7 +95,7 @@ def _key_figures(summary: Summary) -> Html:
 
 
 def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
-    """Return the places of the two plots over all contigs."""
+    """Return the elements of the two plots over all contigs."""
     if not summary.scored:
         return Html()
     lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
@@ -144,7 +144,7 @@ def _scale_button() -> Html:
 
 
 def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
-    """Return the place of the figure *name*, with a title above and a caption below."""
+    """Return the element of the figure *name*, with title and caption."""
     return element(
         "figure",
         element("h3", label),
@@ -155,7 +155,7 @@ def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
 
 
 def tracks(summary: Summary) -> Html:
-    """Return the places of the tracks, each with its contig in words."""
+    """Return the elements of the tracks, each with a description of its contig."""
     if not summary.contigs:
         return Html()
     parts = [
@@ -179,7 +179,7 @@ def tracks(summary: Summary) -> Html:
 
 
 def track_name(track: Track) -> str:
-    """Return what the track's plot is called on the page: a name of ours."""
+    """Return the id of the track's plot, which holds no text from input."""
     return f"track-{track.contig.number}"
 
 
@@ -208,17 +208,17 @@ def _track(track: Track, name: str) -> Html:
 
 
 def _places(regions: Iterable[Region]) -> str:
-    """Return 1-based, inclusive places, as biologists write them."""
+    """Return 1-based, inclusive positions."""
     return ", ".join(f"{region.start + 1:,}\u2013{region.end:,}" for region in regions)
 
 
 def swatch(call: str) -> Html:
-    """Return the patch of colour that stands for one of ``GROUPS``."""
+    """Return the patch of colour of one of ``GROUPS``."""
     return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
-    """Return a plain table; the columns *numbers* are set to the right."""
+    """Return a plain table; the columns *numbers* are right-aligned."""
     kinds = ["number" if column in numbers else None for column in range(len(header))]
     return element(
         "div",

@@ -1,9 +1,9 @@
 """
-What a report says, gathered from the final files of an identification in one pass over each.
+The content of a report, collected from the final files of a prediction in one pass over each.
 
-However many contigs there are, what is kept is bounded: counts, a histogram of all scores, the contigs with the
-highest scores, a sample for the scatter plot, and the tracks of a few long contigs. The sample is drawn by the hashes
-of the contigs' names, so the same files give the same sample.
+Memory is bounded for any number of contigs: counts, a histogram of all scores, the contigs with the highest scores, a
+sample for the scatter plot, and the tracks of a few long contigs. Hashes of the contigs' names choose the sample, so
+the same files give the same sample.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SCATTER_POINTS = 5000
 SCORE_BINS = 40
 """Bars from P(virus) 0 to 1."""
 SURE_FROM = (0.99, 0.9)
-"""P(virus) from which on a contig that is called viral counts as one of the surest, and as a sure one."""
+"""P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
 VIRAL_TRACKS = 6
-"""Long contigs called viral whose tracks are shown: those with the highest scores."""
+"""Tracks of long contigs called viral: those with the highest scores."""
 OTHER_TRACKS = 4
-"""Long contigs with viral regions, but not called viral, whose tracks are shown: those with the longest regions."""
+"""Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
 FAILED_LINES = 200
 """Lines of ``failed_sequences.tsv`` that are shown."""
 
 MAX_REASONS = 50
-"""Reasons that are counted apart: the first that come."""
+"""At most so many reasons are counted separately: the first ones."""
 OTHER_REASONS = "other reasons"
 _SAMPLE_SEED = b"virnucpro scatter"
 
@@ -54,15 +54,14 @@ class Group:
     contigs: int = 0
     nt: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * SCORE_BINS)
-    """Contigs by score, ``SCORE_BINS`` equal steps from 0 to 1; 1 is in the last one."""
+    """Contigs by score, in ``SCORE_BINS`` equal steps from 0 to 1."""
 
 
 @dataclass
 class Summary:
-    """Everything that the page shows."""
+    """The content of the page."""
 
     manifest: PredictionManifest
-    """``run.json``."""
     groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in GROUPS})
     sure: dict[float, int] = field(default_factory=lambda: dict.fromkeys(SURE_FROM, 0))
     """Contigs called viral with at least this score."""
@@ -75,7 +74,7 @@ class Summary:
     table: list[ContigLine] = field(default_factory=list)
     """The highest scores first."""
     sample: list[ContigLine] = field(default_factory=list)
-    """In the order of the input; all contigs that are called viral as long as they are at most half of it."""
+    """In the order of the input; all viral contigs, if they are at most half of it."""
     viral_tracks: list[Track] = field(default_factory=list)
     other_tracks: list[Track] = field(default_factory=list)
     failed: list[list[str]] = field(default_factory=list)
@@ -84,37 +83,30 @@ class Summary:
 
     @property
     def contigs(self) -> int:
-        """All contigs, those without a call too."""
         return sum(group.contigs for group in self.groups.values())
 
     @property
     def sequences(self) -> str:
-        """What the input's sequences are called."""
+        """Plural noun for the input: ``contigs`` or ``reads``."""
         return printable(self.manifest.sequences)
 
     @property
     def sequence(self) -> str:
-        """What one of them is called."""
         return self.sequences.removesuffix("s")
 
     @property
     def has_contig_model(self) -> bool:
-        """Whether scores are probabilities by the classifier's contig model."""
+        """Whether scores are calibrated probabilities of a contig model."""
         return "contig_model_sha256" in self.manifest.models["classifier"]
 
     @property
     def scored(self) -> int:
-        """Contigs that have a score."""
+        """Contigs with a score."""
         return sum(sum(group.bins) for group in self.groups.values())
 
 
 def summarise(layout: PredictionLayout) -> Summary:
-    """
-    Read the final files of *layout*.
-
-    Raises:
-        ResultError: One is missing or cannot be read.
-    """
+    """Read the final files of a prediction."""
     summary = Summary(PredictionManifest.read(layout.manifest))
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
     viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
@@ -164,12 +156,12 @@ def _count(summary: Summary, contig: ContigLine) -> None:
 
 
 def _kind_of_reason(contig: ContigLine) -> str:
-    """Return the reason without the FILE:LINE at which it was found."""
+    """Return the reason without its FILE:LINE."""
     return re.sub(r"^(left out: )?.*:\d+: ", r"\1", contig.found.reason)
 
 
 def _lot(contig: ContigLine) -> tuple[bytes, int]:
-    """Return what decides whether *contig* is in the sample: evenly spread, and the same every time."""
+    """Return the contig's key in the sample: evenly distributed and repeatable."""
     return hashlib.blake2b(contig.found.contig.encode(), digest_size=8, key=_SAMPLE_SEED).digest(), contig.number
 
 
@@ -184,7 +176,7 @@ class _Best:
         return len(self._heap)
 
     def offer(self, key: Any, contig: ContigLine) -> None:
-        """Keep *contig* if its *key*, which no other has, is one of the greatest so far."""
+        """Keep *contig* if its *key*, which is unique, is one of the greatest so far."""
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, (key, contig))
         elif key > self._heap[0][0]:

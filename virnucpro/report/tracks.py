@@ -1,8 +1,7 @@
 """
 P(virus) along a few contigs, from ``tracks.bedgraph``.
 
-Of each contig asked for no more than ``TRACK_STEPS`` are kept: a longer track is averaged over windows of equal
-length.
+A track longer than ``TRACK_STEPS`` is averaged over windows of equal length.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ class Step(NamedTuple):
     """P(virus) of a stretch."""
 
     start: int
-    """0-based nt."""
+    """0-based nt; *end* is exclusive."""
     end: int
-    """0-based nt, exclusive."""
     p_virus: float
 
 
@@ -41,18 +39,13 @@ class Track:
 
     contig: ContigLine
     steps: Sequence[Step]
-    """In the order of the sequence; where there is no score there is none."""
+    """In the order of the sequence, with gaps where there is no score."""
     window_nt: int | None
-    """Nucleotides that each step is the mean over; None where every chunk has its own step."""
+    """Nucleotides of each step's mean; None: one step a chunk."""
 
 
 def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
-    """
-    Read the tracks of *contigs*, in that order.
-
-    Raises:
-        ResultError: The file cannot be read, or one of *contigs* is not in it though it has a score.
-    """
+    """Return the tracks of *contigs*, in that order; raise if one with a score has none."""
     wanted = {contig.found.contig: contig for contig in contigs}
     found: dict[str, Track] = {}
     if wanted:
@@ -79,7 +72,7 @@ def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) 
 
 
 def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
-    """Yield the mean of each window over the nucleotides of it that have a score."""
+    """Yield the mean of each window over its nucleotides with a score."""
     sums: dict[int, tuple[int, float]] = {}
     last_nt = 0
     for step in steps:
@@ -93,6 +86,6 @@ def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
 
 
 def _round_up(number: int) -> int:
-    """Return the next number of the kind 1, 2 or 5 times a power of ten."""
+    """Return the next 1, 2 or 5 times a power of ten."""
     power = int("1" + "0" * (len(str(number)) - 1))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)

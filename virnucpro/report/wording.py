@@ -1,4 +1,4 @@
-"""The sentences of a report, for the page and for Prefect alike: what was found, and how sure it is."""
+"""The sentences of a report, for the page and for Prefect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lead(summary: Summary) -> str:
-    """Return the one sentence that answers the question."""
+    """Return the answer in one sentence."""
     total, viral = summary.contigs, summary.groups[Call.VIRUS].contigs
     one, many = summary.sequence, summary.sequences
     if not total:
@@ -34,7 +34,7 @@ def lead(summary: Summary) -> str:
 
 
 def details(summary: Summary) -> list[str]:
-    """Return the sentences that follow: how sure, how much sequence, and what the other contigs are."""
+    """Return the next sentences: confidence, amount of sequence, and the other calls."""
     sentences = []
     viral = summary.groups[Call.VIRUS]
     if viral.contigs:
@@ -64,7 +64,7 @@ def details(summary: Summary) -> list[str]:
 
 
 def scores(summary: Summary) -> str:
-    """Return what a score is."""
+    """Return the explanation of scores."""
     if summary.has_contig_model:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
@@ -79,7 +79,7 @@ def scores(summary: Summary) -> str:
 
 
 def tracks(summary: Summary) -> str:
-    """Return what the lines and the shades of the tracks are."""
+    """Return the explanation of the tracks."""
     line, viral = (
         (
             "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
@@ -99,7 +99,7 @@ def tracks(summary: Summary) -> str:
 
 
 def regions(summary: Summary) -> str:
-    """Return what is known of stretches in long contigs."""
+    """Return the sentence on viral regions in long contigs."""
     if not summary.long_contigs:
         return f"No {summary.sequence} is 10 kb or longer, so there is none to look along."
     long_contigs = f"{counted(summary.long_contigs, summary.sequence)} {_are(summary.long_contigs)} 10 kb or longer"
@@ -110,7 +110,7 @@ def regions(summary: Summary) -> str:
 
 
 def missing(summary: Summary) -> str | None:
-    """Return what to know when frames have no score; None when all have one."""
+    """Return the warning about frames without a score; None if all have one."""
     counts = summary.manifest.counts
     number, frames = counts.get("missing_frames", 0), counts.get("frames", 0)
     if not number:

@@ -1,9 +1,9 @@
 """
 Annotated proteins of genomes: the translations of CDS features in GenBank flat files, or FASTA of CDS translations.
 
-A flat file's translations are those of its record's VERSION (or, without one, of its ACCESSION or LOCUS). In FASTA, a
-protein is of the record whose accession stands between ``lcl|`` and ``_prot_`` in its id, as NCBI writes it, or before
-the last ``_`` of it, as gene callers write theirs. Nothing else of these files is looked at.
+A flat file's translations belong to its record's VERSION (or, without one, to its ACCESSION or LOCUS). In FASTA, a
+protein belongs to the record whose accession is between ``lcl|`` and ``_prot_`` in its id, as NCBI writes it, or before
+the last ``_``, as gene callers write it. Everything else in these files is ignored.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ _NCBI_ID = re.compile(r"(?:lcl\|)?(?P<record>\S+?)_prot_\S+")
 _FEATURE = re.compile(r" {5}(?P<key>\S+) ")
 _TRANSLATION = re.compile(r' {21}/translation="(?P<residues>[^"]*)(?P<end>"?)')
 BETWEEN = "*"
-"""Stands between two proteins of a record: no open frame has it."""
+"""Separates two proteins of a record: no open frame has it."""
 
 
 class Annotations:
-    """The annotated proteins of records."""
-
     def __init__(self, proteins_of: dict[str, str]) -> None:
         self._proteins_of = proteins_of
 
     def knows(self, accession: str) -> bool:
-        """Whether there are proteins of a record; one that is a range of a sequence is looked for under its id too."""
+        """Whether a record, or the sequence that it is a range of, has proteins."""
         return self._proteins(accession) is not None
 
     def is_part(self, accession: str, protein: str) -> bool:
-        """Whether *protein* is part of one of the record's proteins, or nothing is known of the record."""
+        """Whether *protein* is part of one of the record's proteins; True for a record without annotation."""
         known = self._proteins(accession)
         return known is None or protein in known
 
@@ -45,15 +43,7 @@ class Annotations:
 
 
 def read_annotations(paths: Sequence[Path]) -> Annotations:
-    """
-    Read the proteins of all files.
-
-    Args:
-        paths: GenBank flat files or FASTA, plain or gzip.
-
-    Raises:
-        BadInputError: A file cannot be read, or holds no protein of a record.
-    """
+    """Read GenBank flat files or FASTA, plain or gzip."""
     proteins_of: dict[str, list[str]] = {}
     for path in paths:
         try:
@@ -65,7 +55,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
         for accession, protein in found:
             proteins_of.setdefault(accession, []).append(protein)
         if not found:
-            raise BadInputError([InputProblem(str(path), None, "no translation of a record's CDS is in it", _REMEDY)])
+            raise BadInputError([InputProblem(str(path), None, "it has no translation of a record's CDS", _REMEDY)])
     return Annotations({name: BETWEEN.join(proteins) for name, proteins in proteins_of.items()})
 
 

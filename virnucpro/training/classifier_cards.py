@@ -1,4 +1,4 @@
-"""What the card of a classifier tells beside what programs need: its data, its parts, how it was trained."""
+"""The descriptive part of a classifier's card: data, split, training, limits."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from virnucpro.training.training_run import TrainingRun
 
 LINK_RULE = (
-    "Two records are linked that are of the same genome (as the table says, or the header: an assembly behind the id, "
-    "or the id without its range), or of the same organism (by the header, without its strain), or of which one has "
-    f"{KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty looked at, by hash). Links of "
+    "Two records are linked if they belong to the same genome (by the table, or by the header: an assembly after the "
+    "id, or the id without its range) or to the same organism (by the header, without its strain), or if one has "
+    f"{KMER_LIMIT:.0%} or more of the other's 21-mers of either strand (one in twenty is used, by hash). Links of "
     "links count."
 )
 SPLIT_RULE = (
@@ -38,18 +38,18 @@ SPLIT_RULE = (
     "{share:.0%} of each group's nucleotides to test and as much to validation. A group of three clusters or more has "
     "at least one in each part; a cluster that belongs to several groups trains, and so does one that the DNA encoder "
     "has seen a record or organism of, as far as its card says. Training learns from the training "
-    "part alone; validation stops it, calibrates it and settles the threshold; test only measures."
+    "part alone; validation stops it, calibrates it and sets the threshold; test only measures."
 )
 PIECES_RULE = (
     "Pieces are cut at random places, as many viral ones as others. A label's pieces come from its groups by weight "
     "(the root of a group's nucleotides, unless it was given), a group's from its genomes by the root of their size. "
     "Lengths are drawn from {lengths} nt ({weights} to one another); a shorter record gives itself as a whole. "
-    f"A genome's letters are used {TRAINING_COVERAGE:g} times at the most for training and {MEASURED_COVERAGE:g} times "
+    f"A genome's letters are used at most {TRAINING_COVERAGE:g} times for training and {MEASURED_COVERAGE:g} times "
     "in the other parts. Augmentation: half of the pieces are reverse complements. "
     f"Pieces with more than {MOST_AMBIGUOUS:.0%} ambiguous letters are dropped."
 )
 FRAMES_RULE = (
-    "A piece is cut into chunks, and its open frames are embedded, as an identification does it. The frame classifier "
+    "A piece is cut into chunks, and its open frames are embedded, as a prediction does it. The frame classifier "
     "learns from every open frame of chunks without ambiguous letters; of records with annotated proteins, only from "
     "frames whose protein is part of one."
 )
@@ -63,20 +63,17 @@ PURPOSE = "A classifier that tells viral contigs from others, on the two encoder
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A trained classifier, and all that its card tells."""
+    """A trained classifier and everything that its card reports."""
 
     run: TrainingRun
     split: SplitGenomes
     pieces: Sequence[Piece]
-    """Of all parts."""
     outcome: dict[str, Any]
-    """How the fitting went."""
     evaluation: dict[str, Any]
-    """What was measured on the test part."""
 
 
 def worth_of(trained: Trained) -> str:
-    """Return the sentence that stands beside a classifier's calls."""
+    """Return the sentence that is printed with a classifier's calls."""
     name, evaluation = trained.run.config.name, trained.evaluation
     overall = evaluation["overall"]
     by_length = ", ".join(
@@ -84,16 +81,16 @@ def worth_of(trained: Trained) -> str:
         for which, stratum in evaluation["by_length"].items()
         if stratum["auroc"] is not None
     )
-    loudly = "its labels were shuffled, it knows nothing: " if trained.run.config.shuffle_labels else ""
+    warning = "its labels were shuffled, it knows nothing: " if trained.run.config.shuffle_labels else ""
     num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
     return (
-        f"{name}: {loudly}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
+        f"{name}: {warning}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
         f"AUROC is {overall['auroc']['value']:.2f} ({by_length}); other kinds of genomes were not measured"
     )
 
 
 def organisms_of(split: SplitGenomes, part: str) -> dict[str, list[str]]:
-    """Return the organisms of each group in a part; of records whose organism is not known, their genomes."""
+    """Return the organisms of each group in a part; for records without one, their genomes."""
     names: dict[str, set[str]] = {}
     for genome in split.of_part(part):
         names.setdefault(genome.group, set()).add(genome.organism or genome.source)
@@ -101,7 +98,7 @@ def organisms_of(split: SplitGenomes, part: str) -> dict[str, list[str]]:
 
 
 def limits_of(trained: Trained) -> list[str]:
-    """Return what the figures are not of, a sentence each."""
+    """Return the limits of the figures, a sentence each."""
     split, config = trained.split, trained.run.config
     tested = organisms_of(split, TEST)
     limits = []
@@ -111,7 +108,7 @@ def limits_of(trained: Trained) -> list[str]:
     for model in (config.dna, config.protein):
         seen = training_data_of(model)
         if seen is None:
-            limits.append(f"what {model.model_name} was trained on is not known here: it may have seen the test part")
+            limits.append(f"the training data of {model.model_name} are not known here: it may have seen the test part")
         else:
             seen_of = f"{sum(map(seen.has, records)):,} of the {len(records):,} test records or their organisms"
             limits.append(f"{model.model_name} was trained on {seen_of}")
@@ -119,7 +116,7 @@ def limits_of(trained: Trained) -> list[str]:
 
 
 def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
-    """Return what the card for programs tells readers."""
+    """Return the part of ``card.json`` that readers need and programs do not."""
     run, split, config = trained.run, trained.split, trained.run.config
     keep = ("overall", "by_length", "by_group", "calibration", "notes", "bootstrap_samples", "seed")
     return {
@@ -175,7 +172,6 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
 
 
 def _files(trained: Trained) -> list[dict[str, Any]]:
-    """Return what each file of genomes holds, and its sha256."""
     run, rows = trained.run, []
     for path, about in zip(run.files, run.manifest.inputs, strict=False):
         mine = [genome for genome in trained.split.genomes if genome.file == path.name]
@@ -192,17 +188,16 @@ def _files(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _groups(trained: Trained) -> dict[str, dict[str, Any]]:
-    """Return what each group has in each part."""
     split = trained.split
     pieces = Counter((piece.group, piece.part) for piece in trained.pieces)
-    told = {}
+    described = {}
     for group in sorted({genome.group for genome in split.genomes}):
         labels = {genome.is_virus for genome in split.genomes if genome.group == group}
-        told[group] = {
+        described[group] = {
             "label": " and ".join(NAMES[label] for label in sorted(labels, reverse=True)),
             **{part: _in_part(split, group, part) | {"pieces": pieces[group, part]} for part in SPLITS},
         }
-    return told
+    return described
 
 
 def _in_part(split: SplitGenomes, group: str, part: str) -> dict[str, int]:
@@ -221,7 +216,7 @@ def _num_nt(genomes: Sequence[LabelledGenome]) -> int:
 
 
 def hardware(device: torch.device, threads: int) -> str:
-    """Return in words what the training ran on."""
+    """Return a description of the device that the training ran on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpu_info = Path("/proc/cpuinfo")

@@ -1,7 +1,8 @@
 """
 The stages of a training that need torch: fit the frame classifier and the contig model, measure them, publish.
 
-The training part teaches, validation stops the training, calibrates and settles the threshold, and test only measures.
+The models learn from the training part; validation stops the training, calibrates and sets the threshold; test only
+measures.
 Legend: C pieces, F frames.
 """
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from virnucpro.training.training_run import TrainingRun
 
 CALLED_SHARE = 0.05
-"""Share of validation's pieces that are not viral, and are called so nevertheless, that the threshold aims at."""
+"""Share of validation's non-viral pieces that the threshold lets be called viral."""
 THRESHOLD_RULE = (
     f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the validation pieces that are "
     "not viral are called viral"
@@ -64,22 +65,7 @@ THRESHOLD_RULE = (
 def fit_classifier(
     run: TrainingRun, split: SplitGenomes, stop: threading.Event | None
 ) -> tuple[list[Path], dict[str, int]]:
-    """
-    Train on the training part, stop and calibrate by validation, and settle the threshold.
-
-    Args:
-        run: Both of its embedding runs are complete.
-        split: The genomes of each part.
-        stop: Set when the work is to stop.
-
-    Returns:
-        The files that hold what was trained, and how many frames did it.
-
-    Raises:
-        BadInputError: A part has no open frame of a label.
-        StoppedError: *stop* was set.
-        OutputError: A file cannot be written.
-    """
+    """Train once both embedding runs are complete; return the files of the models and the numbers of frames used."""
     config, folder = run.config, run.layout.trained_dir
     annotations = read_annotations(config.annotations) if config.annotations else None
     embedded = read_embedded(run.layout, config.chunk_nt, annotations)
@@ -108,9 +94,9 @@ def fit_classifier(
     durable.write_bytes(folder / CARD_NAME, card.to_json().encode())
     in_validation_C = embedded.of_part(VALIDATION)
     scores_C = score_pieces(folder, embedded, in_validation_C)
-    threshold = settle_threshold(scores_C, embedded.is_virus_C[in_validation_C])
-    told = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
-    durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(told, indent=1) + "\n").encode())
+    threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
+    outcome_of_all = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
+    durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
     counts = {
         "frames that train": len(training.is_virus_F),
         "frames that stop": len(validation.is_virus_F),
@@ -119,12 +105,7 @@ def fit_classifier(
 
 
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
-    """
-    Measure on the test part, and write the classifier with its cards; the card for programs comes last.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Measure on the test part, and write the classifier with its cards; the card for programs comes last."""
     config, layout = run.config, run.layout
     embedded = read_embedded(layout, config.chunk_nt, None)
     outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
@@ -147,7 +128,7 @@ def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
 
 
 def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> dict[str, Any]:
-    """Return what the classifier is worth on the pieces of the test part, ready for JSON."""
+    """Return the evaluation on the pieces of the test part, ready for JSON."""
     in_test_C = embedded.of_part(TEST)
     pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
     known = KnownContigs(
@@ -161,17 +142,7 @@ def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> di
 
 
 def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
-    """
-    Return P(virus) of some pieces, as an identification would score them.
-
-    Args:
-        folder: Holds the classifier.
-        embedded: All pieces.
-        chosen_C: bool (C,): which of them.
-
-    Returns:
-        float64, one a chosen piece.
-    """
+    """Return P(virus) of the chosen pieces as a prediction would score them, by the classifier in *folder*."""
     model = load_contig_model(folder, read_card(folder))
     chosen = np.flatnonzero(chosen_C).tolist()
     sequence_CS = np.stack([model.features.of(encode(embedded.pieces[number].letters.encode())) for number in chosen])
@@ -185,8 +156,8 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
     return p_virus_C.astype(np.float64)
 
 
-def settle_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets ``CALLED_SHARE`` pass at the most."""
+def choose_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets at most ``CALLED_SHARE`` pass."""
     lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
     return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
 
@@ -204,7 +175,6 @@ def _examples(embedded: EmbeddedPieces, part: str) -> LabelledFrames:
 
 
 def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
-    """Return the genomes that the tables of k-mers are made of."""
     return LabelledRecords(
         codes=[encode(genome.letters.encode()) for genome in genomes],
         is_virus_C=np.array([genome.is_virus for genome in genomes]),
@@ -214,7 +184,6 @@ def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
 
 
 def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
-    """Return the pieces of one part as the contig model learns from them."""
     mine_C = embedded.of_part(part)
     pieces = [embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()]
     return TrainingContigs(

@@ -1,10 +1,10 @@
 """
-Trains the contig model: tables of k-mers, the networks on top of them, and their calibration.
+Train the contig model: tables of k-mers, networks on top of them, and their calibration.
 
-The training part's genomes give the tables. Its contigs teach the networks, each with log-odds from tables that have
-not seen its genome; validation's contigs stop the training, tell whether the embeddings are worth having as inputs, and
-settle the temperature. A network learns which group a contig is of (cross-entropy), since groups differ more than the
-two labels do. Seeded, on one thread: the same contigs give the same weights on the same kind of CPU. Legend: C contigs,
+The training part's genomes give the tables. The networks learn from its contigs, each with log-odds from tables that
+have not seen its genome; validation's contigs stop the training, decide whether embeddings are inputs, and set the
+temperature. A network predicts a contig's group (cross-entropy), since groups differ more than the two labels do.
+Seeded, on one thread: the same contigs give the same weights on the same kind of CPU. Legend: C contigs,
 I inputs, G groups, M networks.
 """
 
@@ -36,30 +36,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SEQUENCE, EMBEDDINGS = "sequence", "sequence and embeddings"
-"""What the networks can take."""
+"""Kinds of inputs."""
 _LEAST_DEVIATION = 1e-6
 _TEMPERATURES = np.exp(np.linspace(-2, 2, 401))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """Genomes, or contigs, and what they are."""
+    """Genomes or contigs with their labels."""
 
     codes: Sequence[CodeArray]
     """Letters of each, as ``virnucpro.models.nucleotide_codes.encode`` returns them."""
     is_virus_C: BoolArray
-    """bool (C,)."""
     groups: Sequence[str]
     """Group of each; the same name under another label is another group."""
     sources: Sequence[str]
-    """Genome of each."""
 
     def group_names(self) -> list[tuple[bool, str]]:
-        """Return label and name of every group, the others first."""
+        """Return label and name of every group, non-viral ones first."""
         return sorted(set(zip(self.is_virus_C.tolist(), self.groups, strict=True)))
 
     def group_numbers(self, names: Sequence[tuple[bool, str]]) -> IntArray:
-        """Return the place of each one's group in *names*, int64 (C,)."""
+        """Return the position of each record's group in *names*, int64 (C,)."""
         places = {name: number for number, name in enumerate(names)}
         pairs = zip(self.is_virus_C.tolist(), self.groups, strict=True)
         return np.array([places[pair] for pair in pairs], dtype=np.int64)
@@ -67,19 +65,18 @@ class LabelledRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContigs(LabelledRecords):
-    """Contigs to learn from, or to stop by, with the embeddings of their frames."""
+    """Contigs of the training or validation part, with the embeddings of their frames."""
 
     dna_CD: FloatArray
-    """float32 (C, D): mean over the embedded frames, zeros where there is none."""
+    """float32 (C, D): mean over the embedded frames, zeros for a contig without any."""
     protein_CE: FloatArray
     """float32 (C, E): the same of proteins."""
     frames_C: IntArray
     """int64 (C,): embedded frames."""
     chunks_C: IntArray
-    """int64 (C,): chunks."""
 
     def inputs(self, sequence_CS: FloatArray, kind: str) -> FloatArray:
-        """Return the inputs of a network of that kind, float32 (C, I)."""
+        """Return a network's inputs, float32 (C, I)."""
         if kind == SEQUENCE:
             return sequence_CS
         return join_inputs(sequence_CS, self.dna_CD, self.protein_CE, self.frames_C, self.chunks_C)
@@ -87,27 +84,25 @@ class TrainingContigs(LabelledRecords):
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What networks learn from, or are stopped by."""
+    """Inputs and groups of contigs."""
 
     x_CI: FloatArray
-    """float32 (C, I)."""
     group_C: IntArray
-    """int64 (C,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """Trained networks, and what their inputs are brought to."""
+    """Trained networks and the normalisation of their inputs."""
 
     mean_I: FloatArray
     deviation_I: FloatArray
     members: tuple[tuple[Layer, ...], ...]
     best_epochs: tuple[int, ...]
-    """The pass that each network's weights are of, from 1."""
+    """Epoch of each network's weights, from 1."""
     validation_loss: float
-    """Nats a contig, virus or not, before calibration; 0.693 is to know nothing."""
+    """Nats a contig, virus or not, before calibration; 0.693 is chance."""
     validation_log_odds_C: DoubleArray
-    """Log-odds of validation's contigs, float64 (C,)."""
+    """float64 (C,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +112,11 @@ class ContigOutcome:
     inputs: str
     """``SEQUENCE`` or ``EMBEDDINGS``, whichever had the lower loss on validation."""
     validation_losses: dict[str, float]
-    """Nats a contig of each kind of inputs."""
+    """Nats a contig, by kind of inputs."""
     best_epochs: tuple[int, ...]
-    """The pass that each network's weights are of, from 1."""
+    """Epoch of each network's weights, from 1."""
     temperature: float
-    """What log-odds are divided by."""
+    """Divisor of the log-odds."""
     groups: list[str]
     """Name of each group, in the order of the networks' outputs."""
 
@@ -137,15 +132,8 @@ def train_contig_model(
     """
     Train and calibrate a contig model.
 
-    Args:
-        genomes: The records that *training* was cut of, with the same names of genomes and groups.
-        training: Contigs to learn from, of both labels.
-        validation: Contigs of other genomes, of groups that *training* has, of both labels.
-        settings: How.
-        stop: Set when the work is to stop.
-
-    Returns:
-        The model's numbers, and how it went.
+    *genomes* are the records that *training* was cut from, with the same names of genomes and groups. *validation* has
+    contigs of other genomes, of groups that *training* has. Both have both labels.
 
     Raises:
         StoppedError: *stop* was set.
@@ -169,7 +157,7 @@ def train_contig_model(
         _log.info("contig model on %s: validation loss %.4f", kind, by_kind[kind].validation_loss)
     chosen = min(by_kind, key=lambda kind: by_kind[kind].validation_loss)
     networks = by_kind[chosen]
-    temperature = settle_temperature(networks.validation_log_odds_C, validation.is_virus_C)
+    temperature = choose_temperature(networks.validation_log_odds_C, validation.is_virus_C)
     weights = ContigWeights(
         log_odds=tables,
         is_viral_G=is_viral_G,
@@ -192,16 +180,9 @@ def count_kmers(
     genomes: LabelledRecords, group_of_contigs_C: IntArray, names: Sequence[tuple[bool, str]], settings: ContigSettings
 ) -> tuple[KmerCounts, dict[str, int]]:
     """
-    Count the genomes' k-mers by fold and group.
+    Count the genomes' k-mers by fold and group; return the fold of each genome, too.
 
-    Args:
-        genomes: Records.
-        group_of_contigs_C: Group of each contig that trains, int64 (C,): how much each group weighs.
-        names: Label and name of each group.
-        settings: Number of folds, and the seed by which genomes are dealt to them.
-
-    Returns:
-        The counts, and the fold of each genome.
+    *group_of_contigs_C* is the group of each training contig: how much a group weighs.
     """
     numbers = genomes.group_numbers(names)
     sizes: Counter[str] = Counter()
@@ -231,12 +212,7 @@ def features_out_of_fold(
     *,
     stop: threading.Event | None = None,
 ) -> FloatArray:
-    """
-    Return the numbers of contigs by tables that have not seen their genomes, float32 (C, S).
-
-    Raises:
-        StoppedError: *stop* was set.
-    """
+    """Return the sequence features of contigs from tables that have not seen their genomes, float32 (C, S)."""
     folds_C = np.array([fold_of_source[source] for source in contigs.sources])
     rows: list[FloatArray | None] = [None] * len(folds_C)
     for fold in range(counts.num_folds):
@@ -255,22 +231,7 @@ def fit_networks(
     *,
     stop: threading.Event | None = None,
 ) -> Networks:
-    """
-    Train networks that differ in their first weights and in the order of the contigs.
-
-    Args:
-        training: Contigs to learn from.
-        validation: Contigs of other genomes: each network keeps the weights of its best pass on them.
-        is_viral_G: Which groups are viruses.
-        settings: How.
-        stop: Set when the work is to stop.
-
-    Returns:
-        The networks.
-
-    Raises:
-        StoppedError: *stop* was set.
-    """
+    """Train networks that differ in seed; each keeps the weights of its best epoch on *validation*."""
     mean_I = training.x_CI.mean(axis=0)
     deviation_I = np.maximum(training.x_CI.std(axis=0), np.float32(_LEAST_DEVIATION))
     x_CI, held_out_CI = (torch.from_numpy(normalised(e.x_CI, mean_I, deviation_I)) for e in (training, validation))
@@ -296,13 +257,13 @@ def fit_networks(
 
 
 def binary_loss(log_odds_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the mean cross-entropy of virus or not, nats, both labels weighing the same."""
+    """Return the mean cross-entropy of virus or not, nats, both labels with the same weight."""
     losses_C = np.logaddexp(0, np.where(is_virus_C, -log_odds_C, log_odds_C))
     return float(np.mean([losses_C[is_virus_C].mean(), losses_C[~is_virus_C].mean()]))
 
 
-def settle_temperature(log_odds_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return what log-odds are best divided by (Guo et al. 2017), from 0.14 to 7.4, by the loss on these contigs."""
+def choose_temperature(log_odds_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the temperature (Guo et al. 2017), from 0.14 to 7.4, with the lowest loss on these contigs."""
     losses = [binary_loss(log_odds_C / temperature, is_virus_C) for temperature in _TEMPERATURES]
     return float(_TEMPERATURES[int(np.argmin(losses))])
 
@@ -317,7 +278,7 @@ def _fit_one(
     seed: int,
     stop: threading.Event | None,
 ) -> tuple[nn.Sequential, int, DoubleArray]:
-    """Return a network with the weights of its best pass, which one that was, and validation's log-odds."""
+    """Return a network with the weights of its best epoch, that epoch, and validation's log-odds."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     network = _network(x_CI.shape[1], len(is_viral_G), settings)

@@ -1,9 +1,8 @@
 """
-Tables that others wrote: tab-separated or CSV with a header, plain or gzip, any line ends.
+Read tables of other programs: tab-separated or CSV with a header, plain or gzip, any line ends.
 
-What is wrong with a table is told with file and line, every problem of it at once up to a limit. Knows nothing of what
-the columns mean. A tab in the header makes a table tab-separated; else it is CSV. Read line by line, with limits to
-lines and cells, so that no file takes more memory than what is wanted of it.
+All problems of a table are reported together, with file and line, up to a limit. A tab in the header makes a table
+tab-separated; otherwise it is CSV. Limits on lines and cells bound the memory that a file can take.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20_000_000
 MOST_ROW_CHARACTERS = 1 << 20
-"""Characters of a row, in one line or, with line ends in quoted cells, in several."""
+"""Characters of a row, which may span several lines where quoted cells hold line ends."""
 MOST_CELL_CHARACTERS = 1024
 """Characters of a cell that is kept: as many as an id may have bytes."""
 MOST_DIGITS = 15
@@ -44,44 +43,28 @@ class Row:
     line: int
     """1-based, of its last line where a quoted cell holds line ends."""
     cells: list[str]
-    """Without the blanks around them."""
+    """Without surrounding blanks."""
 
 
 @dataclass
 class Problems:
-    """What is wrong with a table, gathered so that it is told at once."""
+    """The problems of a table, collected to be reported together."""
 
     path: Path
     found: list[InputProblem] = field(default_factory=list)
 
     def add(self, line: int | None, what: str, remedy: str, *, sequence_id: str | None = None) -> None:
-        """
-        Note a problem.
-
-        Raises:
-            BadInputError: There is more than is worth telling.
-        """
+        """Record a problem; raise when the limit is reached."""
         if len(self.found) == BadInputError.MAX_PROBLEMS:
             raise BadInputError(self.found, more=True)
         self.found.append(InputProblem(str(self.path), line, what, remedy, sequence_id))
 
     def refuse(self, line: int | None, what: str, remedy: str) -> Never:
-        """
-        End with a problem that nothing can be read behind.
-
-        Raises:
-            BadInputError: Always.
-        """
+        """Raise, with a problem after which nothing can be read."""
         self.add(line, what, remedy)
         raise BadInputError(self.found)
 
     def raise_if_any(self) -> None:
-        """
-        End with what was noted.
-
-        Raises:
-            BadInputError: Something was.
-        """
         if self.found:
             raise BadInputError(self.found)
 
@@ -90,12 +73,7 @@ class DelimitedTable:
     """
     A table that is read once, from its header on.
 
-    Args:
-        path: The file.
-        unquoted_header: Columns of a table of ours, in which a quotation mark is a letter like any other.
-
-    Raises:
-        BadInputError: It cannot be read, is not text, or has no header.
+    *unquoted_header*: columns of our own table, in which a quotation mark is an ordinary character.
     """
 
     def __init__(self, path: Path, *, unquoted_header: Sequence[str] = ()) -> None:
@@ -116,19 +94,10 @@ class DelimitedTable:
         self.is_ours = tuple(self.columns) == tuple(unquoted_header)
         repeated = [name for name, count in Counter(self.columns).items() if name and count > 1]
         if repeated:
-            self.problems.refuse(1, f"column {shown(min(repeated))!r} is there twice", "give every column its own name")
+            self.problems.refuse(1, f"column {shown(min(repeated))!r} occurs twice", "give every column its own name")
 
     def column(self, name: str, option: str = "") -> int:
-        """
-        Return the place of a column.
-
-        Args:
-            name: Its name; capitals do not matter.
-            option: What names another column.
-
-        Raises:
-            BadInputError: There is none of that name.
-        """
+        """Return the position of a column, whatever its case; *option* names the option that chooses another."""
         found = self.find(name)
         if found is None:
             instead = f"name the right one with {option}" if option else "add it, or name the column so"
@@ -139,21 +108,12 @@ class DelimitedTable:
         return found
 
     def find(self, *names: str) -> int | None:
-        """Return the place of the first of *names* that is a column, or None; capitals do not matter."""
+        """Return the position of the first of *names* that is a column, whatever its case; None without any."""
         lower = [column.lower() for column in self.columns]
         return next((lower.index(name.lower()) for name in names if name.lower() in lower), None)
 
     def rows(self, *kept: int | None) -> Iterator[Row]:
-        """
-        Yield every line that is not blank.
-
-        Args:
-            kept: Places of the columns whose cells the caller keeps; None is none.
-
-        Raises:
-            BadInputError: One has more or fewer cells than the header, one that is kept is too long, or it cannot be
-                read.
-        """
+        """Yield every line that is not blank; only cells of the *kept* columns have their length checked."""
         places = [place for place in kept if place is not None]
         reader = csv.reader(
             self._lines,
@@ -167,7 +127,7 @@ class DelimitedTable:
                 if any(cells):
                     if len(cells) != len(self.columns):
                         what = f"{len(cells)} columns where the header has {len(self.columns)}"
-                        row_names = ": R writes such tables unless told row.names=FALSE"
+                        row_names = ": R writes such tables without row.names=FALSE"
                         self.problems.refuse(
                             reader.line_num + 1,
                             what + row_names * (len(cells) == len(self.columns) + 1),
@@ -190,14 +150,14 @@ class DelimitedTable:
             with self.path.open("rb") as file:  # which may be a pipe
                 is_gzip = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
                 content = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_gzip else file
-                # as latin-1, every byte is a letter: what is UTF-8 is told line by line
+                # latin-1 decodes every byte: bad UTF-8 is found below, with its line
                 text = io.TextIOWrapper(content, encoding="latin-1", newline=None)
                 for line in itertools.count(1):
                     letters = text.readline(MOST_ROW_CHARACTERS + 1)
                     self._row_characters += len(letters)
                     if self._row_characters > MOST_ROW_CHARACTERS:
                         what = f"a row of more than {MOST_ROW_CHARACTERS:,} characters"
-                        self.problems.refuse(line, what, "look for a lost line end or a quotation mark too many")
+                        self.problems.refuse(line, what, "look for a missing line end or an extra quotation mark")
                     if line > MOST_LINES:
                         self.problems.refuse(line, f"more than {MOST_LINES:,} lines", "give a shorter table")
                     if not letters:
@@ -216,10 +176,10 @@ class DelimitedTable:
 
 
 def whole_number(text: str) -> int | None:
-    """Return a whole number from 0 up, of a length that numbers of things have; None where *text* is none."""
+    """Return a whole number from 0 up, of at most ``MOST_DIGITS`` digits; None if *text* is none."""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
 def shown(text: str) -> str:
-    """Return *text* cut to a length that can be read in a message."""
+    """Return *text* shortened for a message."""
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

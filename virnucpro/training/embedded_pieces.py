@@ -1,10 +1,10 @@
 """
-Pieces cut into chunks and open frames, and brought together with the embeddings of these.
+Pieces cut into chunks and open frames, joined with the frames' embeddings.
 
-Frames are cut and embedded exactly as an identification does it, so that the means over a contig's frames are what the
-contig model meets there. The frame classifier learns from fewer of them: not from chunks with ambiguous letters, and,
-where proteins of a record are annotated, only from frames whose protein is part of one; of other records from every
-open frame, since the coding one is not known. Legend: C pieces, F frames, D and E widths of DNA and protein embeddings.
+Frames are cut and embedded exactly as a prediction does it, so the means over a contig's frames are what the contig
+model sees there. The frame classifier skips chunks with ambiguous letters; of records with annotated proteins it learns
+only from frames whose protein is part of one, of others from every open frame, since the coding one is not known.
+Legend: C pieces, F frames, D and E widths of DNA and protein embeddings.
 """
 
 from __future__ import annotations
@@ -47,19 +47,16 @@ class EmbeddedPieces:
 
     pieces: list[Piece]
     is_virus_C: BoolArray
-    """bool (C,)."""
     chunks_C: IntArray
-    """int64 (C,)."""
     frames_C: IntArray
     """int64 (C,): embedded frames."""
     dna_CD: FloatArray
-    """float32 (C, D): mean over the frames; zeros where there is none."""
+    """float32 (C, D): mean over the frames; zeros without any."""
     protein_CE: FloatArray
     """float32 (C, E): likewise."""
     features_FD: FloatArray
     """float32 (F, D + E)."""
     piece_of_F: IntArray
-    """int64 (F,)."""
     is_example_F: BoolArray
     """bool (F,): whether the frame classifier may learn from it."""
 
@@ -69,13 +66,7 @@ class EmbeddedPieces:
 
 
 def cut_frames(layout: TrainingLayout, chunk_nt: int, stop: threading.Event | None = None) -> FragmentCounts:
-    """
-    Cut the pieces of a training into chunks, and write their open frames.
-
-    Raises:
-        OutputError: A file cannot be written.
-        StoppedError: *stop* was set.
-    """
+    """Cut the pieces of a training into chunks, and write their open frames."""
     index = SequenceIndex.ensure([layout.pieces], layout.contig_index, unpack_dir=layout.unpacked_dir, rules=_RULES)
     return write_fragments(
         index,
@@ -90,17 +81,7 @@ def cut_frames(layout: TrainingLayout, chunk_nt: int, stop: threading.Event | No
 
 
 def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotations | None) -> EmbeddedPieces:
-    """
-    Bring pieces, frames and both embeddings together, joined by the frames' ids.
-
-    Args:
-        layout: The training's folder, both embedding runs complete.
-        chunk_nt: Nucleotides of a chunk.
-        annotations: Annotated proteins, or None.
-
-    Raises:
-        ResultError: An embedding is missing, or of another frame.
-    """
+    """Return pieces, frames and both complete embeddings, joined by the frames' ids."""
     pieces = read_pieces(layout.pieces, layout.pieces_table)
     order = FrameOrder(SequenceIndex.open(layout.contig_index), layout.open_frames, chunk_nt=chunk_nt, min_nt=0)
     chunks, frames_of_chunks, features = [], [], []
@@ -140,7 +121,7 @@ def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotation
 
 
 def _means(features_FD: FloatArray, frames_C: IntArray) -> FloatArray:
-    """Return the mean of each piece's rows, zeros where it has none."""
+    """Return the mean of each piece's rows, zeros without any."""
     means = np.zeros((len(frames_C), features_FD.shape[1]), dtype=np.float32)
     ends = np.cumsum(frames_C)
     for piece in np.flatnonzero(frames_C).tolist():

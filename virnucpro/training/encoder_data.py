@@ -1,8 +1,8 @@
 """
-What an encoder was trained on, as the card beside its weights says.
+The genomes that an encoder was trained on, as the card beside its weights lists them.
 
-A classifier that is measured on records which its encoder has seen is measured on what is easier than new genomes.
-Compared are accessions, without range and version, and organisms; what a card does not name counts as not seen.
+A classifier measured on records that its encoder has seen looks better than on new genomes. Accessions (without range
+and version) and organisms are compared; whatever a card does not list counts as not seen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncoderData:
 
 
 def training_data_of(model: ModelConfig) -> EncoderData | None:
-    """Return what the card beside an encoder's weights says of its training; None where no card says it."""
+    """Return the training data listed in the card beside an encoder's weights; None if it lists none."""
     try:
         card = json.loads((Path(model.weights_path).parent / CARD_NAME).read_bytes())
     except (OSError, ValueError):

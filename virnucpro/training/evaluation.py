@@ -1,11 +1,10 @@
 """
-What a table of scores is worth on contigs of known kind: overall, by length and by group, ready for JSON.
+Measures of a table of scores on contigs of known label: overall, by length and by group, ready for JSON.
 
-A stratum is measured as if it were all there is: the share of false positives that its recall is given for is that of
-its own contigs. How the one threshold that suits all contigs fares in it is told beside that. A group whose contigs are
-all viral, or all not, is measured against all contigs of the other kind; then F1, average precision and calibration
-say more of that mixture than of the group, and calibration is left out. NaN, for a contig without a score, ranks below
-all others and is never called. Legend: C contigs.
+A stratum is measured by itself: its recall at 1 % false positives counts its own contigs. The results at the one
+threshold of all contigs stand beside. A group of one label is measured against all contigs of the other label, without
+calibration, which would describe the mixture. NaN, for a contig without a score, ranks below all others and is never
+called. Legend: C contigs.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
     from virnucpro.training.metrics import BoolArray, CalibrationBin, DoubleArray, ScoreCounts
 
 LENGTH_EDGES_NT = (500, 1000, 1999)
-"""Longest contigs of all length classes but the last."""
+"""Upper ends of all length classes but the last."""
 MOST_GROUPS = 100
-"""Groups that are measured: the largest."""
+"""At most so many groups are measured: the largest."""
 CURVE_POINTS = 400
-"""Points of a curve at the most."""
+"""At most so many points in a curve."""
 HISTOGRAM_BINS = 40
 _DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stratum:
-    """Some of the contigs, and what the scores are worth on them. None where a measure has no meaning."""
+    """Measures on some of the contigs; None where a measure has no meaning."""
 
     contigs: int
     """Contigs of the stratum itself."""
@@ -48,7 +47,7 @@ class Stratum:
     others: int
     """Other contigs that were measured."""
     compared_with: str | None
-    """Whose contigs were added because the stratum has one label only."""
+    """The contigs added because the stratum has one label only."""
     without_score: int
     """Contigs of the stratum itself that have no score."""
     auroc: Interval | None
@@ -72,19 +71,19 @@ class Stratum:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What one table of scores is worth."""
+    """Measures of one table of scores."""
 
     threshold: float | None
-    """Contigs are called viral from this score up; None where nobody knows of one."""
+    """Contigs are called viral from this score up; None: no threshold is known."""
     strict_threshold: float | None
     """Lowest threshold that at most 1 % of all contigs that are not viral reach."""
     overall: Stratum
     by_length: dict[str, Stratum]
-    """By length class; those without a contig are not there."""
+    """By length class; empty ones are missing."""
     by_group: dict[str, Stratum]
     """By group, in alphabetical order."""
     calibration: list[CalibrationBin] | None
-    """Reliability curve; None where scores are no probabilities."""
+    """Reliability curve; None if scores are no probabilities."""
     roc: list[tuple[float, float]]
     """Share of others and of viral contigs called, from the strictest threshold to the loosest."""
     precision_recall: list[tuple[float, float]]
@@ -92,12 +91,12 @@ class Evaluation:
     histogram: dict[str, list[float]]
     """``edges`` of equal steps, and how many ``viral`` and ``others`` score in each."""
     notes: list[str] = field(default_factory=list)
-    """What a person should know, a sentence each."""
+    """What the user should know, a sentence each."""
     bootstrap_samples: int
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; what has no meaning is None, and numbers have six digits."""
+        """Return plain data, numbers with six digits, None for measures without meaning."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 
@@ -112,18 +111,15 @@ def evaluate(
     seed: int = 1,
 ) -> Evaluation:
     """
-    Measure scores.
+    Return the measures of scores, with 95 % bootstrap intervals.
 
     Args:
         scores_C: float64 (C,): finite, the higher the more viral; NaN for no score.
-        known: What the contigs are, in that order.
-        threshold: Score from which a contig is called viral; None leaves out what needs one.
-        length_edges_nt: Longest contigs of all length classes but the last, ascending.
+        known: The contigs' labels, in the same order.
+        threshold: Score from which a contig is called viral; None skips what needs one.
+        length_edges_nt: Upper ends of all length classes but the last, ascending.
         bootstrap_samples: Samples of each interval.
         seed: Seed of the samples.
-
-    Returns:
-        The measures, with 95 % intervals.
     """
     assert len(scores_C) == len(known) > 0
     is_virus_C = known.is_virus_C
@@ -160,7 +156,7 @@ def evaluate(
 
 
 def length_classes(lengths_nt_C: Any, edges_nt: Sequence[int] = LENGTH_EDGES_NT) -> dict[str, BoolArray]:
-    """Return which contigs are in each length class that has any; those of unknown length are in none."""
+    """Return the contigs of each non-empty length class; those of unknown length are in none."""
     bounds = [*pairwise([0, *edges_nt]), (edges_nt[-1], None)] if edges_nt else [(0, None)]
     classes = {}
     for below, most in bounds:
@@ -178,19 +174,19 @@ def _length_class(below: int, most: int | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Meter:
-    """What all strata are measured with."""
+    """What the measures of all strata share."""
 
     scores_C: DoubleArray
     is_virus_C: BoolArray
     threshold: float
-    """NaN where nobody knows of one."""
+    """NaN: not known."""
     strict_threshold: float
     are_probabilities: bool
     bootstrap_samples: int
     seed: int
 
     def measure(self, mine_C: BoolArray, *, against_others: bool = False) -> Stratum:
-        """Measure some contigs; *against_others*, if they are of one label, against all of the other one."""
+        """Measure some contigs; with *against_others*, contigs of one label against all of the other."""
         compared_with, measured_C = None, mine_C
         labels = set(self.is_virus_C[mine_C].tolist())
         if against_others and len(labels) == 1:

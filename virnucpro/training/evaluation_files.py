@@ -1,8 +1,7 @@
 """
 ``evaluation.json`` and ``evaluation.tsv``: several tables of scores against one truth, in one document.
 
-The first table is the one that others are compared with. The page is made of the document alone, so that all three say
-the same.
+The others are compared with the first table. The page is made from the document alone, so all three agree.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 KIND = "evaluation"
 DEFAULT_THRESHOLD = 0.5
-"""For probabilities of a tool that tells none."""
+"""For probabilities of a tool without a threshold of its own."""
 _LISTED_IDS = 5
 _INTERVALS = ("auroc", "auprc", "f1", "recall_at_1_percent_false_positives", "calibration_error")
 _NUMBERS = (
@@ -54,24 +53,17 @@ def evaluate_tables(
     seed: int,
 ) -> tuple[dict[str, Any], list[list[str]]]:
     """
-    Measure tables of scores.
+    Return the document, and for each table the ids of the contigs without a score.
 
     Args:
         tables: The scores; others are compared with the first.
-        known: What contigs are.
-        truth: Where that was read from.
-        threshold: Score from which a contig is called viral; None takes our classifier's own, else 0.5 where scores are
-            probabilities.
-        leave_out_missing: Leave contigs without a score out, instead of ranking them below all others.
-        length_edges_nt: Longest contigs of all length classes but the last, ascending.
+        known: Labels of contigs.
+        truth: The file they were read from.
+        threshold: None takes our classifier's own, else 0.5 if scores are probabilities.
+        leave_out_missing: Skip contigs without a score, instead of ranking them below all others.
+        length_edges_nt: Upper ends of all length classes but the last, ascending.
         bootstrap_samples: Samples of each interval.
         seed: Seed of the samples.
-
-    Returns:
-        The document; and for each table the ids of the contigs without a score.
-
-    Raises:
-        BadInputError: No contig of the truth has a score.
     """
     all_joined = [join(table, known, truth) for table in tables]
     found: list[dict[str, Any]] = []
@@ -116,12 +108,7 @@ def evaluate_tables(
 
 
 def write_evaluation(document: dict[str, Any], without: Sequence[Sequence[str]], layout: EvaluationLayout) -> None:
-    """
-    Write the document, its table, and the lists of contigs without a score.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Write document, table, and lists of contigs without a score."""
     durable.write_bytes(layout.document, (json.dumps(document, indent=1) + "\n").encode())
     durable.write_bytes(layout.table, "".join(_lines(document)).encode())
     for number, ids in enumerate(without, start=1):
@@ -161,7 +148,7 @@ def _contigs(number: int) -> str:
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the header and a line for every stratum of every table."""
+    """Yield the header and a line a stratum of every table."""
     ends = [f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")]
     yield "\t".join(["name", "stratum", "value", *_COUNTS, "compared_with", *ends, *_NUMBERS]) + "\n"
     for table in document["tables"]:

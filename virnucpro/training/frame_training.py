@@ -1,8 +1,8 @@
 """
-Trains the classifier's module on embedded frames, and stops when the held-out genomes say so.
+Train the frame classifier on embedded frames; validation's genomes decide when to stop.
 
-Both classes weigh the same in the loss, however many frames each has. Seeded, on one thread: the same frames give the
-same weights on the same kind of CPU. Legend: F frames, D columns of features.
+Both classes have the same weight in the loss, however many frames each has. Seeded, on one thread: the same frames give
+the same weights on the same kind of CPU. Legend: F frames, D columns of features.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledFrames:
-    """Frames and what they are of."""
+    """Frames and their labels."""
 
     features_FD: FloatArray
-    """float32 (F, D)."""
     is_virus_F: BoolArray
-    """bool (F,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +43,10 @@ class TrainingOutcome:
     """How the training went."""
 
     epochs: int
-    """Passes that were made."""
     best_epoch: int
-    """The pass that the weights are of, from 1."""
+    """Epoch of the weights, from 1."""
     validation_loss: float
-    """Nats a frame on the held-out genomes, both classes weighing the same; 0.693 is to know nothing."""
+    """Nats a frame on validation, both classes with the same weight; 0.693 is chance."""
 
 
 def train_classifier(
@@ -60,16 +57,7 @@ def train_classifier(
     stop: threading.Event | None = None,
 ) -> tuple[MLPClassifier, TrainingOutcome]:
     """
-    Train until the loss on *validation* no longer falls.
-
-    Args:
-        training: Frames to learn from, of both classes.
-        validation: Frames of other genomes, of both classes.
-        settings: How.
-        stop: Set when the training is to end without a result.
-
-    Returns:
-        The module with the weights of the best pass, in evaluation mode, and how it went.
+    Train until the loss on *validation* (other genomes) no longer falls; return the weights of the best epoch.
 
     Raises:
         StoppedError: *stop* was set.
@@ -105,7 +93,7 @@ def train_classifier(
 
 
 def validation_loss(model: MLPClassifier, frames: LabelledFrames) -> float:
-    """Return the loss in evaluation mode, nats a frame, both classes weighing the same."""
+    """Return the loss in evaluation mode, nats a frame, both classes with the same weight."""
     loss = nn.CrossEntropyLoss(weight=_class_weights(frames.is_virus_F))
     model.eval()
     with torch.inference_mode():

@@ -1,10 +1,10 @@
 """
-Genomes to train on, to stop by and to measure on: three parts, none an echo of another.
+Split genomes into train, validation and test, with related genomes in one part.
 
-Whole clusters of linked genomes (``virnucpro.training.genomes``) go to one part: so records of one organism do. Of each
-group's nucleotides about the share asked for goes to test, then to validation; a group of three clusters or more has at
-least one in each part. A cluster of several groups trains, and so does one of which the DNA encoder has seen a record,
-unless a label had no other for test or validation. Legend: R records.
+Whole clusters of linked genomes, and so all records of an organism, go to one part. About *share* of each group's
+nucleotides goes to test, then as much to validation; a group of three clusters or more has at least one in each part.
+A cluster of several groups trains, and so does one that the DNA encoder has seen a record of, unless a label has no
+other for test or validation. Legend: R records.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 _LEAST_CLUSTERS = 3
-"""Of a group that is to be in every part."""
+"""Clusters that a group needs to be in every part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitGenomes:
-    """Which genome is in which part."""
+    """Genomes and their parts."""
 
     genomes: list[LabelledGenome]
     """Those that are used, in the order of the input."""
@@ -43,14 +43,13 @@ class SplitGenomes:
     clusters: list[int]
     """(R,): number of the cluster of linked records."""
     left_out: list[str]
-    """Accessions of genomes that were left out as relatives."""
+    """Accessions of genomes that were skipped as relatives."""
     largest_share: float
     """Largest share of a validation or test record's 21-mers that is in one record of another part."""
     notes: list[str]
-    """What a person should know, a sentence each."""
+    """What the user should know, a sentence each."""
 
     def of_part(self, part: str) -> list[LabelledGenome]:
-        """Return the genomes of one part."""
         return [genome for genome, its_part in zip(self.genomes, self.parts, strict=True) if its_part == part]
 
 
@@ -67,15 +66,12 @@ def split_labelled(
     Split genomes into the three parts.
 
     Args:
-        genomes: All of them.
-        relatives_of: Genomes whose relatives are left out, directly or through others.
-        seed: Seed of the random order that clusters are taken in.
-        share: Share of each group's nucleotides that test gets, and as much for validation.
-        shuffle_labels: Give the clusters of each part and group either label by turns, in a random order.
+        genomes: Every labelled record.
+        relatives_of: Genomes whose relatives are skipped, directly or through others.
+        seed: Seed of the random order of clusters.
+        share: Share of each group's nucleotides for test, and as much for validation.
+        shuffle_labels: Give the clusters of each part and group alternating labels, in a random order.
         is_seen: (R,): whether the DNA encoder was trained on the record or its organism; None: on none.
-
-    Raises:
-        BadInputError: A label is missing, or has too few clusters for three parts.
     """
     every: list[LabelledGenome | Genome] = [*genomes, *relatives_of]
     kmers_of = [sketch(genome.letters) for genome in every]
@@ -109,7 +105,7 @@ def _parts(
     share: float,
     random: np.random.Generator,
 ) -> tuple[list[str], list[str]]:
-    """Return the part of each genome, and what to say of groups that only train and of what the encoder has seen."""
+    """Return the part of each genome, and notes on groups that only train and on genomes that the encoder has seen."""
     num_nt = np.array([len(genome.letters) for genome in genomes], dtype=np.int64)
     groups = np.array([genome.group for genome in genomes])
     is_virus = np.array([genome.is_virus for genome in genomes])
@@ -147,20 +143,14 @@ def _held_out(
     """
     Return the part of each record of one group, and why it is in one part only.
 
-    Args:
-        group: Its name.
-        clusters: (R,).
-        num_nt: (R,): nucleotides, 0 outside of the group.
-        own: (R,): whether the record's cluster is of this group alone.
-        eligible: (R,): those of them that may be held out.
-        share: Share of the group's nucleotides that test gets, and as much for validation.
-        random: Source of the order.
+    *num_nt* is 0 outside of the group; *own* records are in clusters of this group alone; *eligible* ones of them may
+    be held out.
     """
     parts = np.full(len(clusters), TRAIN, dtype=object)
     num_own, num_eligible = len(np.unique(clusters[own])), len(np.unique(clusters[eligible]))
     if num_own < _LEAST_CLUSTERS or num_eligible < _LEAST_CLUSTERS - 1:
-        of_them = f", of which the DNA encoder has not seen {num_eligible}" if num_eligible < num_own else ""
-        note = f"{group} trains only: it has {num_own} clusters of genomes of its own{of_them}, and three parts need "
+        unseen = f", of which the DNA encoder has not seen {num_eligible}" if num_eligible < num_own else ""
+        note = f"{group} trains only: it has {num_own} clusters of genomes of its own{unseen}, and three parts need "
         return parts, note + str(_LEAST_CLUSTERS)
     others_train = num_eligible < num_own
     most_in_test = (num_eligible + 1) // 2 if others_train else num_own - 2
@@ -185,7 +175,7 @@ def _held_out(
 def _shuffled(
     genomes: Sequence[LabelledGenome], clusters: NDArray[np.int64], parts: Sequence[str], random: np.random.Generator
 ) -> list[LabelledGenome]:
-    """Give whole clusters of each part and group either label by turns, in a random order."""
+    """Give whole clusters of each part and group alternating labels, in a random order."""
     members: dict[tuple[str, str], dict[int, None]] = {}
     for genome, number, part in zip(genomes, clusters.tolist(), parts, strict=True):
         members.setdefault((part, genome.group), {})[number] = None
@@ -202,7 +192,7 @@ def _shuffled(
 
 
 def _refuse_groups_of_one_label(genomes: Sequence[LabelledGenome], parts: Sequence[str]) -> None:
-    """Refuse groups that have one shuffled label in training, and another one elsewhere."""
+    """Refuse groups whose shuffled label in another part is missing in training."""
     trained = {(genome.group, genome.is_virus) for genome, part in zip(genomes, parts, strict=True) if part == TRAIN}
     for genome in genomes:
         if (genome.group, genome.is_virus) not in trained:

@@ -1,11 +1,10 @@
 """
-Genomes to train on, and a held-out part that is no echo of the training part.
+Genomes, and which of them are related.
 
 Two records are linked when they are of the same genome (the assembly, or the accession without its range) or the same
 organism (by the header), or when one has a tenth or more of the other's 21-mers, which two strains of about 90 %
-identity have (0.9 to the 21st is 0.11). Whole groups of linked records go to one side, in each file by itself. k-mers
-are of either strand, and one in twenty is looked at, chosen by its hash (FracMinHash, Irber et al. 2022). Legend: R
-records.
+identity have (0.9 to the 21st is 0.11). k-mers are of either strand, and one in twenty is used, chosen by its hash
+(FracMinHash, Irber et al. 2022). Legend: R records.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 KMER_NT = 21
 KMER_LIMIT = 0.1
-"""Share of a record's 21-mers: the held-out part stays below it with every training record."""
+"""Share of a record's 21-mers from which on two records are linked."""
 SKETCH_ONE_IN = 20
 _ASSEMBLIES = ("GCF_", "GCA_")
 _COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
@@ -42,22 +41,14 @@ class Genome:
     accession: str
     """First word of the header."""
     source: str
-    """What other records of the same genome share: the assembly, or the accession without its range."""
+    """The genome: the assembly, or the accession without its range."""
     letters: str
-    """Nucleotides."""
     file: str
-    """Name of its file."""
     organism: str = ""
-    """The organism that the header names, without its strain; empty: none."""
+    """From the header, without strain; empty: none."""
 
 
 def read_genomes(paths: Sequence[Path]) -> list[Genome]:
-    """
-    Read every record of the files.
-
-    Raises:
-        BadInputError: A file is no FASTA.
-    """
     return [
         Genome(record.accession, source_of(record), record.letters, path.name, organism_of(record.description))
         for path in paths
@@ -66,22 +57,17 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
 
 
 def source_of(record: Record) -> str:
-    """Return what a record's header says of its genome: the assembly behind the id, or the id without a range."""
+    """Return the genome that a header names: the assembly after the id, or the id without a range."""
     assembly = record.description.partition(" ")[0]
     return assembly if assembly.startswith(_ASSEMBLIES) else record.accession.partition(":")[0]
 
 
 def cluster(kmers_of: Sequence[NDArray[np.uint64]], *names_of: Sequence[str]) -> NDArray[np.int64]:
     """
-    Number the clusters of linked records: links of links count.
+    Return the cluster of each record, int64, shape (R,); links of links count.
 
-    Args:
-        kmers_of: ``sketch`` of each record.
-        names_of: For each record its genome, organism and the like: records with the same name are linked; an empty one
-            links nothing.
-
-    Returns:
-        Cluster of each record, int64, shape (R,).
+    *kmers_of*: ``sketch`` of each record. *names_of*: lists of genomes, organisms and the like; records with the same
+    name are linked, an empty name links nothing.
     """
     first, second = linked_pairs(kmers_of, KMER_LIMIT)
     pairs = [np.stack([first, second])]

@@ -4,8 +4,8 @@ Tables of log-odds: how much likelier each k-mer is in one group of genomes than
 For group g and slot s the log-odds are log((c + a) / (p * n + a)): c is how often the group's genomes have the slot's
 k-mers and n how many k-mers they have, every genome weighing as the root of its nucleotides; p is the slot's share in
 all groups, a group weighing as it does in training and half of p being uniform; and a is ``PSEUDO_COUNT`` k-mers of
-mean weight. Whoever trains on contigs of these same genomes must not look them up in tables that have seen them:
-genomes are dealt to folds, and a contig's log-odds come from the other folds. Legend: F folds, G groups.
+mean weight. A training contig must not be looked up in tables that have seen its genome: genomes are dealt to folds,
+and a contig's log-odds come from the other folds. Legend: F folds, G groups.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ class KmerCounts:
     """
     How often each group's genomes of each fold have the k-mers of every table.
 
-    Args:
-        codes: Letters of each record, as ``virnucpro.models.nucleotide_codes.encode`` returns them.
-        groups: Group of each record, from 0, int64 (records,).
-        weights: What one k-mer of each record counts, float64 (records,).
-        folds: Fold of each record, from 0, int64 (records,).
-        shares: What each group is of all that is trained on, float64 (G,).
+    Per record: *codes* as ``nucleotide_codes.encode`` returns them, *groups* and *folds* from 0 (int64), *weights* of
+    one k-mer (float64). *shares* are the groups' shares of the training, float64 (G,).
     """
 
     def __init__(
@@ -64,12 +60,7 @@ class KmerCounts:
         return len(self._num_nt)
 
     def log_odds(self, without_fold: int | None = None) -> dict[str, TableArray]:
-        """
-        Return the tables, by name: int8 (slots, G), in units of 1 / ``UNITS_PER_NAT``.
-
-        Args:
-            without_fold: Fold whose genomes are left out.
-        """
+        """Return int8 tables (slots, G) by name, in units of 1 / ``UNITS_PER_NAT``; None uses all folds."""
         used = np.arange(self.num_folds) != (-1 if without_fold is None else without_fold)
         num_nt_G = self._num_nt[used].sum(axis=0)
         return {name: self._table(counts[used].sum(axis=0), num_nt_G) for name, counts in self._counts.items()}

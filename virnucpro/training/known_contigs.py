@@ -1,8 +1,8 @@
 """
-What contigs are known to be, read from a table: the truth that scores are measured against.
+The truth that scores are measured against: contigs with their labels, read from a table.
 
-The table has the columns ``contig`` and ``label``, and may have ``group`` (what kind of virus or other thing) and
-``length`` (nucleotides); others are left alone. Legend: C contigs.
+The table has the columns ``contig`` and ``label``, and may have ``group`` and ``length`` (nucleotides); others are
+ignored. Legend: C contigs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.training.metrics import BoolArray, IntArray
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
-"""What a label says: whether a contig is viral. Capitals do not matter."""
+"""Lower-case label -> whether a contig is viral."""
 _WRITE_LENGTH = "write a whole number, or leave it empty"
 UNKNOWN_NT = 0
 """Length of a contig whose length is not known."""
@@ -31,22 +31,21 @@ UNKNOWN_NT = 0
 
 @dataclass(frozen=True, kw_only=True)
 class KnownContigs:
-    """Contigs and what they are."""
+    """Contigs and their labels."""
 
     contigs: list[str]
     """Ids, each once."""
     is_virus_C: BoolArray
-    """bool (C,)."""
     groups: list[str]
-    """What kind of virus or other thing, of each contig; empty where that is not known."""
+    """Empty: not known."""
     lengths_nt_C: IntArray
-    """int64 (C,): nucleotides; ``UNKNOWN_NT`` where that is not known."""
+    """int64 (C,): nucleotides, or ``UNKNOWN_NT``."""
 
     def __len__(self) -> int:
         return len(self.contigs)
 
     def take(self, numbers: IntArray) -> KnownContigs:
-        """Return the contigs with these numbers, in that order."""
+        """Return the contigs at these positions, in that order."""
         chosen = numbers.tolist()
         return KnownContigs(
             contigs=[self.contigs[number] for number in chosen],
@@ -56,22 +55,13 @@ class KnownContigs:
         )
 
     def of(self, contigs: Sequence[str]) -> KnownContigs:
-        """Return the contigs with these ids, each of which is known, in that order."""
+        """Return the contigs with these known ids, in that order."""
         places = {contig: number for number, contig in enumerate(self.contigs)}
         return self.take(np.array([places[contig] for contig in contigs], dtype=np.int64))
 
 
 def read_truth(path: Path) -> KnownContigs:
-    """
-    Read what contigs are.
-
-    Args:
-        path: Tab-separated or CSV, plain or gzip.
-
-    Raises:
-        BadInputError: A column is missing, a label or a length cannot be understood, an id is there twice or missing,
-            or there is no contig; tells every problem by file and line.
-    """
+    """Read a table, tab-separated or CSV, plain or gzip."""
     table = DelimitedTable(path)
     problems = table.problems
     places = (table.column("contig"), table.column("label"), table.find("group"), table.find("length"))
@@ -85,7 +75,7 @@ def read_truth(path: Path) -> KnownContigs:
             lengths.append(_length_nt(length, row.line, problems))
     problems.raise_if_any()
     if not lines:
-        problems.refuse(None, "no contig behind its header", "give it a line a contig")
+        problems.refuse(None, "no contig after its header", "give it a line a contig")
     return KnownContigs(
         contigs=list(lines),
         is_virus_C=np.array(labels, dtype=bool),
@@ -95,7 +85,7 @@ def read_truth(path: Path) -> KnownContigs:
 
 
 def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) -> bool:
-    """Note the line that an id stands in, or that it is missing or there twice."""
+    """Record an id's line; report a missing or repeated id."""
     if not contig:
         problems.add(row.line, "no id", "give every contig its id")
         return False
@@ -110,7 +100,7 @@ def is_new_id(contig: str, row: Row, lines: dict[str, int], problems: Problems) 
 def _is_viral(label: str, line: int, problems: Problems) -> bool:
     is_viral = LABELS.get(label.lower())
     if is_viral is None:
-        what = f"label {shown(label)!r} is neither viral nor another one" if label else "no label"
+        what = f"label {shown(label)!r} is not known" if label else "no label"
         problems.add(line, what, f"write one of {', '.join(LABELS)}")
     return bool(is_viral)
 
@@ -120,6 +110,6 @@ def _length_nt(text: str, line: int, problems: Problems) -> int:
         return UNKNOWN_NT
     length_nt = whole_number(text)
     if not length_nt:
-        problems.add(line, f"length {shown(text)!r} is no number of nucleotides", _WRITE_LENGTH)
+        problems.add(line, f"length {shown(text)!r} is not a number of nucleotides", _WRITE_LENGTH)
         return UNKNOWN_NT
     return length_nt

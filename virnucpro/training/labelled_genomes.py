@@ -1,10 +1,10 @@
 """
-Genomes and what they are: read from FASTA files, labelled by the names of the files or by a table.
+Genomes with labels: read from FASTA files, labelled by the names of the files or by a table.
 
-By name: the words of a file's name (between ``_``, ``-`` and ``.``) tell its label, and the words behind the first one
-that does tell its group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table: one line a
-record or a file, which may also say what genome a record is of. Records of one id and the same letters are kept once;
-those of other letters get a number behind their id, and stay together with the first one in every split.
+By name: one of the words of a file's name (between ``_``, ``-`` and ``.``) is its label, and the words after it are its
+group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table: ``label_table``. Records with
+the same id and letters are kept once; those with other letters get a number after their id, and stay in one part with
+the first one.
 """
 
 from __future__ import annotations
@@ -30,49 +30,42 @@ if TYPE_CHECKING:
     from virnucpro.training.records import Record
 
 SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
-"""Of FASTA files, which a folder is looked through for; each may have .gz behind it."""
+"""Suffixes of FASTA files in a folder; each may be followed by .gz."""
 _SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGNORECASE)
 _OTHER_LETTER = re.compile(f"[^{DNA_LETTERS.decode()}]")
 NAME_RULE = (
-    "a name says virus, viral or phage, or nonviral, nonvirus, host, cellular or others, as words of its own "
-    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); else give --labels TABLE"
+    "a name contains virus, viral or phage, or nonviral, nonvirus, host, cellular or others, as separate words "
+    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); otherwise give --labels TABLE"
 )
 
 
 @dataclass(frozen=True)
 class LabelledGenome:
-    """A record to train on: a genome, or a piece of one, and what it is."""
+    """A record to train on: a genome or a part of one, with its label."""
 
     accession: str
-    """Its id; unique."""
+    """Unique."""
     source: str
-    """What other records of the same genome share."""
+    """The genome that it belongs to."""
     letters: str
-    """Nucleotides in upper case."""
+    """Upper case."""
     file: str
-    """Name of its file."""
     group: str
-    """What kind of virus or other thing."""
     is_virus: bool
     organism: str = ""
-    """The organism that the header names; empty: none, or the table says what genome the record is of."""
+    """From the header; empty: none, or the table names the genome."""
 
 
 @dataclass(frozen=True)
 class LabelledInput:
-    """All records, and what a person should know of how they were read."""
+    """All records, and notes for the user on how they were read."""
 
     genomes: list[LabelledGenome]
     notes: list[str]
 
 
 def files_of(inputs: Sequence[Path]) -> list[Path]:
-    """
-    Return the files of the input: each folder stands for the FASTA files in it, by name.
-
-    Raises:
-        BadInputError: A folder holds none, or a file is given twice.
-    """
+    """Return the files of the input: a folder stands for its FASTA files, sorted by name."""
     files: list[Path] = []
     for path in inputs:
         if path.is_dir():
@@ -90,26 +83,12 @@ def files_of(inputs: Sequence[Path]) -> list[Path]:
 
 
 def check_files(inputs: Sequence[Path], *others: Path | None) -> None:
-    """
-    Check that every file of a training can be opened, long before it is read.
-
-    Raises:
-        BadInputError: One cannot; tells every problem.
-    """
+    """Raise unless every file of a training can be opened, long before it is read."""
     check_readable([*files_of(inputs), *(path for path in others if path is not None)])
 
 
 def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledInput:
-    """
-    Read every record of the files with its label.
-
-    Args:
-        files: FASTA, plain or gzip.
-        table: Labels; None takes them from the names of the files.
-
-    Raises:
-        BadInputError: A file is no FASTA of DNA, or a record or file has no label, or two.
-    """
+    """Read every record with its label, from *table* or, if None, from the files' names."""
     labels = None if table is None else read_labels(table)
     by_name = {path: label_of_name(path) for path in files} if labels is None else {}
     genomes: list[LabelledGenome] = []
@@ -118,7 +97,7 @@ def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledI
         for record in _records(path):
             label = by_name[path] if labels is None else labels.of(record.accession, path)
             if label is None:
-                what, remedy = f"the record stands in no line of {table}", "add a line with its accession, or its file"
+                what, remedy = f"no line of {table} is for this record", "add a line with its accession, or its file"
                 problems.append(InputProblem(str(path), record.line, what, remedy, record.accession))
             else:
                 genomes.append(_labelled(record, label, path))
@@ -132,20 +111,15 @@ def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledI
 
 
 def label_of_name(path: Path) -> Label:
-    """
-    Return the label that a file's name tells.
-
-    Raises:
-        BadInputError: It tells none, or two.
-    """
+    """Return the label in a file's name; raise if it has none, or both."""
     stem = _SUFFIX.sub("", path.name)
     words = re.sub(r"non[\W_]+(?=vir)", "non", stem.lower())
     parts = [word for word in re.split(r"[\W_]+", words) if word]
-    told = [(place, LABEL_WORDS[word]) for place, word in enumerate(parts) if word in LABEL_WORDS]
-    if not told or len({label for _, label in told}) > 1:
-        what = "the file's name tells no label" if not told else "the file's name tells both labels"
+    labels = [(place, LABEL_WORDS[word]) for place, word in enumerate(parts) if word in LABEL_WORDS]
+    if not labels or len({label for _, label in labels}) > 1:
+        what = "the file's name has no label" if not labels else "the file's name has both labels"
         raise BadInputError([InputProblem(str(path), None, what, NAME_RULE)])
-    place, is_virus = told[0]
+    place, is_virus = labels[0]
     group = "_".join(parts[place + 1 :]) or "_".join(parts)
     return Label(is_virus=is_virus, group=group)
 
@@ -160,8 +134,8 @@ def _records(path: Path) -> list[Record]:
     for record in records:
         odd = _OTHER_LETTER.search(record.letters)
         if not record.accession or odd is not None:
-            what = f"the letter {odd[0]!r} is none of DNA" if odd is not None else "a header without an accession"
-            problems.append(InputProblem(str(path), record.line, what, "mend the record", record.accession or None))
+            what = f"the letter {odd[0]!r} is not a DNA letter" if odd is not None else "a header without an accession"
+            problems.append(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
     if problems:
         more = len(problems) > BadInputError.MAX_PROBLEMS
         raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
@@ -207,10 +181,10 @@ def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
         else:
             kept[name] = replace(genome, accession=name, source=first.source)
             renamed += [name] * (number > 1)
-    notes = [f"records given again with the same letters, and used once: {copies:,}"] * bool(copies)
+    notes = [f"identical records, used once: {copies:,}"] * bool(copies)
     if renamed:
         names = ", ".join(renamed[:5]) + (", ..." if len(renamed) > 5 else "")
-        notes.append(f"records with the accession of another and other letters, used under a number: {names}")
+        notes.append(f"records that share an accession but differ, renamed with a number: {names}")
     return LabelledInput(list(kept.values()), notes)
 
 

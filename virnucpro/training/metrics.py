@@ -1,10 +1,10 @@
 """
-What scores are worth on contigs of known kind: the measures, each one number, and how far chance may have moved them.
+Measures of scores on contigs of known label, and their bootstrap intervals.
 
-Contigs are counted by distinct score once, so that ties count as ties in every measure and a bootstrap sample costs no
-sorting. NaN is "no score": such contigs rank below all others and are never called. A measure that has no meaning on
-the contigs given, such as AUROC where all are viral, is NaN. Needs numpy only, and knows nothing of tables, groups or
-lengths. Legend: C contigs; U distinct scores, lowest first, "no score" before them.
+Contigs are counted by distinct score once, so ties count as ties in every measure and a bootstrap sample costs no
+sorting. NaN is "no score": such contigs rank below all others and are never called. A measure without meaning on the
+given contigs, such as AUROC where all are viral, is NaN. Legend: C contigs; U distinct scores, lowest first, "no score"
+before them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 FALSE_POSITIVE_SHARE = 0.01
-"""Share of the contigs that are not viral which a strict threshold lets pass at the most."""
+"""Share of the non-viral contigs that a strict threshold lets pass at most."""
 CALIBRATION_BINS = 10
-"""Bins of equal numbers of contigs that calibration is looked at in."""
+"""Bins of equal numbers of contigs."""
 BOOTSTRAP_SAMPLES = 1000
-"""Samples that an interval is made of."""
+"""Samples of an interval."""
 _INTERVAL_PERCENTILES = (2.5, 97.5)
 _NORMAL_95 = 1.959963984540054
 """97.5th percentile of the standard normal distribution."""
@@ -34,36 +34,31 @@ _NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Interval:
-    """A measure on all contigs, and its 95 % interval; NaN where it has no meaning."""
+    """A measure on all contigs, and its 95 % interval; NaN without meaning."""
 
     value: float
     low: float
-    """2.5th percentile of the bootstrap samples."""
+    """2.5th percentile of the bootstrap samples; *high* is the 97.5th."""
     high: float
-    """97.5th percentile."""
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Contigs of neighbouring scores."""
+    """Contigs with similar scores."""
 
     contigs: int
     mean_score: float
     viral_share: float
     low: float
-    """Lower end of the Wilson 95 % interval of *viral_share*, which is wide where contigs are few or all alike."""
+    """*low* and *high*: Wilson 95 % interval of *viral_share*, wide where contigs are few or all alike."""
     high: float
-    """Upper end."""
 
 
 class ScoreCounts:
     """
-    Viral and other contigs at each distinct score: what all measures are made of.
+    Viral and other contigs at each distinct score, from which all measures are computed.
 
-    Args:
-        scores_U: float64 (U,): ascending; the first one is NaN and stands for contigs without a score.
-        viral_U: int64 (U,): viral contigs of each score.
-        others_U: int64 (U,): other contigs of each score.
+    *scores_U*, float64, ascends; the first one is NaN and stands for contigs without a score.
     """
 
     def __init__(self, scores_U: DoubleArray, viral_U: IntArray, others_U: IntArray) -> None:
@@ -81,7 +76,7 @@ class ScoreCounts:
         return float((self.viral_U * (others_below_U + self.others_U / 2)).sum() / self.viral / self.others)
 
     def auprc(self) -> float:
-        """Return the average precision: each score's precision, weighed by the recall it adds; NaN for one class."""
+        """Return the average precision: each score's precision, weighted by the recall it adds; NaN for one class."""
         if not (self.viral and self.others):
             return np.nan
         viral_from_U, others_from_U = self._from_score_up()
@@ -96,7 +91,7 @@ class ScoreCounts:
         return 2 * viral_called / (viral_called + others_called + self.viral)
 
     def called(self, threshold: float) -> tuple[int, int]:
-        """Return how many viral and how many other contigs score from *threshold* up."""
+        """Return the numbers of viral and of other contigs that score from *threshold* up."""
         called_U = self.scores_U >= threshold
         return int(self.viral_U[called_U].sum()), int(self.others_U[called_U].sum())
 
@@ -126,8 +121,8 @@ class ScoreCounts:
         """
         Return the reliability curve over bins of equal numbers of contigs, lowest scores first.
 
-        Contigs without a score are left out, those of one score stay in one bin (the one that the middle of them falls
-        in), and bins that this leaves empty are not returned.
+        Contigs without a score are skipped; those of one score stay in one bin (by their middle), and bins left empty
+        are not returned.
         """
         sums = self._bin_sums()
         return [
@@ -137,7 +132,7 @@ class ScoreCounts:
         ]
 
     def calibration_error(self) -> float:
-        """Return the mean distance of mean score and share of viral contigs over those bins, weighed by contigs."""
+        """Return the mean distance between score and share of viral contigs over those bins, weighted by contigs."""
         contigs_B, scores_B, viral_B = self._bin_sums()
         return float(np.abs(scores_B - viral_B).sum() / contigs_B.sum()) if contigs_B.sum() else np.nan
 
@@ -147,7 +142,7 @@ class ScoreCounts:
         contigs_U = viral_U + self.others_U[1:]
         middles_U = np.cumsum(contigs_U) - contigs_U / 2
         bins_U = (CALIBRATION_BINS * middles_U / max(contigs_U.sum(), 1)).astype(np.int64)
-        # what no contig scores lies past the last bin at the most, and adds nothing
+        # a score without contigs may fall past the last bin, and adds nothing
         bins_U = np.minimum(bins_U, CALIBRATION_BINS - 1)
         contigs_B, scores_B, viral_B = (
             np.bincount(bins_U, weights=weights_U, minlength=CALIBRATION_BINS).astype(np.float64, copy=False)
@@ -156,18 +151,12 @@ class ScoreCounts:
         return contigs_B, scores_B, viral_B
 
     def _from_score_up(self) -> tuple[IntArray, IntArray]:
-        """Return viral and other contigs of each score or a higher one."""
+        """Return viral and other contigs from each score up."""
         return np.cumsum(self.viral_U[::-1])[::-1], np.cumsum(self.others_U[::-1])[::-1]
 
 
 class RankedContigs:
-    """
-    Contigs sorted once, to be counted as often as samples are drawn of them.
-
-    Args:
-        scores_C: float64 (C,): NaN for no score.
-        is_virus_C: bool (C,): what they are.
-    """
+    """Contigs sorted once, then counted for every bootstrap sample; NaN is no score."""
 
     def __init__(self, scores_C: DoubleArray, is_virus_C: BoolArray) -> None:
         scored_C = ~np.isnan(scores_C)
@@ -178,7 +167,7 @@ class RankedContigs:
         self.is_virus_C = is_virus_C
 
     def counts(self, drawn: IntArray | None = None) -> ScoreCounts:
-        """Return the counts of all contigs, or of those with the numbers *drawn*, some of them more than once."""
+        """Return the counts of all contigs, or of a sample: positions, some of them more than once."""
         places = self.places_C if drawn is None else self.places_C[drawn]
         is_virus = self.is_virus_C if drawn is None else self.is_virus_C[drawn]
         viral_U, others_U = (np.bincount(places[mine], minlength=len(self.scores_U)) for mine in (is_virus, ~is_virus))
@@ -211,7 +200,7 @@ def recall_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE
 
 
 def calibration_error(p_virus_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the expected calibration error over ten bins of equal numbers of contigs, those without P left out."""
+    """Return the expected calibration error over ten bins of equal numbers of contigs, those without P skipped."""
     return RankedContigs(p_virus_C, is_virus_C).counts().calibration_error()
 
 
@@ -223,19 +212,11 @@ def bootstrap(
     samples: int = BOOTSTRAP_SAMPLES,
 ) -> dict[str, Interval]:
     """
-    Measure contigs, and how far chance may have moved each measure.
+    Return each measure on all contigs, with the 2.5th and 97.5th percentiles of its bootstrap samples.
 
-    Viral and other contigs are drawn apart, so that every sample has as many of each as there are.
-
-    Args:
-        measures: Takes numbers of contigs, int64, some of them more than once; returns measures by name. Two scores of
-            the same contigs are compared by a measure that is their difference.
-        is_virus_C: What the contigs are.
-        seed: Seed of the samples.
-        samples: How many are drawn.
-
-    Returns:
-        Each measure on all contigs, with the 2.5th and 97.5th percentiles of its samples.
+    Viral and other contigs are drawn separately, so every sample has as many of each as the input. *measures* takes
+    positions of contigs (int64, some more than once) and returns values by name; two scores of the same contigs are
+    compared by a measure that is their difference.
     """
     random = np.random.default_rng(seed)
     classes = [np.flatnonzero(is_virus_C), np.flatnonzero(~is_virus_C)]

@@ -1,4 +1,4 @@
-"""A classifier's card for readers, made from its card for programs, so that the two say the same."""
+"""``MODEL_CARD.md`` of a classifier, made from its ``card.json``, so that both say the same."""
 
 from __future__ import annotations
 
@@ -18,18 +18,13 @@ _MEASURES = {
     "calibration_error": "calibration error",
 }
 _MOST_ACCESSIONS = 2000
-"""Accessions of a part that the page lists; the card for programs has all."""
+"""Accessions of a part that are listed; ``card.json`` has all."""
 _MOST_ORGANISMS = 50
-"""Organisms of a group that the page lists."""
+"""Organisms of a group that are listed."""
 
 
 def card_text(card: Mapping[str, Any]) -> str:
-    """
-    Return the model card as Markdown.
-
-    Args:
-        card: The content of ``card.json``.
-    """
+    """Return the model card as Markdown."""
     training, evaluation, data, split = (card[name] for name in ("training", "evaluation", "data", "split"))
     dna, protein = card["dna_model"], card["protein_model"]
     overall = evaluation["overall"]
@@ -77,7 +72,7 @@ Calibration, over bins of equal numbers of pieces:
 {_listed(evaluation["notes"])}
 ## Data
 
-{data["note"] or "Nothing was said of the licence of the genomes."}
+{data["note"] or "The licence of the genomes is not stated."}
 
 {_table(["file", "groups", "records", "nucleotides", "sha256"], [_file(row) for row in data["files"]])}
 
@@ -213,7 +208,7 @@ def _left_out(accessions: list[str]) -> str:
     if not accessions:
         return "No genome was left out."
     names = ", ".join(accessions)
-    return f"{len(accessions):,} records were left out as relatives of genomes that were named so: {names}."
+    return f"{len(accessions):,} records were left out as relatives of the genomes of --leave-out: {names}."
 
 
 def _listed(sentences: list[str]) -> str:

@@ -1,10 +1,9 @@
 """
-The organism that a record's header names, so that a split can keep its records together.
+The organism in a record's header, so that a split can keep its records together.
 
-Headers of INSDC and RefSeq say after the accession what the record is of: an organism's name, then the strain, then
-which piece of the genome it is. The rule reads the name without the strain, since strains of one species are no
-independent genomes. It reads headers only: an organism under two names counts as two, and a header that begins with no
-name of that form says nothing.
+In INSDC and RefSeq, the accession is followed by an organism's name, the strain, and the part of the genome. The strain
+is dropped, since strains of one species are not independent genomes. Only headers are read: an organism with two names
+counts as two.
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ _UNNAMED_SPECIES = ("sp.", "spp.", "cf.", "bacterium", "archaeon")
 
 def organism_of(description: str) -> str:
     """
-    Return the organism that a header names, without its strain; empty where it names none.
+    Return the organism in a header (the text after the id), without its strain; empty if there is none.
 
-    The name ends before a word that tells strain or piece (``strain``, ``segment``, ``scaffold``, ``chromosome``,
-    ``complete``, ...) and before punctuation. Of it, a virus keeps what goes up to ``virus`` and a number or letter
-    behind it, a phage everything, and everything else genus and species; a species without a name (``sp.``) keeps its
-    strain. ``Influenza A virus (A/Puerto Rico/8/1934(H1N1)) segment 5`` is ``Influenza A virus``.
-
-    Args:
-        description: What stands in the header behind the id.
+    The name ends before a word for a strain or part (``strain``, ``segment``, ``scaffold``, ``chromosome``,
+    ``complete``, ...) and before punctuation. A virus keeps the name up to ``virus`` and a number or letter after it, a
+    phage everything, and everything else genus and species; a species without a name (``sp.``) keeps its strain.
+    ``Influenza A virus (A/Puerto Rico/8/1934(H1N1)) segment 5`` is ``Influenza A virus``.
     """
     words = description.split()
     while words and _BEFORE_NAME.fullmatch(words[0]):

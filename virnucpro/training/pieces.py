@@ -1,9 +1,9 @@
 """
-Contigs to train on: pieces cut at random places of genomes, as an assembly would leave them.
+Contigs to train on: pieces cut at random positions of genomes, as an assembly would leave them.
 
-Viral and other pieces are as many. A label's pieces come from its groups by their weights, a group's from its genomes
-by the root of their size, a genome's from its records by theirs. Lengths are drawn from a few; a shorter record gives
-itself as a whole. Either strand. A piece with more than a few letters that are ambiguous is dropped and drawn again.
+Half of the pieces are viral. A label's pieces come from its groups by weight, a group's from its genomes by the root of
+their size, a genome's from its records by size. Lengths are drawn from a few; a shorter record is one whole piece.
+Either strand. A piece with too many ambiguous letters is dropped and another one drawn.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from virnucpro.training.labelled_genomes import LabelledGenome
 
 MOST_AMBIGUOUS = 0.02
-"""Share of a piece's letters that are none of A, C, G and T."""
+"""Largest share of a piece's letters other than A, C, G and T."""
 _DRAWS_PER_PIECE = 50
-"""Attempts after which a label's genomes are taken to have no more pieces."""
+"""Attempts per piece after which a label's genomes count as used up."""
 COLUMNS = ("piece", "part", "label", "group", "genome", "accession", "start", "end", "strand")
 
 
@@ -39,11 +39,11 @@ class PieceRules:
     """How pieces are drawn."""
 
     lengths_nt: Mapping[int, float]
-    """Nucleotides -> how often, against the others."""
+    """Nucleotides -> relative frequency."""
     group_weights: Mapping[str, float]
-    """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
+    """Group -> relative share of its label's pieces; by default the root of its nucleotides."""
     most_coverage: float
-    """Times that a genome's letters are used before no more pieces are cut of it."""
+    """A genome's letters are used at most so many times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,6 @@ class Piece:
     is_virus: bool
     group: str
     source: str
-    """Its genome."""
     accession: str
     start: int
     """0-based, in the record."""
@@ -66,7 +65,6 @@ class Piece:
     letters: str
 
     def line(self) -> str:
-        """Return its line of the table."""
         cells = (
             self.name,
             self.part,
@@ -85,17 +83,9 @@ def cut_pieces(
     genomes: Sequence[LabelledGenome], count: int, rules: PieceRules, *, part: str, seed: int
 ) -> list[Piece]:
     """
-    Cut pieces of one part's genomes.
+    Cut pieces of one part's genomes: as many viral pieces as others, in a random order.
 
-    Args:
-        genomes: The genomes of the part, of both labels.
-        count: Pieces wanted, half of them viral; fewer come out where ``most_coverage`` is reached.
-        rules: How.
-        part: Name of the part, which the names of the pieces begin with.
-        seed: Seed of everything that is drawn.
-
-    Returns:
-        As many viral pieces as others, in a random order.
+    *count* is for both labels; fewer come out where ``most_coverage`` is reached.
     """
     random = np.random.default_rng([seed, *part.encode()])
     both = [
@@ -108,7 +98,7 @@ def cut_pieces(
 
 
 def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[str, float]:
-    """Return the share of each group of one label among its pieces."""
+    """Return each group's share of one label's pieces."""
     num_nt: Counter[str] = Counter()
     for genome in genomes:
         num_nt[genome.group] += len(genome.letters)
@@ -118,7 +108,7 @@ def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[
 
 
 class _Group:
-    """The genomes of a group, each with what may still be cut of it."""
+    """The genomes of a group, and how many more nucleotides may be cut from each."""
 
     def __init__(self, genomes: Sequence[LabelledGenome], rules: PieceRules) -> None:
         self.records: dict[str, list[LabelledGenome]] = {}
@@ -135,7 +125,7 @@ class _Group:
         return not self._weights.any()
 
     def draw(self, length_nt: int, random: np.random.Generator) -> tuple[LabelledGenome, int, int]:
-        """Return a record and where its piece begins and ends."""
+        """Return a record, and start and end of a piece of it."""
         at = int(random.choice(len(self.names), p=self._weights / self._weights.sum()))
         records = self.records[self.names[at]]
         lengths = np.array([len(record.letters) for record in records])
@@ -145,7 +135,6 @@ class _Group:
         return record, start, start + length_nt
 
     def use(self, source: str, length_nt: int) -> None:
-        """Note that a piece of a genome was taken."""
         self._room_nt[source] -= length_nt
         if self._room_nt[source] <= 0:
             self._weights[self.names.index(source)] = 0
@@ -191,12 +180,7 @@ def _pieces_of(
 
 
 def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
-    """
-    Write pieces as FASTA, and where they are from as a table.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Write pieces as FASTA, and their origin as a table."""
     with durable.replacing(fasta) as file:
         file.write("".join(f">{piece.name}\n{piece.letters}\n" for piece in pieces).encode())
     with durable.replacing(table) as file:

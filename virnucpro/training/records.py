@@ -1,8 +1,7 @@
 """
-Proteins or genomes to train on, read whole into memory: ids, descriptions and letters.
+Read FASTA whole into memory: ids, descriptions and letters.
 
-Made for a few ten thousand curated sequences; it checks no more than what would make training meaningless. The strict
-reader of user input is ``virnucpro.data.fasta``.
+For a few ten thousand curated sequences, with few checks; the strict reader of user input is ``virnucpro.data.fasta``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Record:
-    """One record of the training file."""
+    """One record of a FASTA file."""
 
     accession: str
     """First word of the header, such as ``sp|P0A6F5|CH60_ECOLI``."""
@@ -35,18 +34,7 @@ class Record:
 
 
 def read_records(path: Path) -> list[Record]:
-    """
-    Read every record of a FASTA file, gzip-compressed or not.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The records in file order.
-
-    Raises:
-        BadInputError: The file does not start with a header, or a record is empty.
-    """
+    """Read every record of a FASTA file, plain or gzip, in file order."""
     text = read_text(path)
     if not text.startswith(">"):
         problem = InputProblem(str(path), 1, "no header", "give a FASTA file")
@@ -66,12 +54,11 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a file of ASCII, gzip-compressed or not."""
+    """Return the text of an ASCII file, plain or gzip."""
     raw = path.read_bytes()
     return (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hex sha256 of the file at *path*."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """
-Scores of contigs, read from our own ``contigs.tsv`` or any tool's table, and joined with what the contigs are.
+Scores of contigs, read from our own ``contigs.tsv`` or any tool's table, and joined with the truth.
 
-Ids are joined as they stand, nothing of them is guessed. Legend: C contigs of the truth.
+Ids must match exactly. Legend: C contigs of the truth.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from virnucpro.training.metrics import DoubleArray
 
 ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
-"""What the columns are called unless the user says otherwise, as in ``contigs.tsv``."""
+"""Default columns, as in ``contigs.tsv``."""
 MOST_SCORE = 1e100
-"""Of either sign: sums and differences of scores are finite."""
+"""Largest absolute score, so that sums and differences of scores are finite."""
 _NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
 
 
@@ -38,13 +38,13 @@ class ScoreTable:
 
     path: Path
     name: str
-    """What results call the tool: our classifier's name, or the file's."""
+    """Name of the tool in results: our classifier's, or the file's."""
     scores: dict[str, float]
     """Score by id; NaN for no score."""
     lengths_nt: dict[str, int]
-    """Nucleotides by id, as far as the table has a column ``length`` of whole numbers."""
+    """Nucleotides by id, if the table has a column ``length``."""
     threshold: float | None
-    """The score from which our own classifier calls viral; None for another tool."""
+    """The threshold of our own classifier; None for another tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,31 +52,20 @@ class JoinedScores:
     """The scores of the contigs of a truth."""
 
     known: KnownContigs
-    """The contigs, with the table's lengths where the truth has none."""
+    """With the table's lengths where the truth has none."""
     scores_C: DoubleArray
-    """float64 (C,): NaN for no score."""
+    """NaN: no score."""
     not_in_table: list[str]
-    """Contigs of the truth that the table lacks."""
     not_in_truth: int
-    """Contigs of the table that the truth lacks."""
 
 
 def read_scores(
     path: Path, *, id_column: str | None = None, score_column: str | None = None, name: str | None = None
 ) -> ScoreTable:
     """
-    Read a table of scores.
+    Read a table of scores, tab-separated or CSV, plain or gzip.
 
-    Args:
-        path: Tab-separated or CSV, plain or gzip.
-        id_column: By default ``contig``; a table of ours needs none.
-        score_column: By default ``score``; likewise.
-        name: What results call the tool; by default our classifier's name, or the file's.
-
-    Raises:
-        BadInputError: A column is missing, a score is no number or too large, an id is there twice or missing, or there
-            is no contig; tells every problem by file and line.
-        ResultError: The table is ours, and the ``run.json`` beside it cannot be read.
+    The columns are ``contig`` and ``score`` by default, and always in a table of ours. *name* is the name in results.
     """
     table = DelimitedTable(path, unquoted_header=COLUMNS)
     problems = table.problems
@@ -90,23 +79,23 @@ def read_scores(
         contig = row.cells[id_place]
         length = "" if length_place is None else row.cells[length_place]
         if table.is_ours and not length and contig in lines:
-            continue  # a record that was left out, under the id of one that was not
+            continue  # a skipped record with the id of another one
         if is_new_id(contig, row, lines, problems):
             score = _score(row.cells[score_place])
             if score is None:
-                what = f"score {shown(row.cells[score_place])!r} is no number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
-                problems.add(row.line, what, "write a number, or nothing where there is none", sequence_id=contig)
+                what = f"score {shown(row.cells[score_place])!r} is not a number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
+                problems.add(row.line, what, "write a number, or leave it empty", sequence_id=contig)
             scores[contig] = math.nan if score is None else score
             if length.isdecimal():
                 length_nt = whole_number(length)
                 if length_nt is None:
                     problems.add(
-                        row.line, f"length {shown(length)!r} is no number of nucleotides", "write a smaller one"
+                        row.line, f"length {shown(length)!r} is not a number of nucleotides", "write a smaller one"
                     )
                 lengths[contig] = length_nt or UNKNOWN_NT
     problems.raise_if_any()
     if not lines:
-        problems.refuse(None, "no contig behind its header", "give it a line a contig")
+        problems.refuse(None, "no contig after its header", "give it a line a contig")
     manifest = _manifest_of(path) if table.is_ours else None
     stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     return ScoreTable(
@@ -119,26 +108,16 @@ def read_scores(
 
 
 def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
-    """
-    Look up the score of every contig of the truth.
-
-    Args:
-        table: The scores.
-        known: What contigs are.
-        truth: Where that was read from, for messages.
-
-    Raises:
-        BadInputError: Not one contig of the truth is in the table, or not one has a score.
-    """
+    """Look up the score of every contig of the truth; raise if none is in the table or none has a score."""
     missing = [contig for contig in known.contigs if contig not in table.scores]
     if len(missing) == len(known):
         there, here = (printable(next(iter(ids))) for ids in (table.scores, known.contigs))
         what = f"none of its {len(table.scores):,} contigs (such as {there}) is in {truth} (such as {here})"
-        remedy = "ids must be the same, letter by letter: name the column of ids with --id-column"
+        remedy = "ids must match exactly: name the column of ids with --id-column"
         raise BadInputError([InputProblem(str(table.path), None, what, remedy)])
     scores_C = np.array([table.scores.get(contig, math.nan) for contig in known.contigs])
     if np.isnan(scores_C).all():
-        what = "no contig of the truth has a score in it"
+        what = "it has no score for any contig of the truth"
         raise BadInputError(
             [InputProblem(str(table.path), None, what, "name the column of scores with --score-column")]
         )
@@ -155,7 +134,7 @@ def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
 
 
 def _score(text: str) -> float | None:
-    """Return a score, NaN for none; None where the text is no such number."""
+    """Return a score, NaN for an empty cell; None if the text is not a valid score."""
     if text.lower() in _NO_SCORE:
         return math.nan
     try:
@@ -166,7 +145,7 @@ def _score(text: str) -> float | None:
 
 
 def _manifest_of(path: Path) -> PredictionManifest | None:
-    """Return the manifest of the run that a table of ours lies in; None where it was copied elsewhere."""
+    """Return the manifest beside a table of ours; None if the table was copied elsewhere."""
     layout = PredictionLayout(path.parent)
     if path.name != layout.contigs.name or not layout.manifest.exists():
         return None

@@ -1,7 +1,7 @@
 """
-Links between records that share k-mers, the groups that links make, and which groups are held out.
+Links between records that share k-mers, groups of linked records, and which groups are held out.
 
-The order of the records and the random generator given decide; nothing else does. Legend: R records, K distinct k-mers.
+Depends on the records, their order and the random generator only. Legend: R records, K distinct k-mers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,10 @@ def hold_out_groups(
     most: int | None = None,
 ) -> NDArray[np.bool_]:
     """
-    Take whole groups in a random order, each if it still fits.
+    Return which records are held out, bool (R,): whole groups in a random order, each if it still fits.
 
-    Args:
-        groups: Group of each record, int64, shape (R,).
-        weights: What each record takes of *room*, int64, shape (R,).
-        eligible: Whether a record may be held out; a group with one that may not is left, shape (R,).
-        room: Most of the summed weights.
-        random: Source of the order.
-        most: Groups at most; None: as many as fit.
-
-    Returns:
-        Whether each record is held out, shape (R,).
+    *weights* count against *room*. A group with a record that is not *eligible* is skipped. *most* limits the number of
+    groups; None: no limit.
     """
     group_weights = np.bincount(groups, weights).astype(np.int64)
     may = np.ones(len(group_weights), dtype=bool)
@@ -59,14 +51,9 @@ def hold_out_groups(
 
 def linked_pairs(kmers_of: Sequence[NDArray[Any]], limit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """
-    Find the pairs of which one has *limit* or more of the other's distinct k-mers.
+    Return the pairs of records of which one has a share of *limit* or more of the other's distinct k-mers.
 
-    Args:
-        kmers_of: k-mers of each record, as numbers.
-        limit: Share of a record's distinct k-mers.
-
-    Returns:
-        First and second record of each pair; a record with a k-mer is linked to itself.
+    A record with a k-mer is paired with itself.
     """
     kmers_RK = kmer_matrix(kmers_of)
     num_kmers_R = np.diff(kmers_RK.indptr)
@@ -90,13 +77,7 @@ def connected(pairs: tuple[NDArray[np.int64], NDArray[np.int64]], num_records: i
 
 
 def largest_shares(held_out: Sequence[NDArray[Any]], training: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """
-    Return the largest share of each held-out record's distinct k-mers that is in one training record.
-
-    Args:
-        held_out: k-mers of each held-out record.
-        training: k-mers of each training record.
-    """
+    """Return the largest share of each held-out record's distinct k-mers that is in one training record."""
     kmers_RK = kmer_matrix([*held_out, *training])
     training_KR = kmers_RK[len(held_out) :].T.tocsr()
     num_kmers = np.maximum(np.diff(kmers_RK.indptr)[: len(held_out)], 1)
@@ -109,15 +90,7 @@ def largest_shares(held_out: Sequence[NDArray[Any]], training: Sequence[NDArray[
 
 
 def kmer_matrix(kmers_of: Sequence[NDArray[Any]]) -> sparse.csr_matrix:
-    """
-    Mark the distinct k-mers of each record.
-
-    Args:
-        kmers_of: k-mers of each record, as numbers.
-
-    Returns:
-        Sparse int32 matrix of ones, shape (R, K).
-    """
+    """Return a sparse int32 matrix, shape (R, K), with ones for the distinct k-mers of each record."""
     kmers_of = [np.unique(kmers) for kmers in kmers_of]
     row_ends = np.cumsum([0, *(len(kmers) for kmers in kmers_of)])
     known, columns = np.unique(np.concatenate(kmers_of), return_inverse=True)
