@@ -78,7 +78,6 @@ def test_a_truth_is_read_whatever_wrote_it(tmp_path, content):
     assert known.is_virus_C.tolist() == [True, False, True, False]
     assert known.groups == ["phage", "bacteria", "phage", ""]
     assert known.lengths_nt_C.tolist() == [300, 900, 5000, 0]
-    assert known.of(["d", "a"]).contigs == ["d", "a"]
 
 
 @pytest.mark.parametrize(

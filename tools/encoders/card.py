@@ -91,6 +91,12 @@ def save_weights(model: ESM2, path: Path) -> Architecture:
     return architecture
 
 
+def settings_and_command(training: dict[str, Any]) -> str:
+    """Return the part of a card that both encoders share."""
+    settings = ", ".join(f"`{name}` {value}" for name, value in training["settings"].items())
+    return f"Settings: {settings}.\n\nCommand: `{training['command']}`"
+
+
 def card_text(card: dict[str, Any]) -> str:
     """Return the model card as Markdown."""
     shape, data, split, training = card["architecture"], card["data"], card["split"], card["training"]
@@ -128,9 +134,7 @@ Masked-residue prediction: 15 % of the residues, of these 80 % masked, 10 % repl
 {training["steps"]:,} steps, {training["tokens_seen"]:,} tokens, {training["elapsed_minutes"]:.0f} minutes, \
 precision {training["settings"]["precision"]}. {training["repeatable"]}
 
-Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"].items())}.
-
-Command: `{training["command"]}`
+{settings_and_command(training)}
 
 ## What it is worth
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.encoders.card import WEIGHTS_NAME
+from tools.encoders.card import WEIGHTS_NAME, settings_and_command
 
 
 def card_text(card: dict[str, Any]) -> str:
     """Return the model card as Markdown."""
     shape, data, split, training = card["architecture"], card["data"], card["split"], card["training"]
-    loss = card["held_out_loss"]
     file_rows = "\n".join(
         f"| `{item['file']}` | {item['num_records']:,} | {item['num_nt']:,} | "
         f"{split['held_out_of_file'].get(item['file'], 0):,} | `{item['sha256']}` |"
         for item in data["files"]
-    )
-    loss_rows = "\n".join(
-        f"| `{name}` | {part['num_tokens']:,} | {part['unigram']:.4f} | {part['encoder']:.4f} | {part['gain']:.4f} |"
-        for name, part in [("all", loss), *card["held_out_loss_by_file"].items()]
     )
     return f"""# {card["name"]}
 
@@ -64,9 +59,7 @@ Masked-token prediction on either strand: 15 % of the tokens, of these 80 % mask
 {training["steps"]:,} steps, {training["tokens_seen"]:,} tokens, {training["elapsed_minutes"]:.0f} minutes, \
 precision {training["settings"]["precision"]}. {training["repeatable"]}
 
-Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"].items())}.
-
-Command: `{training["command"]}`
+{settings_and_command(training)}
 
 ## What it is worth
 
@@ -75,7 +68,14 @@ per masked token. The unigram model has the token frequencies of the training pa
 
 | held-out records of | masked tokens | unigram model | this encoder | gain |
 | --- | --- | --- | --- | --- |
-{loss_rows}
+{_loss_rows(card)}
 
 Nothing here measures how well viral sequences are told from others.
 """
+
+
+def _loss_rows(card: dict[str, Any]) -> str:
+    return "\n".join(
+        f"| `{name}` | {part['num_tokens']:,} | {part['unigram']:.4f} | {part['encoder']:.4f} | {part['gain']:.4f} |"
+        for name, part in [("all", card["held_out_loss"]), *card["held_out_loss_by_file"].items()]
+    )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NCBI_ID = re.compile(r"(?:lcl\|)?(?P<record>\S+?)_prot_\S+")
 _FEATURE = re.compile(r" {5}(?P<key>\S+) ")
 _TRANSLATION = re.compile(r' {21}/translation="(?P<residues>[^"]*)(?P<end>"?)')
+_REMEDY = "give GenBank flat files with /translation, or FASTA of proteins named RECORD_prot_... or RECORD_number"
 BETWEEN = "*"
 """Separates two proteins of a record: no open frame has it."""
 
@@ -29,17 +30,14 @@ class Annotations:
     def __init__(self, proteins_of: dict[str, str]) -> None:
         self._proteins_of = proteins_of
 
-    def knows(self, accession: str) -> bool:
-        """Whether a record, or the sequence that it is a range of, has proteins."""
-        return self._proteins(accession) is not None
-
     def is_part(self, accession: str, protein: str) -> bool:
-        """Whether *protein* is part of one of the record's proteins; True for a record without annotation."""
-        known = self._proteins(accession)
-        return known is None or protein in known
+        """
+        Whether *protein* is part of one of the record's proteins; True for a record without annotation.
 
-    def _proteins(self, accession: str) -> str | None:
-        return self._proteins_of.get(accession) or self._proteins_of.get(accession.partition(":")[0])
+        A record that is a range of a sequence has the sequence's proteins.
+        """
+        known = self._proteins_of.get(accession) or self._proteins_of.get(accession.partition(":")[0])
+        return known is None or protein in known
 
 
 def read_annotations(paths: Sequence[Path]) -> Annotations:
@@ -57,9 +55,6 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
         if not found:
             raise BadInputError([InputProblem(str(path), None, "it has no translation of a record's CDS", _REMEDY)])
     return Annotations({name: BETWEEN.join(proteins) for name, proteins in proteins_of.items()})
-
-
-_REMEDY = "give GenBank flat files with /translation, or FASTA of proteins named RECORD_prot_... or RECORD_number"
 
 
 def _of_fasta(path: Path) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from virnucpro.run_layout import EvaluationLayout
     from virnucpro.training.known_contigs import KnownContigs
-    from virnucpro.training.metrics import BoolArray, DoubleArray, Interval
+    from virnucpro.training.metrics import BoolArray, DoubleArray
     from virnucpro.training.score_tables import JoinedScores, ScoreTable
 
 FORMAT = 1
@@ -67,19 +67,14 @@ def evaluate_tables(
     """
     all_joined = [join(table, known, truth) for table in tables]
     found: list[dict[str, Any]] = []
-    without: list[list[str]] = []
     for table, joined in zip(tables, all_joined, strict=True):
         is_missing_C = np.isnan(joined.scores_C)
         measured, scores_C = joined.known, joined.scores_C
         if leave_out_missing:
             chosen = np.flatnonzero(~is_missing_C)
             measured, scores_C = measured.take(chosen), scores_C[chosen]
-        at = threshold
-        if at is None:
-            at = table.threshold
-        if at is None and not ((scores_C < 0) | (scores_C > 1)).any():
-            at = DEFAULT_THRESHOLD
-        evaluation = evaluate(
+        at = threshold if threshold is not None else _own_threshold(table, scores_C)
+        measures = evaluate(
             scores_C,
             measured,
             threshold=at,
@@ -87,15 +82,14 @@ def evaluate_tables(
             bootstrap_samples=bootstrap_samples,
             seed=seed,
         ).to_json()
-        without.append([known.contigs[number] for number in np.flatnonzero(is_missing_C).tolist()])
-        evaluation["notes"] = [*_notes_on_join(joined, is_missing_C, leave_out=leave_out_missing), *evaluation["notes"]]
-        above = None
-        if found and not leave_out_missing:
-            one = _auroc_above(
-                joined.scores_C, all_joined[0].scores_C, known.is_virus_C, seed=seed, samples=bootstrap_samples
-            )
-            above = {name: round(number, 6) for name, number in vars(one).items()} if np.isfinite(one.value) else None
-        found.append({"name": table.name, "scores": str(table.path), "auroc_above_first": above, **evaluation})
+        measures["notes"] = [*_notes_on_join(joined, is_missing_C, leave_out=leave_out_missing), *measures["notes"]]
+        is_compared = found and not leave_out_missing
+        above = _auroc_above(joined, all_joined[0], seed=seed, samples=bootstrap_samples) if is_compared else None
+        found.append({"name": table.name, "scores": str(table.path), "auroc_above_first": above, **measures})
+    without = [
+        [known.contigs[number] for number in np.flatnonzero(np.isnan(joined.scores_C)).tolist()]
+        for joined in all_joined
+    ]
     document = {
         "format": FORMAT,
         "kind": KIND,
@@ -118,17 +112,24 @@ def write_evaluation(document: dict[str, Any], without: Sequence[Sequence[str]],
             durable.remove(layout.left_out(number))
 
 
-def _auroc_above(
-    scores_C: DoubleArray, first_C: DoubleArray, is_virus_C: BoolArray, *, seed: int, samples: int
-) -> Interval:
-    """Return the difference of two AUROCs on the same samples of contigs."""
-    this, first = RankedContigs(scores_C, is_virus_C), RankedContigs(first_C, is_virus_C)
-    return bootstrap(
-        lambda drawn: {"above": this.counts(drawn).auroc() - first.counts(drawn).auroc()},
+def _own_threshold(table: ScoreTable, scores_C: DoubleArray) -> float | None:
+    """Return our classifier's threshold, 0.5 for other probabilities, None for other scores."""
+    if table.threshold is None and not ((scores_C < 0) | (scores_C > 1)).any():
+        return DEFAULT_THRESHOLD
+    return table.threshold
+
+
+def _auroc_above(joined: JoinedScores, first: JoinedScores, *, seed: int, samples: int) -> dict[str, float] | None:
+    """Return the difference of two AUROCs on the same samples of contigs; None without one."""
+    is_virus_C = joined.known.is_virus_C
+    ours, theirs = (RankedContigs(one.scores_C, is_virus_C) for one in (joined, first))
+    above = bootstrap(
+        lambda drawn: {"above": ours.counts(drawn).auroc() - theirs.counts(drawn).auroc()},
         is_virus_C,
         seed=seed,
         samples=samples,
     )["above"]
+    return {name: round(number, 6) for name, number in vars(above).items()} if np.isfinite(above.value) else None
 
 
 def _notes_on_join(joined: JoinedScores, is_missing_C: BoolArray, *, leave_out: bool) -> list[str]:

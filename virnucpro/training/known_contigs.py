@@ -16,7 +16,6 @@ from virnucpro.training.delimited_tables import DelimitedTable, shown, whole_num
 from virnucpro.training.label_table import LABEL_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from virnucpro.training.delimited_tables import Problems, Row
@@ -53,11 +52,6 @@ class KnownContigs:
             groups=[self.groups[number] for number in chosen],
             lengths_nt_C=self.lengths_nt_C[numbers],
         )
-
-    def of(self, contigs: Sequence[str]) -> KnownContigs:
-        """Return the contigs with these known ids, in that order."""
-        places = {contig: number for number, contig in enumerate(self.contigs)}
-        return self.take(np.array([places[contig] for contig in contigs], dtype=np.int64))
 
 
 def read_truth(path: Path) -> KnownContigs:

@@ -179,16 +179,6 @@ def auroc(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
     return RankedContigs(scores_C, is_virus_C).counts().auroc()
 
 
-def auprc(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the average precision of contigs; NaN for one class."""
-    return RankedContigs(scores_C, is_virus_C).counts().auprc()
-
-
-def f1(scores_C: DoubleArray, is_virus_C: BoolArray, threshold: float) -> float:
-    """Return the F1 of calling contigs viral from *threshold* up; NaN without viral contigs."""
-    return RankedContigs(scores_C, is_virus_C).counts().f1(threshold)
-
-
 def threshold_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE_POSITIVE_SHARE) -> float:
     """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""
     return RankedContigs(scores_C, is_virus_C).counts().strict_threshold(share)

@@ -25,9 +25,12 @@ _MOST_ORGANISMS = 50
 
 def card_text(card: Mapping[str, Any]) -> str:
     """Return the model card as Markdown."""
-    training, evaluation, data, split = (card[name] for name in ("training", "evaluation", "data", "split"))
-    dna, protein = card["dna_model"], card["protein_model"]
-    overall = evaluation["overall"]
+    sections = (_head(card), _worth(card), _data(card), _training(card), _accessions(card["split"]["accessions"]))
+    return "\n".join(sections)
+
+
+def _head(card: Mapping[str, Any]) -> str:
+    dna, protein, training = card["dna_model"], card["protein_model"], card["training"]
     return f"""# {card["name"]}
 
 {card["purpose"]}
@@ -45,8 +48,12 @@ dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]
 | date | {card["date"]} |
 | hardware | embedded on {", ".join(training["embedded_on"]) or "nothing"}; trained on {training["hardware"]} |
 | versions | {", ".join(f"{name} {number}" for name, number in card["versions"].items())} |
+"""
 
-## What it is worth
+
+def _worth(card: Mapping[str, Any]) -> str:
+    evaluation, overall = card["evaluation"], card["evaluation"]["overall"]
+    return f"""## What it is worth
 
 On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
 nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the pieces. \
@@ -57,7 +64,7 @@ What these figures are of:
 {_listed(evaluation["limits"])}
 The test part, by group:
 
-{_listed([_organisms(*item) for item in split["organisms"]["test"].items()])}
+{_listed([_organisms(*item) for item in card["split"]["organisms"]["test"].items()])}
 {_table(["pieces", "viral", "others", *_MEASURES.values()], [_row("all", overall), *_rows(evaluation["by_length"])])}
 
 {_other_chunks(evaluation["other_chunks"])}\
@@ -69,8 +76,12 @@ Calibration, over bins of equal numbers of pieces:
 
 {_table(["pieces", "mean P(virus)", "share that is viral", "95 % interval"], _calibration(evaluation["calibration"]))}
 
-{_listed(evaluation["notes"])}
-## Data
+{_listed(evaluation["notes"])}"""
+
+
+def _data(card: Mapping[str, Any]) -> str:
+    data, split = card["data"], card["split"]
+    return f"""## Data
 
 {data["note"] or "The licence of the genomes is not stated."}
 
@@ -89,8 +100,12 @@ found in one record of another part is {split["largest_share"]:.4f}.
 {card["pieces_rule"]}
 
 {card["frames_rule"]}
+"""
 
-## Training
+
+def _training(card: Mapping[str, Any]) -> str:
+    training = card["training"]
+    return f"""## Training
 
 {training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
 cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of those \
@@ -105,10 +120,6 @@ Command: `{training["command"]}`
 Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"].items())}.
 
 Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["seconds"].items())}.
-
-## Accessions
-
-{_accessions(split["accessions"])}
 """
 
 
@@ -220,4 +231,4 @@ def _accessions(parts: Mapping[str, list[str]]) -> str:
     for part, names in parts.items():
         more = f" and {len(names) - _MOST_ACCESSIONS:,} more" if len(names) > _MOST_ACCESSIONS else ""
         texts.append(f"{part} ({len(names):,}): {', '.join(names[:_MOST_ACCESSIONS])}{more}")
-    return "\n\n".join(texts)
+    return "\n\n".join(["## Accessions", *texts]) + "\n"
