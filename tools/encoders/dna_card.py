@@ -10,11 +10,6 @@ from tools.encoders.card import WEIGHTS_NAME, settings_and_command
 def card_text(card: dict[str, Any]) -> str:
     """Return the model card as Markdown."""
     shape, data, split, training = card["architecture"], card["data"], card["split"], card["training"]
-    file_rows = "\n".join(
-        f"| `{item['file']}` | {item['num_records']:,} | {item['num_nt']:,} | "
-        f"{split['held_out_of_file'].get(item['file'], 0):,} | `{item['sha256']}` |"
-        for item in data["files"]
-    )
     return f"""# {card["name"]}
 
 **A demonstration encoder.** It is small enough to come with the package, so that everything works without a download.
@@ -39,7 +34,7 @@ embeddings); sha256 `{card["weights_sha256"]}` |
 
 | file | records | nt | held out | sha256 |
 | --- | --- | --- | --- | --- |
-{file_rows}
+{_file_rows(card)}
 
 Bias: eukaryotes are one fungus; archaea are absent but for a few filed under bacteria; prophages
 inside bacterial windows were not filtered; the genomes are public, so published tools may have been trained on them.
@@ -72,6 +67,15 @@ per masked token. The unigram model has the token frequencies of the training pa
 
 Nothing here measures how well viral sequences are told from others.
 """
+
+
+def _file_rows(card: dict[str, Any]) -> str:
+    held_out = card["split"]["held_out_of_file"]
+    return "\n".join(
+        f"| `{item['file']}` | {item['num_records']:,} | {item['num_nt']:,} | {held_out.get(item['file'], 0):,} | "
+        f"`{item['sha256']}` |"
+        for item in card["data"]["files"]
+    )
 
 
 def _loss_rows(card: dict[str, Any]) -> str:

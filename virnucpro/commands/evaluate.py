@@ -173,11 +173,7 @@ def evaluate(
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:
-        columns = zip(_a_table(scores, id_column), _a_table(scores, score_column), strict=True)
-        tables = [
-            read_scores(path, id_column=ids, score_column=values)
-            for path, (ids, values) in zip(scores or [], columns, strict=True)
-        ]
+        tables = _read_tables(scores or [], id_column or [None], score_column or [None])
     document, without = evaluate_tables(
         _named_apart(tables),
         known,
@@ -226,11 +222,13 @@ def _check(
         raise typer.BadParameter(f"{threshold:g} is not {which}.", param_hint="--threshold")
 
 
-def _a_table(scores: list[Path] | None, names: list[str] | None) -> list[str] | list[None]:
-    """Return the name of the column in each table; None takes the default."""
-    if not names:
-        return [None] * len(scores or [])
-    return names * len(scores or []) if len(names) == 1 else names
+def _read_tables(
+    paths: Sequence[Path], id_columns: Sequence[str | None], score_columns: Sequence[str | None]
+) -> list[ScoreTable]:
+    """Read every table; a single column name is for all of them, None is the default."""
+    ids, scores = (list(names) * len(paths) if len(names) == 1 else names for names in (id_columns, score_columns))
+    columns = zip(paths, ids, scores, strict=True)
+    return [read_scores(path, id_column=one, score_column=other) for path, one, other in columns]
 
 
 def _length_edges(text: str) -> tuple[int, ...]:
