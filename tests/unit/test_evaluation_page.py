@@ -12,7 +12,8 @@ from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, writ
 from tests.unit.test_report_page import Page, contrast
 from virnucpro.report import evaluation_plots
 from virnucpro.report.evaluation_page import write_page
-from virnucpro.report.plots import CALL_COLOURS, COLOURS
+from virnucpro.report.figures import COLOURS
+from virnucpro.report.plots import CALL_COLOURS
 from virnucpro.training.score_tables import read_scores
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(2)>"

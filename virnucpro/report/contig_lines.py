@@ -1,11 +1,14 @@
 """
-The lines of ``contigs.tsv``, each with its viral regions from ``viral_regions.bed``, as one stream.
+What a report reads of contigs: the lines of ``contigs.tsv`` with their viral regions, and the tracks of a few.
 
-Both files are in the order of the input, so they are read side by side, one line at a time.
+``contigs.tsv`` and ``viral_regions.bed`` are in the order of the input, so they are read side by side, one line at a
+time. A track longer than ``TRACK_STEPS`` is averaged over windows of equal length.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +16,7 @@ from virnucpro.errors import ResultError
 from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 NO_SCORE = "no score"
@@ -21,6 +24,8 @@ NO_SCORE = "no score"
 GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
 """Groups in which contigs are counted."""
 
+TRACK_STEPS = 1000
+"""Steps in one track."""
 _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
 _END: tuple[None, tuple[()]] = (None, ())
@@ -67,6 +72,26 @@ class ContigLine(NamedTuple):
         return sum(region.end - region.start for region in self.regions)
 
 
+class Step(NamedTuple):
+    """P(virus) of a stretch."""
+
+    start: int
+    """0-based nt; *end* is exclusive."""
+    end: int
+    p_virus: float
+
+
+@dataclass(frozen=True)
+class Track:
+    """P(virus) along one contig."""
+
+    contig: ContigLine
+    steps: Sequence[Step]
+    """In the order of the sequence, with gaps where there is no score."""
+    window_nt: int | None
+    """Nucleotides of each step's mean; None: one step a chunk."""
+
+
 def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine]:
     """Yield every line of *contigs*; raise if a region belongs to no contig or is out of order."""
     regions = _read_regions(viral_regions)
@@ -101,3 +126,50 @@ def _read_regions(path: Path) -> Iterator[tuple[str, tuple[Region, ...]]]:
             yield contig, tuple(Region(int(start), int(end), int(score)) for _, (_, start, end, _, score, *_) in lines)
     except ValueError as error:
         raise ResultError(path, f"a line cannot be read ({error}): {_REMEDY}") from error
+
+
+def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
+    """Return the tracks of *contigs*, in that order; raise if one with a score has none."""
+    wanted = {contig.found.contig: contig for contig in contigs}
+    found: dict[str, Track] = {}
+    if wanted:
+        for name, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
+            if name in wanted:
+                found[name] = _make_track(path, wanted[name], [columns for _, columns in lines])
+                if len(found) == len(wanted):
+                    break
+    missing = next((name for name in wanted if name not in found), None)
+    if missing is not None:
+        raise ResultError(path, f"has no track of {missing!r}, which has a score")
+    return [found[contig.found.contig] for contig in contigs]
+
+
+def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) -> Track:
+    try:
+        steps = [Step(int(start), int(end), float(p)) for _, start, end, p in lines]
+    except ValueError as error:
+        raise ResultError(path, f"a line of {contig.found.contig!r} cannot be read ({error})") from error
+    if len(steps) <= TRACK_STEPS:
+        return Track(contig, steps, None)
+    window_nt = _round_up(math.ceil(steps[-1].end / TRACK_STEPS))
+    return Track(contig, list(_averaged(steps, window_nt)), window_nt)
+
+
+def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
+    """Yield the mean of each window over its nucleotides with a score."""
+    sums: dict[int, tuple[int, float]] = {}
+    last_nt = 0
+    for step in steps:
+        for window in range(step.start // window_nt, (step.end - 1) // window_nt + 1):
+            covered = min(step.end, (window + 1) * window_nt) - max(step.start, window * window_nt)
+            nt, total = sums.get(window, (0, 0.0))
+            sums[window] = (nt + covered, total + covered * step.p_virus)
+        last_nt = step.end
+    for window, (nt, total) in sums.items():
+        yield Step(window * window_nt, min((window + 1) * window_nt, last_nt), total / nt)
+
+
+def _round_up(number: int) -> int:
+    """Return the next 1, 2 or 5 times a power of ten."""
+    power = int("1" + "0" * (len(str(number)) - 1))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from virnucpro.report.figures import COLOURS, Colour, colour, dotted_line, lay_out
 from virnucpro.report.html import hover_text
-from virnucpro.report.plots import COLOURS, Colour, colour, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ _LABEL_CHARACTERS = 28
 
 def roc(tables: Sequence[Table]) -> go.Figure:
     figure = _curves(tables, "roc", "false positives %{x:.3f}<br>recall %{y:.3f}")
-    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=_guide())
+    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=dotted_line())
     figure.update_xaxes(title_text="share of others called (false positives)", range=[-0.01, 1], dtick=0.2)
     figure.update_yaxes(title_text="share of viral contigs called (recall)", range=[0, 1.02], dtick=0.2)
     return figure
@@ -51,7 +51,7 @@ def precision_recall(tables: Sequence[Table]) -> go.Figure:
     """Return precision against recall; the dotted line is chance, the share of viral contigs."""
     figure = _curves(tables, "precision_recall", "recall %{x:.3f}<br>precision %{y:.3f}")
     overall = tables[0]["overall"]
-    figure.add_hline(overall["viral"] / (overall["viral"] + overall["others"]), line=_guide())
+    figure.add_hline(overall["viral"] / (overall["viral"] + overall["others"]), line=dotted_line())
     figure.update_xaxes(title_text="recall", range=[-0.01, 1.01], dtick=0.2)
     figure.update_yaxes(title_text="precision", range=[0, 1.02], dtick=0.2)
     return figure
@@ -72,7 +72,7 @@ def reliability(tables: Sequence[Table]) -> go.Figure:
                 hovertemplate="mean score %{x:.3f}<br>viral %{y:.1%} of %{customdata:,} contigs<extra></extra>",
                 **_look(number, table["name"]),
             )
-    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=_guide())
+    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=dotted_line())
     lay_out(figure, _HEIGHT_PX)
     figure.update_layout(showlegend=len(tables) > 1)
     figure.update_xaxes(title_text="mean score of the bin", range=[-0.02, 1.02], dtick=0.2)
@@ -96,7 +96,7 @@ def score_histogram(table: Table) -> go.Figure:
             hovertemplate=f"score %{{customdata}}<br>{name}: %{{y:,}}<extra></extra>",
         )
     if table["threshold"] is not None:
-        figure.add_vline(table["threshold"], line=_guide())
+        figure.add_vline(table["threshold"], line=dotted_line())
     lay_out(figure, _HEIGHT_PX)
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text="score", range=[edges[0], edges[-1]])
@@ -179,7 +179,3 @@ def _error_bars(intervals: Sequence[tuple[float, float, float]], number: int) ->
         "thickness": 1.2,
         "width": 4,
     }
-
-
-def _guide() -> dict[str, Any]:
-    return {"color": colour("muted"), "width": 1, "dash": "dot"}

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import html
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _VOID = frozenset({"br", "col", "input", "meta"})
 
@@ -37,6 +40,40 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Html:
 def joined(*children: str) -> Html:
     """Return *children* in a row; what is not ``Html`` is text."""
     return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
+
+
+def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
+    """Return the element of the figure *name*, with title and caption."""
+    return element(
+        "figure",
+        element("h3", label),
+        element("div", id=name, class_="plot", role="img", aria_label=label),
+        element("figcaption", caption),
+        *extra,
+    )
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
+    """Return a plain table; the columns *numbers* are right-aligned."""
+    kinds = ["number" if column in numbers else None for column in range(len(header))]
+    return element(
+        "div",
+        element(
+            "table",
+            element(
+                "thead",
+                element("tr", *(element("th", h, scope="col", class_=k) for h, k in zip(header, kinds, strict=True))),
+            ),
+            element(
+                "tbody",
+                *(
+                    element("tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True)))
+                    for row in rows
+                ),
+            ),
+        ),
+        class_="wide",
+    )
 
 
 def script_json(value: Any) -> Html:

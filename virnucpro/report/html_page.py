@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from virnucpro.report.plots import Colour
+    from virnucpro.report.figures import Colour
 
 
 def fill_page(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from virnucpro import durable
 from virnucpro.report import plots, provenance, sections, wording
 from virnucpro.report.contig_table import contig_table
+from virnucpro.report.figures import COLOURS
 from virnucpro.report.html import joined
 from virnucpro.report.html_page import fill_page
 from virnucpro.report.summary import summarise
@@ -43,7 +44,7 @@ def make_page(layout: PredictionLayout, summary: Summary) -> str:
         sections=body,
         footer=provenance.footer(layout),
         figures=_figures(summary, thresholds),
-        colours=plots.COLOURS,
+        colours=COLOURS,
     )
 
 

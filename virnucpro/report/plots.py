@@ -1,18 +1,18 @@
 """
 The plots of a report, as plotly figures in the colours of the light page.
 
-Every colour is one of ``COLOURS``; the page's script swaps them for the dark ones. Calls differ in symbol as well as in
-colour. Text from input reaches plotly as escaped hover text only.
+Calls differ in symbol as well as in colour. Text from input reaches plotly as escaped hover text only.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from virnucpro.report.contig_lines import NO_SCORE
+from virnucpro.report.figures import colour, dotted_line, lay_out
 from virnucpro.report.html import hover_text, nucleotides, probability
 from virnucpro.report.summary import SCORE_BINS
 from virnucpro.store.contig_table import Call
@@ -20,31 +20,10 @@ from virnucpro.store.contig_table import Call
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.report.contig_lines import ContigLine, Region
+    from virnucpro.report.contig_lines import ContigLine, Region, Track
     from virnucpro.report.summary import Summary
-    from virnucpro.report.tracks import Track
 
 
-class Colour(NamedTuple):
-    """The colour of one role, on the light and the dark page."""
-
-    light: str
-    dark: str
-
-
-COLOURS = {
-    "virus": Colour("#c84e00", "#ff9a4d"),
-    "not-virus": Colour("#1f6fa8", "#62b0e8"),
-    "undecided": Colour("#555e6c", "#c3cad5"),
-    "no-score": Colour("#8b94a1", "#6a7585"),
-    "ink": Colour("#1b2330", "#e8ebf0"),
-    "muted": Colour("#596473", "#a2adbb"),
-    "line": Colour("#dfe4ea", "#303843"),
-    "surface": Colour("#ffffff", "#181d24"),
-    "page": Colour("#f5f6f8", "#0f1318"),
-    "region": Colour("#fbe3d2", "#4a2c17"),
-}
-"""Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
 CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}
 CALL_CLASSES = {**CALL_COLOURS, Call.TOO_SHORT: "no-score too-short"}
 """Too short: hatched in the colour of no score."""
@@ -53,15 +32,10 @@ SHADED_REGIONS = 300
 """At most so many regions are shaded in a track: the longest."""
 
 _SYMBOLS = {Call.VIRUS: "circle", Call.UNDECIDED: "diamond", Call.NOT_VIRUS: "circle-open"}
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _DRAWN = (Call.NOT_VIRUS, Call.UNDECIDED, Call.VIRUS)
 """The most important is drawn last."""
 _LOG_FROM = 20
 """From this ratio of the highest bar to the highest viral one on, counts start on a log scale."""
-
-
-def colour(role: str) -> str:
-    return COLOURS[role].light
 
 
 def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
@@ -83,7 +57,7 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
                 hovertemplate=f"P(virus) %{{customdata}}<br>{summary.sequences}, {call}: %{{y:,}}<extra></extra>",
             )
     for threshold in thresholds:
-        figure.add_vline(threshold, line=_threshold_line())
+        figure.add_vline(threshold, line=dotted_line())
     lay_out(figure, 340)
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text=f"P(virus) of the {summary.sequence}", range=[0, 1], dtick=0.2)
@@ -115,7 +89,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
                 hovertemplate=f"%{{text}}, {call}<extra></extra>",
             )
     for threshold in thresholds:
-        figure.add_hline(threshold, line=_threshold_line())
+        figure.add_hline(threshold, line=dotted_line())
     lay_out(figure, 340)
     lengths = [contig.length_nt or 1 for contig in summary.sample] or [100, 10_000]
     limits = [math.log10(min(lengths)) - 0.1, math.log10(max(lengths)) + 0.1]
@@ -155,7 +129,7 @@ def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
         shapes=[{**shaded, "x0": region.start / unit_nt, "x1": region.end / unit_nt} for region in regions]
     )
     for threshold in thresholds:
-        figure.add_hline(threshold, line=_threshold_line())
+        figure.add_hline(threshold, line=dotted_line())
     lay_out(figure, 170)
     figure.update_layout(showlegend=False)
     figure.update_xaxes(title_text=f"position in the contig ({unit})", range=[0, length_nt / unit_nt], showgrid=False)
@@ -178,46 +152,3 @@ def _count_scale(summary: Summary) -> str:
 def _hover(contig: str, length_nt: int, score: float) -> str:
     escaped_score = probability(score).replace("<", "&lt;").replace(">", "&gt;")
     return f"{hover_text(contig)}<br>{nucleotides(length_nt)}, P(virus) {escaped_score}"
-
-
-def _threshold_line() -> dict[str, Any]:
-    return {"color": colour("muted"), "width": 1, "dash": "dot"}
-
-
-def lay_out(figure: go.Figure, height_px: int) -> None:
-    """Give a figure the look of the page."""
-    figure.update_layout(
-        template="none",
-        height=height_px,
-        margin={"l": 56, "r": 14, "t": 34 if height_px > 200 else 8, "b": 46},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": _FONT, "size": 12, "color": colour("muted")},
-        legend={
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "font": {"color": colour("ink")},
-        },
-        hoverlabel={
-            "align": "left",
-            "bgcolor": colour("surface"),
-            "bordercolor": colour("muted"),
-            "font": {"family": _FONT, "color": colour("ink")},
-        },
-        hovermode="closest",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": colour("muted"), "activecolor": colour("ink")},
-    )
-    axis = {
-        "gridcolor": colour("line"),
-        "linecolor": colour("muted"),
-        "zeroline": False,
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickcolor": colour("muted"),
-        "title_standoff": 8,
-    }
-    figure.update_xaxes(showline=True, **axis)
-    figure.update_yaxes(showline=False, **axis)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
 from virnucpro.report.contig_lines import NO_SCORE
-from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, whole
-from virnucpro.report.sections import rows_of
+from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, rows_of, whole
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from virnucpro.errors import printable
 from virnucpro.report import wording
 from virnucpro.report.contig_lines import GROUPS
-from virnucpro.report.html import Html, counted, cut, element, joined, nucleotides, percent, probability, whole
+from virnucpro.report.html import (
+    Html,
+    counted,
+    cut,
+    element,
+    joined,
+    nucleotides,
+    percent,
+    plot_place,
+    probability,
+    whole,
+)
 from virnucpro.report.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
 from virnucpro.report.summary import SURE_FROM
 from virnucpro.store.contig_table import Call
@@ -15,9 +26,8 @@ from virnucpro.store.contig_table import Call
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.report.contig_lines import Region
+    from virnucpro.report.contig_lines import Region, Track
     from virnucpro.report.summary import Summary
-    from virnucpro.report.tracks import Track
 
 HISTOGRAM = "score-histogram"
 SCATTER = "length-against-score"
@@ -143,17 +153,6 @@ def _scale_button() -> Html:
     )
 
 
-def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
-    """Return the element of the figure *name*, with title and caption."""
-    return element(
-        "figure",
-        element("h3", label),
-        element("div", id=name, class_="plot", role="img", aria_label=label),
-        element("figcaption", caption),
-        *extra,
-    )
-
-
 def tracks(summary: Summary) -> Html:
     """Return the elements of the tracks, each with a description of its contig."""
     if not summary.contigs:
@@ -215,26 +214,3 @@ def _places(regions: Iterable[Region]) -> str:
 def swatch(call: str) -> Html:
     """Return the patch of colour of one of ``GROUPS``."""
     return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
-
-
-def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
-    """Return a plain table; the columns *numbers* are right-aligned."""
-    kinds = ["number" if column in numbers else None for column in range(len(header))]
-    return element(
-        "div",
-        element(
-            "table",
-            element(
-                "thead",
-                element("tr", *(element("th", h, scope="col", class_=k) for h, k in zip(header, kinds, strict=True))),
-            ),
-            element(
-                "tbody",
-                *(
-                    element("tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True)))
-                    for row in rows
-                ),
-            ),
-        ),
-        class_="wide",
-    )
