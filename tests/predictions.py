@@ -18,7 +18,7 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import PredictionConfig
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from tests.chromium import WIDTHS_PX
 from tests.made_prediction import Contig, make_prediction, some_contigs
 from virnucpro.report.figures import COLOURS
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 
 pytestmark = pytest.mark.slow
 

@@ -39,7 +39,7 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
-from virnucpro.report.artifacts import report_markdown
+from virnucpro.report.prediction.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.prediction_manifest import PredictionManifest

@@ -12,9 +12,10 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, some_contigs
-from virnucpro.report import figures, plots
-from virnucpro.report.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
-from virnucpro.report.page import write_report
+from virnucpro.report import figures
+from virnucpro.report.prediction import plots
+from virnucpro.report.prediction.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
+from virnucpro.report.prediction.page import write_report
 
 NAMES = [
     "<img/src=x/onerror=alert(1)>",

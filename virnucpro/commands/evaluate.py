@@ -33,8 +33,8 @@ from virnucpro.errors import printable
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.prediction_settings import configure_prediction
-from virnucpro.report.evaluation_page import write_page
-from virnucpro.report.evaluation_plots import MOST_TABLES
+from virnucpro.report.evaluation.page import write_page
+from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.telemetry.progress import DownloadProgress
 from virnucpro.training.delimited_tables import whole_number

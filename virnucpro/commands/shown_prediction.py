@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.telemetry.progress import terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 

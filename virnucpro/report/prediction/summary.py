@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
-from virnucpro.report.contig_lines import GROUPS, ContigLine, Track, read_columns, read_contig_lines, read_tracks
+from virnucpro.report.prediction.contig_lines import (
+    GROUPS,
+    ContigLine,
+    Track,
+    read_columns,
+    read_contig_lines,
+    read_tracks,
+)
 from virnucpro.store.contig_table import Call
 from virnucpro.store.prediction_manifest import PredictionManifest
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import Html, element, joined, nucleotides, probability, whole
-from virnucpro.report.plots import CALL_CLASSES
-from virnucpro.report.sections import swatch
+from virnucpro.report.prediction.contig_lines import GROUPS
+from virnucpro.report.prediction.plots import CALL_CLASSES
+from virnucpro.report.prediction.sections import swatch
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from virnucpro.report.contig_lines import ContigLine
-    from virnucpro.report.summary import Summary
+    from virnucpro.report.prediction.contig_lines import ContigLine
+    from virnucpro.report.prediction.summary import Summary
 
 ROWS_AT_FIRST = 50
 """Rows that are shown at first."""

@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
-from virnucpro.report import wording
-from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import percent, whole
-from virnucpro.report.summary import Summary, summarise
+from virnucpro.report.prediction import wording
+from virnucpro.report.prediction.contig_lines import GROUPS
+from virnucpro.report.prediction.summary import Summary, summarise
 
 if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout

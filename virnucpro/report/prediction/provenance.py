@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import printable
-from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import Html, counted, cut, duration, element, joined, percent, rows_of, whole
+from virnucpro.report.prediction.contig_lines import NO_SCORE
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
-    from virnucpro.report.summary import Summary
+    from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.prediction_manifest import PredictionManifest
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.report import plots, provenance, sections, wording
-from virnucpro.report.contig_table import contig_table
 from virnucpro.report.figures import COLOURS
 from virnucpro.report.html import joined
 from virnucpro.report.html_page import fill_page
-from virnucpro.report.summary import summarise
+from virnucpro.report.prediction import plots, provenance, sections, wording
+from virnucpro.report.prediction.contig_table import contig_table
+from virnucpro.report.prediction.summary import summarise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import plotly.graph_objects as go
 
-    from virnucpro.report.summary import Summary
+    from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.prediction_manifest import PredictionManifest
 

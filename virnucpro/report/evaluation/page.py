@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
 from virnucpro.errors import printable
-from virnucpro.report import evaluation_plots as plots
+from virnucpro.report.evaluation import plots
 from virnucpro.report.html import Html, counted, cut, element, joined, plot_place, rows_of, whole
 from virnucpro.report.html_page import fill_page
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.html import counted, nucleotides, percent, whole
-from virnucpro.report.summary import SURE_FROM
+from virnucpro.report.prediction.contig_lines import NO_SCORE
+from virnucpro.report.prediction.summary import SURE_FROM
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
-    from virnucpro.report.summary import Summary
+    from virnucpro.report.prediction.summary import Summary
 
 
 def lead(summary: Summary) -> str:

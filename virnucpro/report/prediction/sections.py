@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import printable
-from virnucpro.report import wording
-from virnucpro.report.contig_lines import GROUPS
 from virnucpro.report.html import (
     Html,
     counted,
@@ -19,15 +17,17 @@ from virnucpro.report.html import (
     probability,
     whole,
 )
-from virnucpro.report.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
-from virnucpro.report.summary import SURE_FROM
+from virnucpro.report.prediction import wording
+from virnucpro.report.prediction.contig_lines import GROUPS
+from virnucpro.report.prediction.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
+from virnucpro.report.prediction.summary import SURE_FROM
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.report.contig_lines import Region, Track
-    from virnucpro.report.summary import Summary
+    from virnucpro.report.prediction.contig_lines import Region, Track
+    from virnucpro.report.prediction.summary import Summary
 
 HISTOGRAM = "score-histogram"
 SCATTER = "length-against-score"
