@@ -14,9 +14,9 @@ from tools.encoders.dna_split import as_card
 from tools.encoders.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL, MODELS, resolve_model
-from virnucpro.training.genomes import KMER_LIMIT, read_genomes, sketch
-from virnucpro.training.records import file_sha256
-from virnucpro.training.split import largest_shares
+from virnucpro.training.genomes.kmer_links import largest_shares
+from virnucpro.training.genomes.records import file_sha256
+from virnucpro.training.genomes.related import KMER_LIMIT, read_genomes, sketch
 
 MEGABYTE = 1_000_000
 

@@ -13,7 +13,7 @@ from tools.encoders.dna_split import split_genomes
 from tools.encoders.masked_dna import DnaObjective, load_masked_bert, save_masked_bert
 from tools.encoders.training import TrainingSettings, train_encoder
 from virnucpro.models.dnabert_s import load_dnabert_s
-from virnucpro.training.genomes import (
+from virnucpro.training.genomes.related import (
     KMER_LIMIT,
     Genome,
     read_genomes,

@@ -26,7 +26,7 @@ from virnucpro.training.contig_training import (
     features_out_of_fold,
     fit_networks,
 )
-from virnucpro.training.genomes import reverse_complement
+from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import ContigSettings
 
 GROUPS = 2

@@ -16,9 +16,9 @@ from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.training import delimited_tables
 from virnucpro.training.evaluation import CURVE_POINTS, evaluate, length_classes
 from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
+from virnucpro.training.genomes import delimited_tables
 from virnucpro.training.known_contigs import KnownContigs, read_truth
 from virnucpro.training.metrics import auroc, recall_at, threshold_at
 from virnucpro.training.score_tables import join, read_scores

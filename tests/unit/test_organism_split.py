@@ -16,11 +16,11 @@ from tools.encoders.dna_split import split_genomes
 from virnucpro.models.registry import DNA_MODEL, resolve_model
 from virnucpro.training.classifier_cards import limits_of, organisms_of
 from virnucpro.training.classifier_training import read_split, split
-from virnucpro.training.encoder_data import training_data_of
-from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
-from virnucpro.training.genomes import read_genomes
-from virnucpro.training.labelled_genomes import read_labelled
-from virnucpro.training.organisms import organism_of
+from virnucpro.training.genomes.encoder_data import training_data_of
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.labelled_genomes import read_labelled
+from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.related import read_genomes
 from virnucpro.training.training_run import prepare_training
 
 FLU = "Influenza {} virus ({}) segment {}, complete sequence"

@@ -24,8 +24,8 @@ from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.genome_split import SPLITS
-from virnucpro.training.records import read_records
+from virnucpro.training.genomes.genome_split import SPLITS
+from virnucpro.training.genomes.records import read_records
 from virnucpro.training.training_settings import LENGTHS_NT, configure_training
 
 

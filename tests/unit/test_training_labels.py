@@ -9,7 +9,7 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
-from virnucpro.training.labelled_genomes import files_of, label_of_name, read_labelled
+from virnucpro.training.genomes.labelled_genomes import files_of, label_of_name, read_labelled
 
 
 @pytest.mark.parametrize(

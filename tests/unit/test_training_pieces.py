@@ -10,9 +10,9 @@ import pytest
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
 from virnucpro.training.annotations import read_annotations
-from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
-from virnucpro.training.genomes import Genome, reverse_complement
-from virnucpro.training.labelled_genomes import LabelledGenome
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.labelled_genomes import LabelledGenome
+from virnucpro.training.genomes.related import Genome, reverse_complement
 from virnucpro.training.pieces import (
     PieceRules,
     cut_pieces,

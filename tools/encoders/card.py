@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 
 from virnucpro.models.checkpoint import ARCHITECTURE_KEY, Architecture
-from virnucpro.training.records import file_sha256
+from virnucpro.training.genomes.records import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

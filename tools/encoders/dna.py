@@ -21,8 +21,8 @@ from tools.encoders.dna_card import card_text
 from tools.encoders.dna_split import GenomeSplit, as_card, split_genomes
 from tools.encoders.masked_dna import DnaObjective, save_masked_bert
 from tools.encoders.training import TrainingSettings, train_encoder
-from virnucpro.training.genomes import KMER_LIMIT, Genome, read_genomes
-from virnucpro.training.records import file_sha256
+from virnucpro.training.genomes.records import file_sha256
+from virnucpro.training.genomes.related import KMER_LIMIT, Genome, read_genomes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

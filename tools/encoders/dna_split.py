@@ -1,7 +1,7 @@
 """
 A held-out part of genomes that no record of the training part is related to.
 
-Two records are related as ``virnucpro.training.genomes`` says; whole clusters go to one side, in each file by itself.
+``virnucpro.training.genomes.related`` has the rule. Whole clusters go to one side, in each file by itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.training.encoder_data import ACCESSIONS, ORGANISMS, bare_accession
-from virnucpro.training.genomes import cluster, sketch
-from virnucpro.training.split import hold_out_groups, largest_shares
+from virnucpro.training.genomes.encoder_data import ACCESSIONS, ORGANISMS, bare_accession
+from virnucpro.training.genomes.kmer_links import hold_out_groups, largest_shares
+from virnucpro.training.genomes.related import cluster, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.training.genomes import Genome
+    from virnucpro.training.genomes.related import Genome
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tools.encoders.masked_tokens import MaskedBatch, MaskVocabulary, mask_token
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert
-from virnucpro.training.genomes import reverse_complement
+from virnucpro.training.genomes.related import reverse_complement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,7 +26,7 @@ from tools.encoders.masked_residues import ResidueObjective
 from tools.encoders.protein_split import Split, largest_overlaps, linked_groups, split_by_overlap
 from tools.encoders.training import TrainingSettings, train_encoder
 from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.records import Record, file_sha256, read_records
+from virnucpro.training.genomes.records import Record, file_sha256, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -45,7 +45,7 @@ from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.training.labelled_genomes import check_files
+from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import (
     DEFAULT_HELD_OUT_SHARE,
     DEFAULT_PIECES,

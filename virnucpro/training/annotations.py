@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.training.records import read_records, read_text
+from virnucpro.training.genomes.records import read_records, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

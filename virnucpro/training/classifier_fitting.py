@@ -35,7 +35,7 @@ from virnucpro.training.contig_training import LabelledRecords, TrainingContigs,
 from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.evaluation import evaluate
 from virnucpro.training.frame_training import LabelledFrames, train_classifier
-from virnucpro.training.genome_split import TEST, TRAIN, VALIDATION
+from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.known_contigs import KnownContigs
 from virnucpro.training.metrics import threshold_at
 from virnucpro.training.model_card import card_text
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
     from virnucpro.models.classifier import MLPClassifier
     from virnucpro.training.embedded_pieces import EmbeddedPieces
-    from virnucpro.training.genome_split import SplitGenomes
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.genome_split import SplitGenomes
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.metrics import BoolArray, DoubleArray
     from virnucpro.training.training_run import TrainingRun
 

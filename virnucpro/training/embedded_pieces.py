@@ -22,8 +22,8 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.feature_join import RowStream, join
 from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.run_layout import RunLayout
+from virnucpro.training.genomes.records import read_records
 from virnucpro.training.pieces import read_pieces
-from virnucpro.training.records import read_records
 
 if TYPE_CHECKING:
     import threading

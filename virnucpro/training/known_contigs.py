@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.training.delimited_tables import DelimitedTable, shown, whole_number
-from virnucpro.training.label_table import LABEL_WORDS
+from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
+from virnucpro.training.genomes.label_table import LABEL_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.training.delimited_tables import Problems, Row
+    from virnucpro.training.genomes.delimited_tables import Problems, Row
     from virnucpro.training.metrics import BoolArray, IntArray
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}

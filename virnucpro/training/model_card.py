@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
-from virnucpro.training.genome_split import SPLITS
+from virnucpro.training.genomes.genome_split import SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

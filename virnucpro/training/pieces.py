@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.training.genomes import reverse_complement
-from virnucpro.training.label_table import NAMES, VIRUS
-from virnucpro.training.records import read_records
+from virnucpro.training.genomes.label_table import NAMES, VIRUS
+from virnucpro.training.genomes.records import read_records
+from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import SHORTEST_NT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 
 MOST_AMBIGUOUS = 0.02
 """Largest share of a piece's letters other than A, C, G and T."""

@@ -16,7 +16,7 @@ from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.store.prediction_manifest import PredictionManifest
-from virnucpro.training.delimited_tables import DelimitedTable, shown, whole_number
+from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
 from virnucpro.training.known_contigs import UNKNOWN_NT, is_new_id
 
 if TYPE_CHECKING:

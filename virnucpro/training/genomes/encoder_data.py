@@ -17,7 +17,7 @@ from virnucpro.models.classifier_card import CARD_NAME
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 
 ACCESSIONS, ORGANISMS = "training_accessions", "training_organisms"
 """Keys of an encoder's card, in its ``split``."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import InputProblem
-from virnucpro.training.delimited_tables import DelimitedTable, shown
+from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from virnucpro.training.delimited_tables import Problems
+    from virnucpro.training.genomes.delimited_tables import Problems
 
 _VIRAL = ("virus", "viruses", "viral", "phage", "phages")
 _OTHERS = ("nonviral", "nonvirus", "host", "hosts", "cellular", "other", "others")

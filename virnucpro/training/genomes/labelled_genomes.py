@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from virnucpro.data.index_build import check_readable
 from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.training.genomes import source_of
-from virnucpro.training.label_table import LABEL_WORDS, Label, read_labels
-from virnucpro.training.organisms import organism_of
-from virnucpro.training.records import read_records
+from virnucpro.training.genomes.label_table import LABEL_WORDS, Label, read_labels
+from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.records import read_records
+from virnucpro.training.genomes.related import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from virnucpro.training.records import Record
+    from virnucpro.training.genomes.records import Record
 
 SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
 """Suffixes of FASTA files in a folder; each may be followed by .gz."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.training.organisms import organism_of
-from virnucpro.training.records import read_records
-from virnucpro.training.split import connected, linked_pairs
+from virnucpro.training.genomes.kmer_links import connected, linked_pairs
+from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from virnucpro.training.records import Record
+    from virnucpro.training.genomes.records import Record
 
 KMER_NT = 21
 KMER_LIMIT = 0.1

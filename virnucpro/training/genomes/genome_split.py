@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.training.genomes import cluster, sketch
-from virnucpro.training.split import hold_out_groups, largest_shares
+from virnucpro.training.genomes.kmer_links import hold_out_groups, largest_shares
+from virnucpro.training.genomes.related import cluster, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from virnucpro.training.genomes import Genome
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.related import Genome
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
