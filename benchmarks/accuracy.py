@@ -47,11 +47,11 @@ from virnucpro.training.contig_training import (
     fit_networks,
 )
 from virnucpro.training.embedded_pieces import read_embedded
+from virnucpro.training.evaluation.known_contigs import read_truth
+from virnucpro.training.evaluation.metrics import auroc, bootstrap, calibration_error, recall_at
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import files_of, read_labelled
 from virnucpro.training.genomes.records import read_records
-from virnucpro.training.known_contigs import read_truth
-from virnucpro.training.metrics import auroc, bootstrap, calibration_error, recall_at
 from virnucpro.training.pieces import PieceRules, cut_pieces
 from virnucpro.training.training_settings import (
     LENGTHS_NT,

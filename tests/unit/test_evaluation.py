@@ -16,12 +16,12 @@ from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.training.evaluation import CURVE_POINTS, evaluate, length_classes
-from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.known_contigs import KnownContigs, read_truth
+from virnucpro.training.evaluation.metrics import auroc, recall_at, threshold_at
+from virnucpro.training.evaluation.score_tables import join, read_scores
+from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
 from virnucpro.training.genomes import delimited_tables
-from virnucpro.training.known_contigs import KnownContigs, read_truth
-from virnucpro.training.metrics import auroc, recall_at, threshold_at
-from virnucpro.training.score_tables import join, read_scores
 
 TRUTH = (
     "contig\tlabel\tgroup\tlength\na\tvirus\tphage\t300\nb\tnonviral\tbacteria\t900\nc\tViral\tphage\t5000\nd\t0\t\t\n"

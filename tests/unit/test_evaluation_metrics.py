@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.training.metrics import (
+from virnucpro.training.evaluation.metrics import (
     RankedContigs,
     auroc,
     bootstrap,

@@ -18,7 +18,7 @@ from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.training.classifier_fitting import score_pieces
 from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.metrics import auroc
+from virnucpro.training.evaluation.metrics import auroc
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
 

@@ -37,17 +37,17 @@ from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.telemetry.progress import DownloadProgress
-from virnucpro.training.evaluation import LENGTH_EDGES_NT
-from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.known_contigs import read_truth
+from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
+from virnucpro.training.evaluation.score_tables import read_scores
+from virnucpro.training.evaluation.strata import LENGTH_EDGES_NT
 from virnucpro.training.genomes.delimited_tables import whole_number
-from virnucpro.training.known_contigs import read_truth
-from virnucpro.training.metrics import BOOTSTRAP_SAMPLES
-from virnucpro.training.score_tables import read_scores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.training.score_tables import ScoreTable
+    from virnucpro.training.evaluation.score_tables import ScoreTable
 
 
 DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))

@@ -33,11 +33,11 @@ from virnucpro.training.annotations import read_annotations
 from virnucpro.training.classifier_cards import Trained, card_values, worth_of
 from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model
 from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.evaluation import evaluate
+from virnucpro.training.evaluation.known_contigs import KnownContigs
+from virnucpro.training.evaluation.metrics import threshold_at
+from virnucpro.training.evaluation.strata import evaluate
 from virnucpro.training.frame_training import LabelledFrames, train_classifier
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
-from virnucpro.training.known_contigs import KnownContigs
-from virnucpro.training.metrics import threshold_at
 from virnucpro.training.model_card import card_text
 from virnucpro.training.training_run import OUTCOME_NAME
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
     from virnucpro.models.classifier import MLPClassifier
     from virnucpro.training.embedded_pieces import EmbeddedPieces
+    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
-    from virnucpro.training.metrics import BoolArray, DoubleArray
     from virnucpro.training.training_run import TrainingRun
 
 CALLED_SHARE = 0.05

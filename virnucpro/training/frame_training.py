@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import threading
 
     from virnucpro.models.classifier import FloatArray
-    from virnucpro.training.metrics import BoolArray
+    from virnucpro.training.evaluation.metrics import BoolArray
     from virnucpro.training.training_settings import ClassifierSettings
 
 _log = logging.getLogger(__name__)

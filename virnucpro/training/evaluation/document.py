@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.training.evaluation import evaluate
-from virnucpro.training.metrics import RankedContigs, bootstrap
-from virnucpro.training.score_tables import join
+from virnucpro.training.evaluation.metrics import RankedContigs, bootstrap
+from virnucpro.training.evaluation.score_tables import join
+from virnucpro.training.evaluation.strata import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from virnucpro.run_layout import EvaluationLayout
-    from virnucpro.training.known_contigs import KnownContigs
-    from virnucpro.training.metrics import BoolArray, DoubleArray
-    from virnucpro.training.score_tables import JoinedScores, ScoreTable
+    from virnucpro.training.evaluation.known_contigs import KnownContigs
+    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
+    from virnucpro.training.evaluation.score_tables import JoinedScores, ScoreTable
 
 FORMAT = 1
 KIND = "evaluation"

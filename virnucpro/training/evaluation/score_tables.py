@@ -16,14 +16,14 @@ from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.training.evaluation.known_contigs import UNKNOWN_NT, is_new_id
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
-from virnucpro.training.known_contigs import UNKNOWN_NT, is_new_id
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.training.known_contigs import KnownContigs
-    from virnucpro.training.metrics import DoubleArray
+    from virnucpro.training.evaluation.known_contigs import KnownContigs
+    from virnucpro.training.evaluation.metrics import DoubleArray
 
 ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
 """Default columns, as in ``contigs.tsv``."""

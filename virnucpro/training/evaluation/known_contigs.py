@@ -18,8 +18,8 @@ from virnucpro.training.genomes.label_table import LABEL_WORDS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from virnucpro.training.evaluation.metrics import BoolArray, IntArray
     from virnucpro.training.genomes.delimited_tables import Problems, Row
-    from virnucpro.training.metrics import BoolArray, IntArray
 
 LABELS = LABEL_WORDS | {"1": True, "0": False, "non-viral": False, "not virus": False}
 """Lower-case label -> whether a contig is viral."""
