@@ -11,11 +11,11 @@ from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER, classifiers_table
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
+from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.genomes.genome_split import SPLITS, split_labelled
 from virnucpro.training.genomes.labelled_genomes import read_labelled
 from virnucpro.training.genomes.records import file_sha256, read_records
 from virnucpro.training.genomes.related import KMER_LIMIT
-from virnucpro.training.model_card import card_text
 
 FOLDER = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
 

@@ -18,7 +18,7 @@ from virnucpro.models.sequence_features import (
     kmers,
     open_runs,
 )
-from virnucpro.training.contig_training import (
+from virnucpro.training.fitting.contig_training import (
     Examples,
     LabelledRecords,
     choose_temperature,

@@ -14,8 +14,8 @@ from tests.strategies import write_fasta
 from tests.trainings import hash_training
 from tools.encoders.dna_split import split_genomes
 from virnucpro.models.registry import DNA_MODEL, resolve_model
-from virnucpro.training.classifier_cards import limits_of, organisms_of
 from virnucpro.training.classifier_training import read_split, split
+from virnucpro.training.fitting.classifier_cards import limits_of, organisms_of
 from virnucpro.training.genomes.encoder_data import training_data_of
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import read_labelled

@@ -22,8 +22,8 @@ from virnucpro.models.classifier_card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.training.annotations import read_annotations
-from virnucpro.training.embedded_pieces import read_embedded
+from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.embedded_pieces import read_embedded
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.training_settings import LENGTHS_NT, configure_training

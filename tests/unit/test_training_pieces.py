@@ -9,17 +9,17 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
-from virnucpro.training.annotations import read_annotations
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
-from virnucpro.training.genomes.labelled_genomes import LabelledGenome
-from virnucpro.training.genomes.related import Genome, reverse_complement
-from virnucpro.training.pieces import (
+from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.pieces import (
     PieceRules,
     cut_pieces,
     group_weights,
     read_pieces,
     write_pieces,
 )
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.labelled_genomes import LabelledGenome
+from virnucpro.training.genomes.related import Genome, reverse_complement
 from virnucpro.training.training_settings import LENGTHS_NT, SHORTEST_NT
 
 

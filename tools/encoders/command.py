@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.errors import VirNucProError
-from virnucpro.training.classifier_cards import hardware
+from virnucpro.training.fitting.classifier_cards import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

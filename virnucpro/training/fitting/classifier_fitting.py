@@ -29,16 +29,16 @@ from virnucpro.models.classifier_card import (
 )
 from virnucpro.models.contig_model import load_contig_model
 from virnucpro.models.nucleotide_codes import encode
-from virnucpro.training.annotations import read_annotations
-from virnucpro.training.classifier_cards import Trained, card_values, worth_of
-from virnucpro.training.contig_training import LabelledRecords, TrainingContigs, train_contig_model
-from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.evaluation.known_contigs import KnownContigs
 from virnucpro.training.evaluation.metrics import threshold_at
 from virnucpro.training.evaluation.strata import evaluate
-from virnucpro.training.frame_training import LabelledFrames, train_classifier
+from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.classifier_cards import Trained, card_values, worth_of
+from virnucpro.training.fitting.contig_training import LabelledRecords, TrainingContigs, train_contig_model
+from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier
+from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
-from virnucpro.training.model_card import card_text
 from virnucpro.training.training_run import OUTCOME_NAME
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig
     from virnucpro.models.classifier import MLPClassifier
-    from virnucpro.training.embedded_pieces import EmbeddedPieces
     from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
+    from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_run import TrainingRun

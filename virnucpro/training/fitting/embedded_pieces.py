@@ -22,8 +22,8 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.feature_join import RowStream, join
 from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.run_layout import RunLayout
+from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.records import read_records
-from virnucpro.training.pieces import read_pieces
 
 if TYPE_CHECKING:
     import threading
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from virnucpro.data.fragment_files import FragmentCounts
     from virnucpro.run_layout import TrainingLayout
-    from virnucpro.training.annotations import Annotations
-    from virnucpro.training.pieces import Piece
+    from virnucpro.training.fitting.annotations import Annotations
+    from virnucpro.training.fitting.pieces import Piece
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]

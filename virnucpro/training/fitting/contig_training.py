@@ -23,7 +23,7 @@ from torch import nn
 from virnucpro.errors import StoppedError
 from virnucpro.models.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
 from virnucpro.models.sequence_features import SequenceFeatures
-from virnucpro.training.kmer_log_odds import KmerCounts
+from virnucpro.training.fitting.kmer_log_odds import KmerCounts
 
 if TYPE_CHECKING:
     import threading
