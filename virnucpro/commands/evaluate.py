@@ -210,7 +210,7 @@ def _check(
     if contigs and (id_column or score_column):
         raise typer.BadParameter("it needs --scores.", param_hint="--id-column" if id_column else "--score-column")
     if scores and classifier:
-        raise typer.BadParameter("it needs CONTIGS; --scores have been computed already.", param_hint="--classifier")
+        raise typer.BadParameter("it needs CONTIGS: with --scores, nothing is classified.", param_hint="--classifier")
     for option, names in (("--id-column", id_column), ("--score-column", score_column)):
         if scores and names and len(names) not in {1, len(scores)}:
             what = f"given {len(names)} times for {len(scores)} tables: give it once, or once a table."
