@@ -31,8 +31,8 @@ _MEASURES = {
     "calibration_error": "calibration error",
 }
 _EXPLAINED = {
-    "AUROC": "the probability that a viral contig scores above another one; 0.5 is to know nothing",
-    "average precision": "the area under precision against recall; to know nothing is the share of viral contigs",
+    "AUROC": "the probability that a viral contig scores above another one; 0.5 is chance",
+    "average precision": "the area under precision against recall; chance is the share of viral contigs",
     "F1": "of calling viral from the threshold up; like average precision it depends on how many contigs are viral",
     "recall at 1 % false positives": (
         "share of viral contigs above the lowest score that at most 1 % of the others reach; where there are fewer "
@@ -95,7 +95,7 @@ def _lead(tables: Sequence[Mapping[str, Any]]) -> str:
     if len(tables) > 1:
         return f"{len(tables)} tables of scores on {measured}"
     if overall["auroc"] is None:
-        return f"{measured}: one kind only, so nothing to tell apart"
+        return f"{measured}: one kind only, so nothing to compare"
     return f"AUROC {overall['auroc']['value']:.3f} on {measured}"
 
 
@@ -163,10 +163,8 @@ def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
         element("h2", "Viral or not"),
         element(
             "div",
-            plot_place(ROC, "ROC curve", "Dotted: to know nothing."),
-            plot_place(
-                PRECISION_RECALL, "Precision and recall", "Dotted: to know nothing, the share of viral contigs."
-            ),
+            plot_place(ROC, "ROC curve", "Dotted: chance."),
+            plot_place(PRECISION_RECALL, "Precision and recall", "Dotted: chance, the share of viral contigs."),
             class_="pair",
         ),
     )
@@ -175,7 +173,7 @@ def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
 def _scores(tables: Sequence[Mapping[str, Any]]) -> Html:
     places = []
     if any(table["calibration"] for table in tables):
-        caption = "Ten bins of equal numbers of contigs, with 95 % intervals. Dotted: scores that mean what they say."
+        caption = "Ten bins of equal numbers of contigs, with 95 % intervals. Dotted: perfect calibration."
         places.append(plot_place(RELIABILITY, "Calibration", caption))
     for number, table in enumerate(tables):
         at = table["threshold"]
