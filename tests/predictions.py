@@ -18,7 +18,7 @@ from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import PredictionConfig
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from virnucpro.knobs import from_flat
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import TrainingSettings
 from virnucpro.store.contig_table import read_contig_calls
-from virnucpro.training.classifier_fitting import score_pieces
-from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.metrics import auroc
+from virnucpro.training.evaluation.metrics import auroc
+from virnucpro.training.fitting.classifier_fitting import score_pieces
+from virnucpro.training.fitting.embedded_pieces import read_embedded
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
 

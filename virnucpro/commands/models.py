@@ -1,4 +1,4 @@
-"""``virnucpro models``: what sequences can be embedded and classified with."""
+"""``virnucpro models``: list models and classifiers; convert published classifiers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def list_models(
 
 
 def _table(*columns: str) -> Table:
-    """Return an empty table that breaks nothing but the words of ``chunks`` over lines."""
+    """Return an empty table in which only ``chunks`` wraps."""
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, no_wrap=name != "chunks")

@@ -16,7 +16,7 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.progress import DownloadProgress, say
 

@@ -28,7 +28,7 @@ from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_ver
 from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.prediction_manifest import StageRecord
 from virnucpro.store.training_manifest import TrainingManifest
-from virnucpro.training.labelled_genomes import LabelledInput, files_of, read_labelled
+from virnucpro.training.genomes.labelled_genomes import LabelledInput, files_of, read_labelled
 from virnucpro.training.training_settings import CHUNKS_NT
 
 if TYPE_CHECKING:
