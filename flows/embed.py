@@ -49,9 +49,10 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
+from virnucpro.pipeline.multi_gpu_inference import configure_model
 from virnucpro.pipeline.rank_runner import RankOutcome
-from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
+from virnucpro.pipeline.run import failure_noted, new_run_id
+from virnucpro.pipeline.run_completion import Reasons, close_run, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
@@ -218,7 +219,7 @@ def _embed_and_aggregate(
     stage = partial(telemetry.stage, model=run.model_config.model_name)
     stages_s = partial(telemetry.stages_s, run.model_config.model_name)
     cluster = cluster_here()
-    with failure_noted(run):
+    with failure_noted(run.layout):
         facts = run.facts() if cluster is None else replace(run.facts(), host="")
         embedding = telemetry.begin_embedding(facts)
         limits = RunLimits(attempts=worker_retries + 1)

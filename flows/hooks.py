@@ -27,12 +27,11 @@ from prefect.states import Crashed
 
 from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
+from virnucpro.pipeline.interrupted import mark_interrupted
 from virnucpro.pipeline.run_status import RunStatus
-from virnucpro.pipeline.settlement import settle
 from virnucpro.report.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.prediction_manifest import PredictionManifest
-from virnucpro.store.training_manifest import TrainingManifest
+from virnucpro.store.manifest import PredictionManifest, TrainingManifest
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.target_file import remove_forgotten_targets
 
@@ -104,7 +103,7 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
             remove_forgotten_targets(Path(targets))
     folder = Path(given).absolute()
     try:
-        status = settle(folder)
+        status = mark_interrupted(folder)
     except ResultError:
         return [
             "There is nothing to continue.",

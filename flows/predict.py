@@ -42,7 +42,6 @@ from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSI
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.prediction import (
     embedding_dir,
     embedding_job,
@@ -51,8 +50,9 @@ from virnucpro.pipeline.prediction import (
     stages_to_embed,
 )
 from virnucpro.pipeline.prediction_result import PredictionResult
-from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_noted
+from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
+from virnucpro.pipeline.run import failure_noted, new_run_id
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.run_lock import RunLock
@@ -204,7 +204,7 @@ def _predict_in(
             get_run_logger().info(notice)
         if run.already_complete:
             return finished_prediction(run)
-        with prediction_failure_noted(run):
+        with failure_noted(run.layout):
             return _identify(run, claim, telemetry, embedding_parameters, limits)
 
 

@@ -25,7 +25,7 @@ from virnucpro.pipeline.budget_probe import DeviceProbe
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.device_task import probe_device_here
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER
-from virnucpro.pipeline.prediction import classify, close_prediction, cut_fragments, decide
+from virnucpro.pipeline.prediction import call, classify_stage, close_prediction, fragments_stage
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_run import PredictionRun
@@ -200,19 +200,19 @@ def index_contigs(
 @task(name="cut_fragments", cache_policy=NO_CACHE, persist_result=False)
 def fragments_of(run: PredictionRun) -> State[Any] | None:
     """Cut the contigs into chunks and keep their open frames."""
-    return without_traceback(lambda: cut_fragments(run))
+    return without_traceback(lambda: run.do(fragments_stage(run)))
 
 
 @task(name="classify_frames", cache_policy=NO_CACHE, persist_result=False)
 def classify_frames(run: PredictionRun) -> State[Any] | None:
     """Join the embeddings of each frame by its id, and score it."""
-    return without_traceback(lambda: classify(run))
+    return without_traceback(lambda: run.do(classify_stage(run)))
 
 
 @task(name="call_contigs", cache_policy=NO_CACHE, persist_result=False)
 def call_contigs(run: PredictionRun) -> State[Any] | None:
     """Say of every contig whether it is viral."""
-    return without_traceback(lambda: decide(run))
+    return without_traceback(lambda: call(run))
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

@@ -35,7 +35,7 @@ from flows.training_tasks import cut_pieces, evaluate_classifier, read_genomes, 
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import new_run_id
+from virnucpro.pipeline.run import failure_noted, new_run_id
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.run_lock import RunLock
@@ -50,7 +50,7 @@ from virnucpro.training.classifier_training import (
     training_result,
 )
 from virnucpro.training.labelled_genomes import check_files
-from virnucpro.training.training_run import TrainingRun, training_failure_noted
+from virnucpro.training.training_run import TrainingRun
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
 _Path = Annotated[str, Field(min_length=1)]
@@ -190,7 +190,7 @@ def _train_in(
             run = cast("TrainingRun", read.result())
         if run.already_complete:
             return training_result(run, was_complete=True)
-        with training_failure_noted(run):
+        with failure_noted(run.layout):
             return _make(run, claim, telemetry, embedding_parameters, limits)
 
 

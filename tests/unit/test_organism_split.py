@@ -14,7 +14,7 @@ from tests.strategies import write_fasta
 from tests.trainings import hash_training
 from virnucpro.models.registry import DNA_MODEL, resolve_model
 from virnucpro.training.classifier_cards import limits_of, organisms_of
-from virnucpro.training.classifier_training import read_split, split
+from virnucpro.training.classifier_training import read_split, split_stage
 from virnucpro.training.encoder_data import training_data_of
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes import read_genomes, split_genomes
@@ -133,7 +133,7 @@ def _training(folder, seen):
     dna = replace(hash_training().dna, weights_path=str(weights), weights_sha256="e" * 64)
     config = hash_training(dna=dna, held_out_share=0.3)
     run = prepare_training(_files(folder), folder / "out", config, "cpu", run_id="r")
-    split(run)
+    run.do(split_stage(run))
     return run, read_split(run)
 
 

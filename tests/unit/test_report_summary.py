@@ -13,7 +13,7 @@ from virnucpro.report.contig_lines import NO_SCORE
 from virnucpro.report.summary import SCORE_BINS, summarise
 from virnucpro.report.tracks import TRACK_STEPS
 from virnucpro.store.contig_table import Call
-from virnucpro.store.json_manifest import with_checksum
+from virnucpro.store.manifest import with_checksum
 
 
 @pytest.fixture(scope="module")

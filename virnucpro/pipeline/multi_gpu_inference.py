@@ -8,8 +8,6 @@ steps, each as a task.
 from __future__ import annotations
 
 import threading
-import uuid
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -36,19 +34,16 @@ from virnucpro.pipeline.devices import count_gpus, first_devices
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.run import failure_noted, running
 from virnucpro.pipeline.run_completion import (
     aggregate_run,
     close_run,
-    failure_noted,
     finished_result,
     stop_run,
     validate_run,
 )
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +53,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 log = structlog.get_logger(__name__)
 
@@ -261,15 +257,9 @@ def run_embedding(
         StoppedError: *stop* was set before there was anything to keep.
     """
     stop = stop or threading.Event()
-    run_id = new_run_id()
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with (
-        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
-        RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
-        claim.held(shown, run_id=run_id, stop=stop),
-    ):
+    with running(layout, telemetry) as (run_id, shown), claim.held(shown, run_id=run_id, stop=stop):
         stage = partial(shown.stage, model=model_config.model_name)
         with stage("index"):
             run = prepare_run(
@@ -285,7 +275,7 @@ def run_embedding(
             )
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)
-        with failure_noted(run):
+        with failure_noted(layout):
             embedding = shown.begin_embedding(run.facts())
             recovery = run.recovery(limits or RunLimits(), embedding)
             try:
@@ -310,11 +300,6 @@ def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim
     if world_size is None:
         return claim_devices("auto", workers_per_device=workers_per_device)
     return claim_of(first_devices(world_size, workers_per_device=workers_per_device))
-
-
-def new_run_id() -> str:
-    """Return an identifier for one start of a run."""
-    return uuid.uuid4().hex[:12]
 
 
 def _run_ranks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import StoppedError
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
@@ -72,19 +71,6 @@ class PredictionResult:
             "computed": list(self.computed),
             "embeddings": [result.to_json() for result in self.embeddings],
         }
-
-
-def check_embedding(result: RunResult) -> None:
-    """
-    Let an embedding run pass that has rows, if not all of them.
-
-    Raises:
-        StoppedError: It was stopped.
-        ConfigurationError, BadInputError, OutputError, WorkersFailedError: It has no row, or could not be written.
-    """
-    if result.state == "stopped":
-        raise StoppedError
-    result.raise_unless(allow_partial=True)
 
 
 def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:

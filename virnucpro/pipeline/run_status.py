@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
-from virnucpro.store import prediction_manifest, training_manifest
-from virnucpro.store.json_manifest import read_values
-from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.store.run_holder import holder_of
-from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.telemetry import wording
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from virnucpro.store.manifest import AnyManifest
     from virnucpro.store.run_holder import Holder
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
     from virnucpro.telemetry.status_file import SavedStatus
@@ -42,9 +39,8 @@ NEXT_WRITE_S = 2 * WRITE_INTERVAL_S
 FORMAT = 1
 """Version of ``RunStatus.to_json``."""
 _FINISHED = ("complete", "partial", "failed", "stopped")
-Manifest = RunManifest | PredictionManifest | TrainingManifest
-"""``run.json`` of whichever kind."""
-_KINDS = {RunManifest: "embedding", PredictionManifest: "identification", TrainingManifest: "training"}
+_KINDS = {"an embedding run": "embedding", "a prediction": "identification", "a training": "training"}
+"""What ``to_json`` calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ class RunStatus:
     """embedding, identification or training; empty where nothing says so yet."""
     holder: Holder | None
     """Who holds the folder."""
-    manifest: Manifest | None
+    manifest: AnyManifest | None
     """``run.json``."""
     live: SavedStatus | None
     """What the run has last said of itself."""
@@ -248,7 +244,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         problems.append(str(error))
     age_s = None if live is None else max(0.0, time.time() - live.written)
     state = _state(layout, holder, manifest, age_s)
-    kind = "" if manifest is None else _KINDS[type(manifest)]
+    kind = "" if manifest is None else _KINDS[manifest.noun]
     return RunStatus(
         output_dir=layout.output_dir,
         state=state,
@@ -262,7 +258,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
     )
 
 
-def _state(layout: FolderLayout, holder: Holder | None, manifest: Manifest | None, age_s: float | None) -> str:
+def _state(layout: FolderLayout, holder: Holder | None, manifest: AnyManifest | None, age_s: float | None) -> str:
     if holder is not None and holder.is_alive is None:
         return "running" if age_s is not None and age_s < FRESH_S else "silent"
     if holder is not None:
@@ -290,22 +286,14 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def manifest_in(layout: FolderLayout) -> Manifest | None:
+def manifest_in(layout: FolderLayout) -> AnyManifest | None:
     """
-    Return ``run.json`` of a folder, of whichever kind; None where there is none.
+    Return ``run.json`` of a folder; None where there is none.
 
     Raises:
         ResultError: It cannot be read.
     """
-    if not layout.manifest.exists():
-        return None
-    match read_values(layout.manifest).get("kind"):
-        case prediction_manifest.KIND:
-            return PredictionManifest.read(layout.manifest)
-        case training_manifest.KIND:
-            return TrainingManifest.read(layout.manifest)
-        case _:
-            return RunManifest.read(layout.manifest)
+    return read_manifest(layout.manifest) if layout.manifest.exists() else None
 
 
 def _identification_around(output_dir: Path) -> Path | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from virnucpro.report.summary import Summary
     from virnucpro.run_layout import PredictionLayout
-    from virnucpro.store.prediction_manifest import PredictionManifest
+    from virnucpro.store.manifest import PredictionManifest
 
 
 def write_report(layout: PredictionLayout) -> Path:

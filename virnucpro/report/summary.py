@@ -21,7 +21,7 @@ from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
 from virnucpro.report.contig_lines import GROUPS, ContigLine, read_columns, read_contig_lines
 from virnucpro.report.tracks import Track, read_tracks
 from virnucpro.store.contig_table import Call
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest
 
 if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout

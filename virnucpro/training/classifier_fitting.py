@@ -61,9 +61,7 @@ THRESHOLD_RULE = (
 )
 
 
-def fit_classifier(
-    run: TrainingRun, split: SplitGenomes, stop: threading.Event | None
-) -> tuple[list[Path], dict[str, int]]:
+def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event | None) -> dict[str, int]:
     """
     Train on the training part, stop and calibrate by validation, and settle the threshold.
 
@@ -73,7 +71,7 @@ def fit_classifier(
         stop: Set when the work is to stop.
 
     Returns:
-        The files that hold what was trained, and how many frames did it.
+        How many frames did it.
 
     Raises:
         BadInputError: A part has no open frame of a label.
@@ -111,11 +109,7 @@ def fit_classifier(
     threshold = settle_threshold(scores_C, embedded.is_virus_C[in_validation_C])
     told = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(told, indent=1) + "\n").encode())
-    counts = {
-        "frames that train": len(training.is_virus_F),
-        "frames that stop": len(validation.is_virus_F),
-    }
-    return [folder / name for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)], counts
+    return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
 
 
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:

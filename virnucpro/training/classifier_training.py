@@ -10,28 +10,25 @@ from __future__ import annotations
 import importlib
 import json
 import threading
+import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
-from virnucpro.pipeline.prediction_run import counts_of, timed
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.run import failure_noted, running
+from virnucpro.pipeline.stages import Stage
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.embedded_pieces import cut_frames
 from virnucpro.training.encoder_data import training_data_of
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
 from virnucpro.training.genomes import read_genomes
 from virnucpro.training.pieces import PieceRules, cut_pieces, write_pieces
-from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
+from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
@@ -40,6 +37,7 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
     from virnucpro.training.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
@@ -108,23 +106,18 @@ def run_training(
         StoppedError: *stop* was set.
     """
     stop = stop or threading.Event()
-    run_id = new_run_id()
     layout = TrainingLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with (
-        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
-        RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
-    ):
+    with running(layout, telemetry) as (run_id, shown):
         with shown.stage("index"):
             run = prepare_training(inputs, output_dir, config, claim.type, run_id=run_id, restart=restart)
         if run.already_complete:
             return training_result(run, was_complete=True)
-        with training_failure_noted(run):
+        with failure_noted(layout):
             with shown.stage("split"):
-                split(run)
+                run.do(split_stage(run))
             with shown.stage("pieces"):
-                cut(run, stop)
+                run.do(pieces_stage(run, stop))
             with claim.held(shown, run_id=run_id, stop=stop):
                 for stage in stages_to_embed(run):
                     model, frames = embedding_job(run, stage)
@@ -140,24 +133,23 @@ def run_training(
                         )
                     record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
             with shown.stage("train"):
-                fit(run, stop)
+                run.do(train_stage(run, stop))
             with shown.stage("evaluate"):
                 return evaluate(run)
 
 
-def split(run: TrainingRun) -> None:
+def split_stage(run: TrainingRun) -> Stage:
     """
-    Split the genomes into three parts that are not related, unless that is done.
+    Split the genomes into three parts that are not related.
 
-    Raises:
-        BadInputError: A label is missing, or cannot be in every part; or a file of relatives is no FASTA.
+    Its work raises BadInputError where a label is missing, or cannot be in every part; or a file of relatives is no
+    FASTA.
     """
-    if run.is_done("split"):
-        return
-    config = run.config
-    assert run.labelled is not None
-    seen = training_data_of(config.dna)
-    with timed() as seconds:
+    config, layout = run.config, run.layout
+
+    def work() -> dict[str, int]:
+        assert run.labelled is not None
+        seen = training_data_of(config.dna)
         found = split_labelled(
             run.labelled.genomes,
             read_genomes(config.leave_out),
@@ -166,15 +158,16 @@ def split(run: TrainingRun) -> None:
             shuffle_labels=config.shuffle_labels,
             is_seen=[seen is not None and seen.has(genome) for genome in run.labelled.genomes],
         )
-        durable.write_bytes(run.layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
-    by_part = Counter(found.parts)
-    counts = {
-        "records": len(run.labelled.genomes),
-        "left out": len(found.left_out),
-        "clusters": len(set(found.clusters)),
-        **{f"{part} records": by_part[part] for part in SPLITS},
-    }
-    run.record("split", [run.layout.split], counts, seconds=seconds[0])
+        durable.write_bytes(layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
+        by_part = Counter(found.parts)
+        return {
+            "records": len(run.labelled.genomes),
+            "left out": len(found.left_out),
+            "clusters": len(set(found.clusters)),
+            **{f"{part} records": by_part[part] for part in SPLITS},
+        }
+
+    return Stage(name="split", fingerprint=run.fingerprint, files=[layout.split], work=work)
 
 
 def read_split(run: TrainingRun) -> SplitGenomes:
@@ -195,40 +188,33 @@ def read_split(run: TrainingRun) -> SplitGenomes:
     )
 
 
-def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
-    """
-    Cut pieces out of each part's genomes, and chunks and frames out of the pieces, unless that is done.
-
-    Raises:
-        OutputError: A file cannot be written.
-        StoppedError: *stop* was set.
-    """
-    if run.is_done("pieces"):
-        return
+def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
+    """Make pieces of each part's genomes, and chunks and frames of the pieces."""
     config, layout = run.config, run.layout
-    found = read_split(run)
-    with timed() as seconds:
+    others = {chunk_nt: layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
+
+    def work() -> dict[str, int]:
+        found = read_split(run)
         pieces = []
         for part in SPLITS:
             rules = piece_rules(config, part, found.of_part(part))
             count = config.num_pieces if part == TRAIN else config.measured_pieces
             pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
-        counts = counts_of(cut_frames(layout, config.chunk_nt, stop))
-        for chunk_nt in config.also_chunk_nt:
-            other = layout.with_chunks(chunk_nt)
+        counts = asdict(cut_frames(layout, config.chunk_nt, stop))
+        for chunk_nt, other in others.items():
             write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
             cut_frames(other, chunk_nt, stop)
-    by_part = Counter(piece.part for piece in pieces)
-    counts = {
-        **{f"{part} pieces": by_part[part] for part in SPLITS},
-        "nucleotides": sum(len(piece.letters) for piece in pieces),
-        **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
-    }
-    layouts = [layout, *(layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt)]
+        by_part = Counter(piece.part for piece in pieces)
+        return {
+            **{f"{part} pieces": by_part[part] for part in SPLITS},
+            "nucleotides": sum(len(piece.letters) for piece in pieces),
+            **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
+        }
+
     written = [
         path
-        for one in layouts
+        for one in (layout, *others.values())
         for path in (
             one.pieces,
             one.pieces_table,
@@ -238,7 +224,7 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
             one.open_frames,
         )
     ]
-    run.record("pieces", written, counts, seconds=seconds[0])
+    return Stage(name="pieces", fingerprint=run.fingerprint, files=written, work=work)
 
 
 def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
@@ -295,27 +281,16 @@ def record_embedding(run: TrainingRun, stage: str, result: RunResult, *, seconds
         ConfigurationError, BadInputError, OutputError, WorkersFailedError: A row is missing, or could not be written.
     """
     result.raise_unless(allow_partial=False)
-    before = run.manifest.stages.get(stage)
-    if not result.ranks and before is not None:  # it was complete already: keep what it took then
-        seconds = before.seconds
-    if result.ranks:
-        run.manifest.devices = [rank.device for rank in result.ranks]
-    run.record(stage, [], {"rows": result.num_rows}, seconds=seconds)
+    run.record_embedding(stage, result, {"rows": result.num_rows}, seconds=seconds)
 
 
-def fit(run: TrainingRun, stop: threading.Event | None = None) -> None:
-    """
-    Train the frame classifier and the contig model, unless that is done.
+def train_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
+    """Train the frame classifier and the contig model."""
 
-    Raises:
-        StoppedError: *stop* was set.
-        OutputError: A file cannot be written.
-    """
-    if run.is_done("train"):
-        return
-    with timed() as seconds:
-        written, counts = importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
-    run.record("train", written, counts, seconds=seconds[0])
+    def work() -> object:
+        return importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
+
+    return Stage(name="train", fingerprint=run.fingerprint, files=trained_files(run.layout), work=work)
 
 
 def evaluate(run: TrainingRun) -> TrainingResult:
@@ -327,17 +302,17 @@ def evaluate(run: TrainingRun) -> TrainingResult:
     """
     manifest, layout = run.manifest, run.layout
     found = read_split(run)
-    with timed() as seconds:
-        written = importlib.import_module(FITTING).publish_classifier(run, found)
+    began_s = time.monotonic()
+    written = importlib.import_module(FITTING).publish_classifier(run, found)
+    seconds = time.monotonic() - began_s
     assert run.labelled is not None
     manifest.counts = {
         name: count for stage in ("split", "pieces", "train") for name, count in manifest.stages[stage].counts.items()
     }
     manifest.notes = [*run.labelled.notes, *found.notes]
     manifest.files = {path.name: durable.sha256_of(path) for path in written}
-    manifest.state = "complete"
-    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
-    run.record("evaluate", written, {}, seconds=seconds[0])
+    manifest.end("complete")
+    run.record("evaluate", run.fingerprint, written, {}, seconds=seconds)
     if not run.config.keep_work:
         remove_work(layout)
     return training_result(run)
