@@ -6,8 +6,11 @@ folder, submits the tasks, and waits until all units are done. A task whose host
 one that could not take part is told of and submitted again a little later, and the others do its work meanwhile.
 """
 
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any
 
@@ -20,14 +23,18 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.api_reach import check_api_reached
 from flows.cluster import SAY_S, Cluster
+from flows.cluster_result import result_on_hosts
 from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
-from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
+from virnucpro.pipeline.budget_probe import DeviceProbe
+from virnucpro.pipeline.device_task import DeviceOutcome, probe_device_here, run_device_task
+from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
 from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.result_passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -35,6 +42,8 @@ from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
 from virnucpro.this_host import host_name
 
+PROBE_S = 900.0
+"""Seconds that each host has to probe one of its GPUs; it may have to fetch the weights first."""
 ANSWER_S = 30.0
 """Seconds that the hosts have to answer whether they can take part, beside those of hashing the input."""
 LOOK_S = 0.5
@@ -73,31 +82,24 @@ def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostM
     return outcome
 
 
-class OnCluster:
+class OnCluster(Executor):
     """
     One task a device of a cluster.
 
     Args:
         cluster: Started.
-        run: Prepared; its ``world_size`` is the number of tasks.
-        limits: How often a worker is started again, and as often a task that was lost.
-        embedding: Is told what the workers on all hosts say.
-        metrics: Where each host serves what only it knows of the run; None for nowhere.
+        metrics: Returns where each host serves what only it knows of the run; None for nowhere.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        run: PreparedRun,
-        limits: RunLimits,
-        embedding: EmbeddingTelemetry,
-        metrics: HostMetricsOptions | None,
-    ) -> None:
+    is_here = False
+    _run: PreparedRun
+    _limits: RunLimits
+
+    def __init__(self, cluster: Cluster, metrics: Callable[[], HostMetricsOptions | None]) -> None:
         self._cluster = cluster
-        self._run = run
-        self._limits = limits
-        self._metrics = metrics
-        self._hosts = HostRun(run, embedding)
+        self._metrics_options = metrics
+        self._metrics: HostMetricsOptions | None = None
+        self._host_run: HostRun | None = None
         self._running: dict[int, PrefectFuture[Any]] = {}
         self._starts: Counter[int] = Counter()
         """Rank -> times that its task was submitted."""
@@ -108,9 +110,22 @@ class OnCluster:
         self._is_ending = False
         self._all_done = False
 
-    def embed(self) -> None:
+    def probe(self, run_id: str) -> Callable[..., list[DeviceProbe]]:
+        """See ``Executor.probe``: each host probes one of its GPUs."""
+
+        def probe(*args: Any) -> list[DeviceProbe]:
+            def here() -> list[DeviceProbe]:
+                return probe_device_here(*args, run_id=run_id)
+
+            return [
+                found for of_host in self._cluster.on_a_gpu_of_every_host(here, timeout_s=PROBE_S) for found in of_host
+            ]
+
+        return probe
+
+    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
-        Embed what is left of the run; when we are told to stop, every task is.
+        Embed what is left of the run; when it is interrupted, every task is stopped.
 
         Raises:
             HostCheckError: A host does not see the input or the folder that the run has; nothing was embedded.
@@ -118,6 +133,9 @@ class OnCluster:
             ClusterLostError: The cluster's scheduler is gone.
             VirNucProError: No task could take part.
         """
+        del stop  # in a flow, a run is interrupted by an error
+        self._run, self._limits, self._metrics = run, limits, self._metrics_options()
+        self._host_run = HostRun(run, telemetry)
         with self._hosts:
             if url := PREFECT_API_URL.value():
                 self._cluster.on_every_host(check_api_reached, url, timeout_s=ANSWER_S)
@@ -146,12 +164,21 @@ class OnCluster:
             raise next(iter(self._problems.values()))
 
     def outcomes(self) -> list[RankOutcome]:
-        """Return how each task's rank went."""
-        return self._hosts.outcomes
+        """See ``Executor.outcomes``."""
+        return [] if self._host_run is None else self._host_run.outcomes
 
     def reasons(self) -> Reasons:
-        """Return what knows why a sequence has no row."""
+        """See ``Executor.reasons``."""
         return self._hosts.excuses()
+
+    def result_passes(self, run: PreparedRun) -> AbstractContextManager[ResultPasses | None]:
+        """See ``Executor.result_passes``."""
+        return result_on_hosts(self._cluster, run)
+
+    @property
+    def _hosts(self) -> HostRun:
+        assert self._host_run is not None
+        return self._host_run
 
     def _submit(self, rank: int) -> None:
         parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}

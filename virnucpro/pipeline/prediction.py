@@ -1,8 +1,7 @@
 """
-From contigs to calls without an orchestrator: fragments, two embedding runs, scores, calls, report.
+The prediction: from contigs to calls by fragments, two embedding runs, scores, calls, report.
 
-``run_prediction`` reads as the pipeline. The flow does the same stages, each as a task. A stage that was recorded and
-whose files are intact is not done again.
+``run_prediction`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again.
 """
 
 from __future__ import annotations
@@ -11,25 +10,26 @@ import importlib
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
 from virnucpro.data.fragment_files import write_fragments
 from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.pipeline.contig_scores import score_contigs
-from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts
 from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, running
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
-from virnucpro.pipeline.stages import Stage
+from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
@@ -37,15 +37,18 @@ from virnucpro.store.manifest import RunManifest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction_run import PredictionRun
     from virnucpro.pipeline.prediction_settings import PredictionConfig
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.stages import StageRunner
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
     ReportWriter = Callable[[PredictionLayout], Path]
     """Makes ``report.html`` from the other files of a run."""
+
+log = structlog.get_logger(__name__)
 
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
@@ -63,24 +66,28 @@ def run_prediction(
     write_report: ReportWriter,
     workers: int | None = None,
     limits: RunLimits | None = None,
+    embed: Callable[[EmbeddingJob], RunResult] | None = None,
+    stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> PredictionResult:
     """
-    Say which contigs are viral; starting again in the same folder continues what is missing.
+    Call every contig viral or not; starting again in the same folder resumes what is missing.
 
     Args:
         input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
         output_dir: The run's folder.
         config: What to compute.
         devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
-            device a worker, which nobody else may use.
+            device a worker, which no other process may use.
         write_report: Makes the report.
-        workers: CPU workers that were asked for.
+        workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
-            what goes wrong on standard error.
+        embed: Does an embedding run; by default with processes of this machine.
+        stage_runner: Does each other stage; by default in place.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and reports
+            failures on standard error.
         stop: Set it to end the run at the next batch boundary.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -96,37 +103,29 @@ def run_prediction(
     layout = PredictionLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
     with running(layout, telemetry) as (run_id, shown):
-        with shown.stage("index"):
-            run = prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart)
+        stages = Stages(shown, stage_runner)
+        run = stages.do(
+            "index",
+            lambda: prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart),
+        )
         for notice in run.notices:
             shown.say(notice)
+            log.info("settings.kept", reason=notice)  # for Prefect; a terminal has it already
         if run.already_complete:
             return finished_prediction(run)
+        embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
-            with shown.stage("fragments"):
-                run.do(fragments_stage(run, stop))
+            stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
             embeddings = []
             with claim.held(shown, run_id=run_id, stop=stop):
-                for stage in stages_to_embed(run):
-                    model, files = embedding_job(run, stage)
-                    with shown.stage(stage):
-                        result = run_embedding(
-                            files,
-                            embedding_dir(run, stage),
-                            model,
-                            devices_for(claim, model, files, workers=workers),
-                            limits=limits,
-                            telemetry=shown,
-                            stop=stop,
-                        )
-                    record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
+                for job in embedding_jobs(run):
+                    with stages.shown(job.stage):
+                        result = embed(job)
+                    record_embedding(run, job.stage, result, seconds=stages.seconds()[job.stage])
                     embeddings.append(result)
-            with shown.stage("classify"):
-                run.do(classify_stage(run, stop))
-            with shown.stage("contigs"):
-                call(run, stop)
-            with shown.stage("report"):
-                return close_prediction(run, embeddings, write_report)
+            stages.do("classify", lambda: run.do(classify_stage(run, stop)))
+            stages.do("contigs", lambda: call(run, stop))
+            return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
 
 def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> Stage:
@@ -150,23 +149,18 @@ def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> 
     return Stage(name="fragments", fingerprint=run.fingerprint, files=written, work=work)
 
 
-def stages_to_embed(run: PredictionRun) -> tuple[str, ...]:
+def embedding_jobs(run: PredictionRun) -> list[EmbeddingJob]:
     """Return the embedding runs that scores still need: none where every frame has its score."""
     if run.is_done(classify_stage(run)):
-        return ()
-    return tuple(stage for stage in EMBEDDING_STAGES if not _has_moved_whole(run, stage))
+        return []
+    return [job for job in map(partial(_embedding_job, run), EMBEDDING_STAGES) if not _has_moved_whole(run, job)]
 
 
-def embedding_dir(run: PredictionRun, stage: str) -> Path:
-    """Return the folder of an embedding run."""
-    return run.layout.dna_dir if stage == "dna" else run.layout.protein_dir
-
-
-def embedding_job(run: PredictionRun, stage: str) -> tuple[ModelConfig, list[Path]]:
-    """Return the model and the input of an embedding run."""
+def _embedding_job(run: PredictionRun, stage: str) -> EmbeddingJob:
+    config, layout = run.config, run.layout
     if stage == "dna":
-        return run.config.dna, run.nucleotide_files
-    return run.config.protein, run.protein_files
+        return EmbeddingJob(stage=stage, model=config.dna, files=run.nucleotide_files, folder=layout.dna_dir)
+    return EmbeddingJob(stage=stage, model=config.protein, files=run.protein_files, folder=layout.protein_dir)
 
 
 def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, seconds: float) -> None:
@@ -314,14 +308,14 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
     )
 
 
-def _has_moved_whole(run: PredictionRun, stage: str) -> bool:
+def _has_moved_whole(run: PredictionRun, job: EmbeddingJob) -> bool:
     """
     Whether an embedding run was recorded as done, and the folder was moved since with all that it holds.
 
     The manifest records input paths, so a moved embedding run cannot be resumed. A complete one does not need to be.
     """
-    layout, files = RunLayout(embedding_dir(run, stage)), embedding_job(run, stage)[1]
-    record = run.manifest.stages.get(stage)
+    layout, files = RunLayout(job.folder), job.files
+    record = run.manifest.stages.get(job.stage)
     if record is None or record.fingerprint != run.fingerprint or not layout.manifest.exists():
         return False
     earlier = RunManifest.read(layout.manifest)
@@ -332,7 +326,7 @@ def _has_moved_whole(run: PredictionRun, stage: str) -> bool:
 
 
 def _rows_of(run: PredictionRun, stage: str) -> Path:
-    embedded = RunLayout(embedding_dir(run, stage))
+    embedded = RunLayout(_embedding_job(run, stage).folder)
     return embedded.embeddings if embedded.embeddings.exists() else embedded.partial_embeddings
 
 
@@ -347,7 +341,7 @@ def _list_failed(run: PredictionRun) -> None:
         for record in index.skipped():
             file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
         for stage in EMBEDDING_STAGES:
-            listed = RunLayout(embedding_dir(run, stage)).failed_sequences
+            listed = RunLayout(_embedding_job(run, stage).folder).failed_sequences
             if listed.is_file():
                 with listed.open(encoding="utf-8", newline="\n") as lines:
                     next(lines, None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro import durable
 from virnucpro.config import (
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +248,7 @@ def prepare_run(
         result_form=result_form,
     )
     take_space(layout, index, hidden_dim=model_config.hidden_dim, result_form=result_form)
+    log.info("input.indexed", sequences=len(index), token_budget=model_config.token_budget)
     _write_first(_open_manifest(run, index, plan, settings, probes), layout)
     return run
 

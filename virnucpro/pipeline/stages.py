@@ -1,5 +1,5 @@
 """
-The stages of a prediction or training, and the record of those that are done.
+The stages of a run: what does them, and the record of those of a prediction or training that are done.
 
 A stage that was recorded for the same settings, and whose files are as they were recorded, is not done again.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
@@ -17,11 +17,69 @@ from virnucpro.store.manifest import StageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from virnucpro.config import ModelConfig
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.run_layout import FolderLayout
     from virnucpro.store.manifest import StagedManifest
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
+
+Outcome = TypeVar("Outcome")
+
+
+class StageRunner(Protocol):
+    """Does a stage, and returns what its work does: in place, or as a task of an orchestrator."""
+
+    def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
+        """Do the stage *name*."""
+        ...
+
+
+def call_stage(_name: str, work: Callable[[], Outcome], /) -> Outcome:
+    """Do a stage in place."""
+    return work()
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Does the stages of one run, shows and times them."""
+
+    telemetry: RunTelemetry
+    runner: StageRunner
+    model: str = ""
+    """Of an embedding run."""
+
+    def do(self, name: str, work: Callable[[], Outcome]) -> Outcome:
+        """Do the stage *name*, and return what *work* does."""
+        with self.shown(name):
+            return self.runner(name, work)
+
+    def shown(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that is shown and timed as the stage *name*."""
+        return self.telemetry.stage(name, model=self.model)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage that has ended."""
+        return self.telemetry.stages_s(self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingJob:
+    """An embedding run within a prediction or training."""
+
+    stage: str
+    """``dna`` or ``protein``; of other lengths of chunks with their number, as in ``dna_300``."""
+    model: ModelConfig
+    files: list[Path]
+    """Its input."""
+    folder: Path
+
+    @property
+    def kind(self) -> str:
+        """``dna`` or ``protein``."""
+        return self.stage.partition("_")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """
-From labelled genomes to a classifier without an orchestrator: split, pieces, two embedding runs, training, measuring.
+The training: from labelled genomes to a classifier by a split, pieces, embedding runs, training and measuring.
 
-``run_training`` reads as the pipeline. The flow does the same stages, each as a task. A stage that was recorded and
-whose files are intact is not done again, and the embedding runs continue where they were.
+``run_training`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again, and the
+embedding runs resume.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.run import failure_noted, running
-from virnucpro.pipeline.stages import Stage
+from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.embedded_pieces import cut_frames
 from virnucpro.training.encoder_data import training_data_of
@@ -32,16 +32,16 @@ from virnucpro.training.training_run import TrainingRun, prepare_training, remov
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.stages import StageRunner
     from virnucpro.telemetry.run_telemetry import RunTelemetry
     from virnucpro.training.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
-EMBEDDING_STAGES = ("dna", "protein")
 FITTING = "virnucpro.training.classifier_fitting"
 """By name: it imports torch, which this process does without until its workers have ended."""
 
@@ -78,22 +78,26 @@ def run_training(
     *,
     workers: int | None = None,
     limits: RunLimits | None = None,
+    embed: Callable[[EmbeddingJob], RunResult] | None = None,
+    stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> TrainingResult:
     """
-    Train a classifier; starting again in the same folder continues what is missing.
+    Train a classifier; starting again in the same folder resumes what is missing.
 
     Args:
         inputs: Files of labelled genomes, or folders of them.
         output_dir: Folder of the classifier.
         config: What to make.
-        devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
-            device a worker, which nobody else may use.
-        workers: CPU workers that were asked for.
+        devices: A claim, whose devices are waited for once they are needed and kept over all embedding runs, or one
+            device a worker, which no other process may use.
+        workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
-        telemetry: Shows the training; by default one of its own, which says what goes wrong on standard error.
+        embed: Does an embedding run; by default with processes of this machine.
+        stage_runner: Does each other stage; by default in place.
+        telemetry: Shows the training; by default one of its own, which reports failures on standard error.
         stop: Set it to end the training at the next batch boundary.
         restart: Remove what the folder holds of earlier trainings first.
 
@@ -109,33 +113,25 @@ def run_training(
     layout = TrainingLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
     with running(layout, telemetry) as (run_id, shown):
-        with shown.stage("index"):
-            run = prepare_training(inputs, output_dir, config, claim.type, run_id=run_id, restart=restart)
+        stages = Stages(shown, stage_runner)
+        run = stages.do(
+            "index", lambda: prepare_training(inputs, output_dir, config, claim.type, run_id=run_id, restart=restart)
+        )
         if run.already_complete:
             return training_result(run, was_complete=True)
+        embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
-            with shown.stage("split"):
-                run.do(split_stage(run))
-            with shown.stage("pieces"):
-                run.do(pieces_stage(run, stop))
+            stages.do("split", lambda: run.do(split_stage(run)))
+            stages.do("pieces", lambda: run.do(pieces_stage(run, stop)))
             with claim.held(shown, run_id=run_id, stop=stop):
-                for stage in stages_to_embed(run):
-                    model, frames = embedding_job(run, stage)
-                    with shown.stage(stage):
-                        result = run_embedding(
-                            [frames],
-                            embedding_dir(run, stage),
-                            model,
-                            devices_for(claim, model, [frames], workers=workers),
-                            limits=limits,
-                            telemetry=shown,
-                            stop=stop,
-                        )
-                    record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
-            with shown.stage("train"):
-                run.do(train_stage(run, stop))
-            with shown.stage("evaluate"):
-                return evaluate(run)
+                for job in embedding_jobs(run):
+                    with stages.shown(job.stage):
+                        result = embed(job)
+                    result.raise_unless(allow_partial=False)  # a training needs every row
+                    seconds = stages.seconds()[job.stage]
+                    run.record_embedding(job.stage, result, {"rows": result.num_rows}, seconds=seconds)
+            stages.do("train", lambda: run.do(train_stage(run, stop)))
+            return stages.do("evaluate", lambda: evaluate(run))
 
 
 def split_stage(run: TrainingRun) -> Stage:
@@ -242,46 +238,22 @@ def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGen
     )
 
 
-def stages_to_embed(run: TrainingRun) -> tuple[str, ...]:
+def embedding_jobs(run: TrainingRun) -> list[EmbeddingJob]:
     """Return the embedding runs that the classifier needs: of DNA and proteins, for each length of chunks."""
-    others = tuple(f"{kind}_{chunk_nt}" for chunk_nt in run.config.also_chunk_nt for kind in EMBEDDING_STAGES)
-    return (*EMBEDDING_STAGES, *others)
-
-
-def embedding_kind(stage: str) -> str:
-    """Return what an embedding run is of: dna or protein."""
-    return stage.partition("_")[0]
-
-
-def embedding_dir(run: TrainingRun, stage: str) -> Path:
-    """Return the folder of an embedding run."""
-    layout = _layout_of(run, stage)
-    return layout.dna_dir if embedding_kind(stage) == "dna" else layout.protein_dir
-
-
-def embedding_job(run: TrainingRun, stage: str) -> tuple[ModelConfig, Path]:
-    """Return the model and the input of an embedding run."""
-    layout = _layout_of(run, stage)
-    if embedding_kind(stage) == "dna":
-        return run.config.dna, layout.nucleotide_frames
-    return run.config.protein, layout.protein_frames
-
-
-def _layout_of(run: TrainingRun, stage: str) -> TrainingLayout:
-    _, _, chunk_nt = stage.partition("_")
-    return run.layout.with_chunks(int(chunk_nt)) if chunk_nt else run.layout
-
-
-def record_embedding(run: TrainingRun, stage: str, result: RunResult, *, seconds: float) -> None:
-    """
-    Note that an embedding run is whole: a training does without no row.
-
-    Raises:
-        StoppedError: It was stopped.
-        ConfigurationError, BadInputError, OutputError, WorkersFailedError: A row is missing, or could not be written.
-    """
-    result.raise_unless(allow_partial=False)
-    run.record_embedding(stage, result, {"rows": result.num_rows}, seconds=seconds)
+    config = run.config
+    layouts = {"": run.layout} | {f"_{chunk_nt}": run.layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
+    return [
+        job
+        for suffix, layout in layouts.items()
+        for job in (
+            EmbeddingJob(
+                stage=f"dna{suffix}", model=config.dna, files=[layout.nucleotide_frames], folder=layout.dna_dir
+            ),
+            EmbeddingJob(
+                stage=f"protein{suffix}", model=config.protein, files=[layout.protein_frames], folder=layout.protein_dir
+            ),
+        )
+    ]
 
 
 def train_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
