@@ -17,10 +17,10 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 
 from flows.cluster import Cluster
-from virnucpro.config import ResultForm
 from virnucpro.errors import printable
 from virnucpro.pipeline.result_passes import ResultPasses, help_with_result
 from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.settings import ResultForm
 from virnucpro.this_host import host_name
 
 LOOK_S = 0.2

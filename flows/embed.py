@@ -24,28 +24,30 @@ from flows.command_line import run_here
 from flows.hardware import cluster_here, computing_on
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
-from flows.parameters import (
+from flows.parent_lines import send_lines_to_prefect
+from flows.tasks import TaskRanks, as_tasks, from_scratch
+from flows.telemetry import run_telemetry
+from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.data.index_build import check_readable
+from virnucpro.errors import printable
+from virnucpro.models.configuration import configure_model
+from virnucpro.models.registry import is_path
+from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.run_result import RunResult
+from virnucpro.pipeline.stages import EmbeddingJob
+from virnucpro.settings import (
+    DEFAULT_PROTEIN_MODEL,
     Cache,
     EmbeddingResult,
+    EmbeddingSettings,
     Hardware,
     Limits,
     Monitoring,
     SequenceRules,
-    metrics_of,
-    model_settings,
 )
-from flows.parent_lines import send_lines_to_prefect
-from flows.tasks import TaskRanks, as_tasks, from_scratch
-from flows.telemetry import run_telemetry
-from virnucpro.config import ModelConfig, ResultForm, RunLimits
-from virnucpro.data.index_build import check_readable
-from virnucpro.errors import printable
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
-from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
-from virnucpro.pipeline.run_result import RunResult
-from virnucpro.pipeline.stages import EmbeddingJob
+from virnucpro.telemetry.metrics_options import metrics_options
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
@@ -103,20 +105,20 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         check_readable(fasta_files)
-        metrics = metrics_of(monitoring)
+        metrics = metrics_options(monitoring)
+
+        settings = EmbeddingSettings(
+            model=model,
+            hardware=hardware,
+            sequences=sequences,
+            result=result,
+            cache=cache,
+            limits=limits,
+            monitoring=monitoring,
+        )
 
         def configured(device_type: str) -> ModelConfig:
-            return configure_model(
-                model,
-                device_type=device_type,
-                max_residues=sequences.max_residues or None,
-                long_policy=sequences.long,
-                gaps=sequences.gaps,
-                stops=sequences.stop,
-                on_bad_record=sequences.on_bad_record,
-                allow_empty=sequences.allow_empty,
-                **model_settings(hardware, cache, monitoring),
-            )
+            return configure_model(settings, device_type=device_type)
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
             model_config = configured(claimed.type)
@@ -137,7 +139,7 @@ def embed(
                     telemetry=telemetry,
                     keep_shards=result.keep_shards,
                     restart=from_scratch(result.restart),
-                    result_form=ResultForm(result.form),
+                    result_form=result.form,
                 )
                 publish_embedding(outcome)
             outcome.raise_unless(allow_partial=result.allow_partial)

@@ -20,7 +20,19 @@ from flows.embed import embedding_flow
 from flows.hardware import computing_on, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
-from flows.parameters import (
+from flows.parent_lines import send_lines_to_prefect
+from flows.tasks import as_tasks, from_scratch
+from flows.telemetry import run_telemetry
+from virnucpro.data.index_build import check_readable
+from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS
+from virnucpro.models.registry import is_path
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.prediction import run_prediction
+from virnucpro.pipeline.prediction_result import PredictionResult
+from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
+from virnucpro.report.page import write_report
+from virnucpro.settings import (
+    DEFAULT_CLASSIFIER,
     Cache,
     ContigRules,
     EmbeddingResult,
@@ -29,21 +41,11 @@ from flows.parameters import (
     Models,
     Monitoring,
     PredictionOutput,
+    PredictionSettings,
+    ResultForm,
     SequenceRules,
-    metrics_of,
-    model_settings,
 )
-from flows.parent_lines import send_lines_to_prefect
-from flows.tasks import as_tasks, from_scratch
-from flows.telemetry import run_telemetry
-from virnucpro.data.index_build import check_readable
-from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
-from virnucpro.models.registry import is_path
-from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_result import PredictionResult
-from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
-from virnucpro.report.page import write_report
+from virnucpro.telemetry.metrics_options import metrics_options
 
 TASKS = {
     "index": "index_contigs",
@@ -113,24 +115,22 @@ def predict(
             },
         )
         check_readable(input_files)
-        metrics = metrics_of(monitoring)
+        metrics = metrics_options(monitoring)
+
+        settings = PredictionSettings(
+            classifier=classifier,
+            threshold=threshold,
+            models=models,
+            hardware=hardware,
+            contigs=contigs,
+            result=result,
+            cache=cache,
+            limits=limits,
+            monitoring=monitoring,
+        )
 
         def configured(device_type: str) -> PredictionConfig:
-            return configure_prediction(
-                classifier=classifier,
-                dna_model=models.dna_model or None,
-                protein_model=models.protein_model or None,
-                chunk_nt=models.chunk or None,
-                min_nt=contigs.min_length,
-                threshold=threshold,
-                formats=result.formats,
-                keep_chunks=result.keep_chunks,
-                device_type=device_type,
-                gaps=contigs.gaps,
-                on_bad_record=contigs.on_bad_record,
-                allow_empty=contigs.allow_empty,
-                **model_settings(hardware, cache, monitoring),
-            )
+            return configure_prediction(settings, device_type=device_type)
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
@@ -138,7 +138,7 @@ def predict(
             boxes = {
                 "hardware": hardware,
                 "sequences": SequenceRules(allow_empty=True),
-                "result": EmbeddingResult(allow_partial=True, form="single"),
+                "result": EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
                 "cache": cache,
                 "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
             }

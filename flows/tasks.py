@@ -23,10 +23,10 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
-from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.stages import StageRunner
+from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from virnucpro import durable, read_embeddings
-from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, InputRules, ResultForm
+from virnucpro.config import InputRules
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError, ResultError
@@ -24,6 +24,7 @@ from virnucpro.pipeline.result_form import settle_form
 from virnucpro.pipeline.result_validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.store import id_index, result_shards, sharded_rows
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.result_shards import most_rows_of_shard, shard_bounds

@@ -26,11 +26,11 @@ from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts
-from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, running
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.settings import TableFormat
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
 
@@ -188,7 +188,7 @@ def classify_stage(run: PredictionRun, stop: threading.Event | None = None) -> S
         rows: dict[str, Any] = {stage: _rows_of(run, stage) for stage in EMBEDDING_STAGES}
         classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(config.classifier_dir)
         counts: object = importlib.import_module(CLASSIFICATION).classify_frames(
-            order, classifier, layout, **rows, threads=config.dna.threads_per_worker, stop=stop
+            order, classifier, layout, **rows, threads=config.dna.settings.hardware.threads, stop=stop
         )
         if config.card.contig_model is not None:
             model: Any = importlib.import_module(CONTIG_MODEL).load_contig_model(config.classifier_dir, config.card)

@@ -17,7 +17,6 @@ from virnucpro.data.input_files import holds_reads
 from virnucpro.errors import ConfigurationError, OutputError, printable
 from virnucpro.pipeline.from_scratch import start_from_scratch
 from virnucpro.pipeline.prediction_run import PredictionRun
-from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run import (
     about_indexed,
     all_intact,
@@ -30,6 +29,7 @@ from virnucpro.pipeline.run import (
     sweep,
 )
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.settings import TableFormat
 from virnucpro.store.manifest import PredictionManifest, not_a_manifest
 
 if TYPE_CHECKING:

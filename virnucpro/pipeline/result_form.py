@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.run_layout import ShardedLayout
+from virnucpro.settings import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.store.result_shards import remove_result, remove_unfinished
 
 if TYPE_CHECKING:

@@ -19,14 +19,7 @@ import numpy as np
 import structlog
 
 from virnucpro import durable
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    DEFAULT_TOKEN_BUDGET,
-    LongPolicy,
-    ModelConfig,
-    ResultForm,
-    computing_versions,
-)
+from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
 from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
@@ -47,6 +40,7 @@ from virnucpro.pipeline.run import (
     sweep,
 )
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import AUTO_TOKEN_BUDGET, LongPolicy, ResultForm
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
@@ -305,9 +299,9 @@ def _finished_as_asked(
         or not proof_of(path).is_file()
     ):
         return False
-    if model_config.long_policy is LongPolicy.ERROR and earlier.counts.get("truncated"):
+    if model_config.settings.sequences.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
         return False  # indexing names the sequences that are too long
-    if earlier.counts.get("records") == 0 and not model_config.allow_empty:
+    if earlier.counts.get("records") == 0 and not model_config.settings.sequences.allow_empty:
         return False  # indexing says that there is nothing
     refuse_other_settings(layout.output_dir, earlier, expected)
     return is_intact(earlier.files, path)

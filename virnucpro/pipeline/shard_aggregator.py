@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro import durable
-from virnucpro.config import ResultForm
 from virnucpro.errors import SourceGoneError
 from virnucpro.pipeline.finished_blocks import find_all_finished
 from virnucpro.pipeline.result_form import files_of, is_sharded, name_of, remove_results, result_path
 from virnucpro.pipeline.result_writer import ResultRows
 from virnucpro.run_layout import ShardedLayout
+from virnucpro.settings import ResultForm
 from virnucpro.store import schema
 from virnucpro.store.schema import BlockOrigin
 
