@@ -1,9 +1,9 @@
 """
 The embedding of a run on a cluster: one task a device, each of which claims its work in the shared folder.
 
-The tasks need no word from here: the driver prepares the run, asks every host whether it sees the same input and
-folder, submits the tasks, and waits until all units are done. A task whose host died is started again by the engine;
-one that could not take part is told of and submitted again a little later, and the others do its work meanwhile.
+The driver prepares the run, checks on every host that it sees the same input and folder, submits the tasks, and waits
+until all units are done; tasks need no message from it. The engine starts a task again whose host died. One that could
+not take part is logged and submitted again a little later, and the others do its work meanwhile.
 """
 
 import threading
@@ -50,10 +50,10 @@ LOOK_S = 0.5
 """Seconds between two looks at the tasks."""
 LATER_S = (10.0, 60.0)
 """Seconds until a lost task is submitted again: the first time, and every time after it. A folder that is away comes
-back within a minute, or somebody has to see to it."""
+back within a minute, or needs an operator."""
 LEAVE_S = 60.0
-"""Seconds that tasks have to end once there is nothing left to do; those that show that they live (they seal, which
-takes minutes where there are many rows) have as long as they need."""
+"""Seconds that tasks have to end once there is nothing left to do; those with a heartbeat (they seal, which takes
+minutes where there are many rows) have as long as they need."""
 
 
 def _name() -> str:
@@ -64,14 +64,14 @@ def _name() -> str:
 def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostMetricsOptions | None) -> DeviceOutcome:
     """Take part in the run with one device of this host, until everything is done."""
     logger = get_run_logger()
-    ours = copy_context()  # which other threads have not: Prefect would start a server of its own here for their lines
+    context = copy_context()  # other threads have none: Prefect would start a server of its own here for their lines
 
-    def hear(rank: int, message: dict[str, Any]) -> None:
+    def on_message(rank: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "log":
             line = "host %s, rank %s: %s", host_name(), rank, log_sentence(message)
-            ours.copy().run(logger.log, log_level(message["level"]), *line)
+            context.copy().run(logger.log, log_level(message["level"]), *line)
 
-    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=hear)
+    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=on_message)
     logger.info(
         "host %s, %s: %s sequences computed, %s",
         outcome.host,
@@ -250,7 +250,7 @@ class OnCluster(Executor):
     def _take(self, rank: int, outcome: DeviceOutcome) -> None:
         self._hosts.take(outcome)
         self._problems.pop(rank, None)
-        if outcome.rank.state == "stopped":  # unless we are ending, it missed our sign of life
+        if outcome.rank.state == "stopped":  # unless we are ending, it missed the driver's heartbeat
             again_s = self._again_s(rank)
             if again_s is not None:
                 get_run_logger().warning("task %s stopped by itself: it is submitted again in %g s", rank, again_s)

@@ -1,9 +1,9 @@
 """
-The embedding job as a Prefect flow: build_index -> embed_shard per device -> aggregate_shards -> validate_embeddings.
+The embedding run as a Prefect flow: a form, its stages as tasks, and its ranks as tasks of this machine or a cluster.
 
 Completed when every sequence has its row; Completed and named ``Partial`` when rows are missing and that was allowed;
-Failed otherwise, with a sentence that counts what is missing and names where the rest is. Running it again in the
-same folder continues it.
+Failed otherwise, with a message that counts what is missing and names where the rest is. Running it again in the same
+folder resumes it.
 """
 
 from collections.abc import Callable, Mapping
@@ -173,18 +173,7 @@ def embedding_flow(parameters: Mapping[str, Mapping[str, Any]]) -> Callable[[Emb
 
 
 def run_from_command_line(**parameters: Any) -> RunResult:
-    """
-    Run the flow in this process, against the API that the environment names or an embedded server.
-
-    Args:
-        parameters: Of ``embed``.
-
-    Returns:
-        How it went.
-
-    Raises:
-        VirNucProError: As the plain command would raise, with the same exit code.
-    """
+    """Run the flow in this process; see ``run_here``."""
     result = run_here(embed, parameters)
     assert isinstance(result, RunResult)
     return result

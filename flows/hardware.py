@@ -1,8 +1,8 @@
 """
-The devices of a flow run: waited for when they are needed, and kept by an identification over both embedding runs.
+The devices of a flow run: waited for when they are needed, and kept by a prediction over both embedding runs.
 
-The flow ``embed`` within ``predict`` is told by its parameters what any run is told; that its devices are held already,
-or that its cluster is there, it learns here.
+The parameters of the flow ``embed`` within ``predict`` are those of any run; that its devices are held already, or that
+its cluster is there, stands here.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 @contextmanager
 def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
     """
-    Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
+    Yield what this flow run computes on: devices of its own or of the flow run around it, or a cluster's.
 
     Args:
         hardware: Which.
-        check: Is called before a cluster is asked for, which may be waited for for hours; raises what would be found
+        check: Called before the wait for a cluster, which may take hours; raises what would be found
             out only then.
 
     Raises:

@@ -1,8 +1,8 @@
 """
-The identification as a Prefect flow: fragments -> embed (DNA) and embed (protein) -> classify -> calls -> report.
+The prediction as a Prefect flow: a form, its stages as tasks, and each embedding run as a run of the flow ``embed``.
 
-Each embedding run is a run of the ``embed`` flow of its own, with its ranks as tasks. The final states are those of
-``embed``: Completed, Completed and named ``Partial``, or Failed with the sentence that the command line would print.
+The final states are those of ``embed``: Completed, Completed and named ``Partial``, or Failed with the message that the
+command line would print.
 """
 
 from pathlib import Path
@@ -134,7 +134,7 @@ def predict(
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
-            # how each embedding run is told to run: the frames of the contigs are its input, and may be none
+            # of each embedding run: the frames of the contigs are its input, and may be none
             boxes = {
                 "hardware": hardware,
                 "sequences": SequenceRules(allow_empty=True),
@@ -168,18 +168,7 @@ def predict(
 
 
 def run_from_command_line(**parameters: Any) -> PredictionResult:
-    """
-    Run the flow in this process, against the API that the environment names or an embedded server.
-
-    Args:
-        parameters: Of ``predict``.
-
-    Returns:
-        How it went.
-
-    Raises:
-        VirNucProError: As the plain command would raise, with the same exit code.
-    """
+    """Run the flow in this process; see ``run_here``."""
     result = run_here(predict, parameters)
     assert isinstance(result, PredictionResult)
     return result

@@ -109,7 +109,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
     logger = get_run_logger()
     recovery = book.recovery
 
-    def hear(rank: int, message: dict[str, Any]) -> None:
+    def on_message(rank: int, message: dict[str, Any]) -> None:
         recovery.hear(rank, message)
         if message.get("kind") == "log":
             logger.log(log_level(message["level"]), "%s", log_sentence(message))
@@ -123,7 +123,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
             device=run.devices[rank],
             limits=recovery.limits,
             stop=book.stop,
-            on_message=hear,
+            on_message=on_message,
             oom_kills=recovery.oom_kills,
         )
     is_final = not recovery.another_attempt(outcome)

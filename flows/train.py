@@ -1,8 +1,8 @@
 """
-The training as a Prefect flow: genomes -> parts -> pieces -> embed (DNA) and embed (protein) -> train -> evaluate.
+The training as a Prefect flow: a form, its stages as tasks, and each embedding run as a run of the flow ``embed``.
 
-Each embedding run is a run of the ``embed`` flow of its own, with its ranks as tasks. The flow ends Completed, or
-Failed with the sentence that the command line would print: a classifier is whole, or there is none.
+The flow ends Completed, or Failed with the message that the command line would print: a classifier is whole, or there
+is none.
 """
 
 from pathlib import Path
@@ -120,7 +120,7 @@ def train(
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
-            # how each embedding run is told to run: the frames of the pieces are its input
+            # of each embedding run: the frames of the pieces are its input
             boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}
             own = Limits(worker_retries=limits.worker_retries)  # our time limit holds within them, too
             names = {"dna": training.dna_model, "protein": training.protein_model}
@@ -143,18 +143,7 @@ def train(
 
 
 def run_from_command_line(**parameters: Any) -> TrainingResult:
-    """
-    Run the flow in this process, against the API that the environment names or an embedded server.
-
-    Args:
-        parameters: Of ``train``.
-
-    Returns:
-        How it went.
-
-    Raises:
-        VirNucProError: As the plain command would raise, with the same exit code.
-    """
+    """Run the flow in this process; see ``run_here``."""
     result = run_here(train, parameters)
     assert isinstance(result, TrainingResult)
     return result

@@ -331,7 +331,7 @@ def _rows_of(run: PredictionRun, stage: str) -> Path:
 
 
 def _list_failed(run: PredictionRun) -> None:
-    """List the contigs that were left out, then the frames that a model has no row of."""
+    """List the skipped contigs, then the frames that a model has no row of."""
     layout, index = run.layout, run.open_index()
     if not index.num_skipped and not run.manifest.counts["missing_frames"]:
         durable.remove(layout.failed_sequences)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Reasons(Protocol):
-    """Something that knows why a sequence has no row."""
+    """Why sequences have no row."""
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome], /) -> tuple[str, int]:
         """Return the failure class, and how many processes tried."""
@@ -45,13 +45,7 @@ def aggregate_run(
     run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons, *, hosts: ResultPasses | None = None
 ) -> Aggregation:
     """
-    Write the result and the list of what is missing.
-
-    Args:
-        run: The run.
-        outcomes: Of every rank.
-        reasons: Knows why what is missing is missing.
-        hosts: Take part; None where this process is alone.
+    Write the result and the list of what is missing; *hosts*, where there are others, take part.
 
     Raises:
         OutputError: Either cannot be written.
@@ -80,11 +74,6 @@ def aggregate_run(
 def validate_run(run: PreparedRun, aggregation: Aggregation, *, hosts: ResultPasses | None = None) -> None:
     """
     Prove that rows and listed failures add up to the input, and that the result file is whole.
-
-    Args:
-        run: The run.
-        aggregation: What was written.
-        hosts: Take part; None where this process is alone.
 
     Raises:
         ResultError: They do not, or it is not.

@@ -102,7 +102,7 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
     for embedding in (RunLayout(layout.dna_dir), RunLayout(layout.protein_dir)):
         folder = embedding.output_dir
         if folder.is_dir():  # else it was removed for its space: the scores do not depend on it
-            remedy = f"scores were made before; remove {folder} if nobody needs the embeddings"
+            remedy = f"scores were made before; remove {folder} if the embeddings are not needed"
             found = _verify_embedding(embedding, RunManifest.read(embedding.manifest), remedy="")
             problems += [f"{problem} ({remedy})" for problem in found.problems]
     what = f"{manifest.sequences}, {scored_frames:,} of {frames:,} open frames scored"

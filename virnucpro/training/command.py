@@ -27,7 +27,7 @@ def training_parser(module: str, description: str, defaults: TrainingSettings) -
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the result")
     parser.add_argument("--steps", type=int, default=defaults.steps, help="optimiser steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, help="minutes of training at the most: the decay is hastened")
+    parser.add_argument("--minutes", type=float, help="minutes of training at most: the decay is hastened")
     parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of everything (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (a GPU when there is one), cpu or cuda:N")
     parser.add_argument("--threads", type=int, default=defaults.threads, help="CPU threads (default %(default)s)")

@@ -20,6 +20,7 @@ from virnucpro.pipeline.run import (
     is_same_input,
     refuse_foreign_files,
     refuse_other_settings,
+    remove_files,
     sweep,
 )
 from virnucpro.pipeline.stages import StagedRun
@@ -156,8 +157,6 @@ def remove_work(layout: TrainingLayout) -> None:
 
 def _remove_earlier(run: TrainingRun) -> None:
     """Remove every file of an earlier training, its manifest last."""
-    for path in reversed(run.results()):
-        durable.remove(path)
+    remove_files(run.layout, reversed(run.results()), with_manifest=False)
     remove_work(run.layout)
-    for path in (run.layout.split, run.layout.pieces_table, run.layout.manifest):
-        durable.remove(path)
+    remove_files(run.layout, [run.layout.split, run.layout.pieces_table])
