@@ -1,4 +1,4 @@
-"""What a flow run leaves where Prefect's users look for it: tables and pages, made from the run's own record."""
+"""The artifacts of a flow run in Prefect's UI: tables and pages, made from the run's own record."""
 
 from itertools import islice
 from pathlib import Path

@@ -1,8 +1,8 @@
 """
-The devices of a flow run: waited for when they are needed, and kept by an identification over both embedding runs.
+The devices of a flow run: waited for when they are needed, and kept by a prediction over both embedding runs.
 
-The flow ``embed`` within ``predict`` is told by its parameters what any run is told; that its devices are held already,
-or that its cluster is there, it learns here.
+The parameters of the flow ``embed`` within ``predict`` are those of any run; that its devices are held already, or that
+its cluster is there, stands here.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ from flows.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.settings import Hardware
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)
 _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
@@ -23,11 +22,11 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 @contextmanager
 def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
     """
-    Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
+    Yield what this flow run computes on: devices of its own or of the flow run around it, or a cluster's.
 
     Args:
         hardware: Which.
-        check: Is called before a cluster is asked for, which may be waited for for hours; raises what would be found
+        check: Called before the wait for a cluster, which may take hours; raises what would be found
             out only then.
 
     Raises:
@@ -59,11 +58,10 @@ def cluster_here() -> Cluster | None:
 
 
 @contextmanager
-def kept(claim: DeviceClaim, telemetry: RunTelemetry, run_id: str) -> Iterator[None]:
-    """Keep the devices over all embedding runs of the block, from when the first one needs them."""
-    with claim.held(telemetry, run_id=run_id):
-        token = _KEPT.set(claim)
-        try:
-            yield
-        finally:
-            _KEPT.reset(token)
+def kept(claim: DeviceClaim) -> Iterator[None]:
+    """Let the embedding runs of the block compute on the devices of *claim*."""
+    token = _KEPT.set(claim)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)

@@ -42,7 +42,7 @@ from virnucpro.data.reading.inbox import (
     scan_inbox,
 )
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
-from virnucpro.pipeline.multi_gpu_inference import new_run_id
+from virnucpro.pipeline.run import new_run_id
 from virnucpro.store.inbox_memory import Claim, InboxMemory
 from virnucpro.store.run_lock import RunLock
 

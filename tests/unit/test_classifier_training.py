@@ -139,8 +139,8 @@ def _fitted(folder, monkeypatch, **changed):
     folder.mkdir()
     monkeypatch.setattr(classifier_fitting, "read_embedded", lambda *_: embedded)
     run = SimpleNamespace(config=CONFIG, layout=SimpleNamespace(trained_dir=folder))
-    written, _ = classifier_fitting.fit_classifier(run, found, None)
-    return {path.name: path.read_bytes() for path in written}
+    classifier_fitting.fit_classifier(run, found, None)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_nothing_that_is_trained_stopped_calibrated_or_chosen_depends_on_the_test_part(

@@ -15,7 +15,7 @@ from tests.trainings import hash_training
 from tools.encoders.dna_split import split_genomes
 from virnucpro.models.registry import resolve_model
 from virnucpro.settings import DEFAULT_DNA_MODEL
-from virnucpro.training.classifier_training import read_split, split
+from virnucpro.training.classifier_training import read_split, split_stage
 from virnucpro.training.fitting.classifier_cards import limits_of, organisms_of
 from virnucpro.training.genomes.encoder_data import training_data_of
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
@@ -135,7 +135,7 @@ def _training(folder, seen):
     dna = replace(hash_training().dna, weights_path=str(weights), weights_sha256="e" * 64)
     config = hash_training(dna=dna, held_out_share=0.3)
     run = prepare_training(_files(folder), folder / "out", config, "cpu", run_id="r")
-    split(run)
+    run.do(split_stage(run))
     return run, read_split(run)
 
 

@@ -21,8 +21,8 @@ from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import read_card
-from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.fitting.annotations import read_annotations
@@ -56,13 +56,13 @@ def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other
     assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
     assert not (out / "card.json").exists()
     assert len(weights) == 2
-    assert "the training is stopped" in verify_folder(out).problems[0]
+    assert "the run is stopped" in verify_run(out).problems[0]
     assert trained(files, out, hash_training(seed=3), workers=2) == weights
 
 
 def test_each_value_of_its_manifest_that_was_changed_is_noticed(finished, tmp_path):
     shutil.copytree(finished[1], tmp_path / "out")
-    num_values, unseen = values_unseen(tmp_path / "out", verify_folder)
+    num_values, unseen = values_unseen(tmp_path / "out", verify_run)
     assert (num_values > 40, unseen) == (True, [])
 
 
@@ -109,7 +109,7 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
         assert cut <= set(names)
     status = status_of(out)
     assert (status.state, status.kind) == ("complete", "training")
-    verified = verify_folder(out)
+    verified = verify_run(out)
     assert (verified.problems, verified.num_rows, verified.num_records) == ([], 5, 5)
 
 

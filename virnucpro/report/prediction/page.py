@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
-    from virnucpro.store.prediction_manifest import PredictionManifest
+    from virnucpro.store.manifest import PredictionManifest
 
 
 def write_report(layout: PredictionLayout) -> Path:

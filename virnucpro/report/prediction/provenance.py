@@ -12,7 +12,7 @@ from virnucpro.store.contig_table import Call
 if TYPE_CHECKING:
     from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
-    from virnucpro.store.prediction_manifest import PredictionManifest
+    from virnucpro.store.manifest import PredictionManifest
 
 _SHOWN_CHARACTERS = 300
 _SHOWN_INPUTS = 20

@@ -27,7 +27,7 @@ from virnucpro.report.prediction.contig_lines import (
     read_tracks,
 )
 from virnucpro.store.contig_table import Call
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest
 
 if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout

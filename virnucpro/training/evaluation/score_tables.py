@@ -15,7 +15,7 @@ import numpy as np
 from virnucpro.errors import BadInputError, InputProblem, printable
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest
 from virnucpro.training.evaluation.known_contigs import UNKNOWN_NT, is_new_id
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
 

@@ -62,10 +62,8 @@ THRESHOLD_RULE = (
 )
 
 
-def fit_classifier(
-    run: TrainingRun, split: SplitGenomes, stop: threading.Event | None
-) -> tuple[list[Path], dict[str, int]]:
-    """Train once both embedding runs are complete; return the files of the models and the numbers of frames used."""
+def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event | None) -> dict[str, int]:
+    """Train once both embedding runs are complete, and return the numbers of frames used."""
     config, folder = run.config, run.layout.trained_dir
     annotations = read_annotations(config.annotations) if config.annotations else None
     embedded = read_embedded(run.layout, config.chunk_nt, annotations)
@@ -97,11 +95,7 @@ def fit_classifier(
     threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
     outcome_of_all = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
-    counts = {
-        "frames that train": len(training.is_virus_F),
-        "frames that stop": len(validation.is_virus_F),
-    }
-    return [folder / name for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME, OUTCOME_NAME)], counts
+    return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
 
 
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:

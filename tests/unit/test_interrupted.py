@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.test_status_command import killed_holder, manifest
 from virnucpro.errors import ResultError
+from virnucpro.pipeline.interrupted import mark_interrupted
 from virnucpro.pipeline.run_status import status_of
-from virnucpro.pipeline.settlement import settle
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_lock import RunLock
@@ -29,7 +29,7 @@ def layout(tmp_path):
 def test_a_killed_run_has_stopped_and_keeps_what_it_resumes_from(layout):
     killed_holder(layout.lock)
     assert status_of(layout.output_dir).state == "interrupted"
-    found = settle(layout.output_dir)
+    found = mark_interrupted(layout.output_dir)
     said = RunManifest.read(layout.manifest)
     assert found.state == said.state == status_of(layout.output_dir).state == "stopped"
     assert [rank["state"] for rank in said.ranks] == ["stopped", "complete"]
@@ -42,7 +42,7 @@ def test_a_killed_run_has_stopped_and_keeps_what_it_resumes_from(layout):
 def test_a_run_that_goes_on_is_left_alone(layout):
     with RunLock(layout.lock, run_id="abc"):
         before = layout.lock.read_bytes()
-        assert settle(layout.output_dir).state == "running"
+        assert mark_interrupted(layout.output_dir).state == "running"
         assert layout.lock.read_bytes() == before
     assert RunManifest.read(layout.manifest).state == "running"
     assert layout.live_status.exists()
@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_is_left_alone(layout):
 def test_of_a_run_on_another_host_nothing_is_claimed(layout):
     elsewhere = {"host": "node18", "pid": 1, "run_id": "abc", "since": "2026-11-21T10:00:00+00:00"}
     layout.lock.write_text(json.dumps(elsewhere))
-    assert settle(layout.output_dir).state == "silent"
+    assert mark_interrupted(layout.output_dir).state == "silent"
     assert json.loads(layout.lock.read_text()) == elsewhere
     assert RunManifest.read(layout.manifest).state == "running"
 
@@ -62,7 +62,7 @@ def test_a_run_that_has_said_how_it_ended_is_not_touched(layout, state):
     manifest(state).write(layout.manifest)
     layout.lock.touch()
     before = layout.manifest.stat()
-    assert settle(layout.output_dir).state == state
+    assert mark_interrupted(layout.output_dir).state == state
     assert layout.manifest.stat() == before
 
 
@@ -72,11 +72,11 @@ def test_the_embedding_runs_of_an_identification_are_settled_with_it(layout, tmp
     layout.output_dir.rename(parts.dna_dir)
     killed_holder(parts.lock)
     parts.work_dir.mkdir()
-    settle(tmp_path)
+    mark_interrupted(tmp_path)
     assert RunManifest.read(RunLayout(parts.dna_dir).manifest).state == "stopped"
 
 
 def test_a_folder_without_a_run_is_said_to_be_one_and_stays_as_it_is(tmp_path):
     with pytest.raises(ResultError, match="holds no run"):
-        settle(tmp_path)
+        mark_interrupted(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""``--restart``: what a folder holds of earlier runs is removed, and nothing else that may be in it."""
+"""``--restart``: what a folder holds of earlier embedding runs is removed, and nothing else that may be in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.errors import OutputError
 from virnucpro.pipeline.result_form import existing_results, remove_results
+from virnucpro.pipeline.run import remove_files
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.worker_lock import taking_part
@@ -17,28 +17,33 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import RunLayout
 
 
-def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> None:
+def unknown_results(layout: RunLayout) -> list[Path]:
+    """Return the results in a folder that has no manifest: nothing tells whose they are."""
+    if layout.manifest.exists():
+        return []
+    results = [path for which in (False, True) for path in existing_results(layout, is_partial=which)]
+    return [path for path in (*results, layout.failed_sequences) if path.exists()]
+
+
+def start_from_scratch(layout: RunLayout, *, index: SequenceIndex | None = None) -> None:
     """
     Remove every file that the layout names; the caller holds the folder's lock.
 
-    The index of what is to be done now stays, with what it reads: it was made first, so that an input that cannot be
-    used removes nothing.
-
-    The manifest goes last: as long as it is there, the files are known to be ours. A folder whose result has no
-    manifest is not touched, and preparing the run refuses it.
+    *index* stays, with what it reads: it is that of the next run, and was made first, so that an input that cannot be
+    used removes nothing. A folder whose result has no manifest is not touched, and preparing the run refuses it.
 
     Raises:
         OutputError: A file cannot be removed.
-        ResultError: ``run.json`` is not one of ours.
+        ResultError: ``run.json`` is not of an embedding run.
     """
     if layout.manifest.exists():
         RunManifest.read(layout.manifest)
-    elif any(existing_results(layout, is_partial=which) for which in (False, True)) or layout.failed_sequences.exists():
+    elif unknown_results(layout):
         return
     for is_partial in (False, True):
         remove_results(layout, is_partial=is_partial)
     needed = set() if index is None else {layout.index.absolute(), *(Path(file.read_path) for file in index.files)}
-    for path in [
+    files = [
         layout.failed_sequences,
         *layout.shards(),
         *part_paths(layout.parts_dir),
@@ -48,16 +53,8 @@ def start_afresh(layout: RunLayout, *, index: SequenceIndex | None = None) -> No
         layout.reservation,
         layout.metrics_textfile,
         layout.trace,
-    ]:
-        if path.absolute() not in needed:
-            durable.remove(path)
-    try:
-        for folder in (layout.output_dir, layout.work_dir, layout.parts_dir):
-            if folder.is_dir():
-                durable.sync_folder(folder)  # with the manifest still there, whatever of this lasts
-    except OSError as error:
-        raise OutputError(layout.output_dir, error.strerror or str(error)) from error
-    durable.remove(layout.manifest)
+    ]
+    remove_files(layout, files, keep=needed)
 
 
 def remove_run(layout: RunLayout) -> None:
@@ -66,11 +63,11 @@ def remove_run(layout: RunLayout) -> None:
 
     Raises:
         OutputError: A file cannot be removed.
-        ResultError: ``run.json`` is not one of ours.
+        ResultError: ``run.json`` is not of an embedding run.
     """
     if not layout.output_dir.is_dir():
         return
-    start_afresh(layout)
+    start_from_scratch(layout)
     durable.remove_tree(layout.all_units_dir)
     folders = (layout.parts_dir, layout.unpacked_dir, layout.worker_locks_dir, layout.work_dir, layout.log_dir)
     with taking_part(layout.output_dir):

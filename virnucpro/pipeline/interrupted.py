@@ -1,22 +1,19 @@
 """
-A folder says what is true of a run that could not say it itself: one that was killed leaves ``running`` behind.
+Note what is true of a killed run, which leaves ``running`` behind in its folder: for an orchestrator's hooks.
 
-For whoever sees a run end without a word, such as an orchestrator's hook. The folder's lock, which the kernel has taken
-back from the dead, is held for a moment and never waited for: a run that goes on is left alone, and so is one of
-another host, of which nothing can be known. Everything that a later start resumes from stays as it is.
+The folder's lock, which the kernel has taken back from the dead, is held for a moment and never waited for: a running
+run is left alone, and so is one of another host, whose processes cannot be seen. What a later start resumes from stays.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, RunLockedError
-from virnucpro.pipeline.run_preparation import sweep
+from virnucpro.pipeline.run import note_end, sweep
 from virnucpro.pipeline.run_status import manifest_in, status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_holder import holder_of
 from virnucpro.store.run_lock import RunLock
 
@@ -26,12 +23,11 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.run_status import RunStatus
 
 
-def settle(output_dir: Path) -> RunStatus:
+def mark_interrupted(output_dir: Path) -> RunStatus:
     """
-    Note in ``run.json`` that a run which was killed has stopped, end what it left alive, and remove its live status.
+    Note in ``run.json`` that a killed run has stopped, end what it left alive, and remove its live status.
 
-    Args:
-        output_dir: Folder of a run; the two embedding runs within an identification are settled with it.
+    The embedding runs within a prediction are marked with it.
 
     Returns:
         How the run is now.
@@ -42,13 +38,13 @@ def settle(output_dir: Path) -> RunStatus:
     parts = PredictionLayout(output_dir)
     for folder in (output_dir, parts.dna_dir, parts.protein_dir):  # the parts' locks are the whole's to take
         try:
-            _settle(RunLayout(folder))
-        except (RunLockedError, OutputError, ResultError):  # whoever starts next meets it, and says so
+            _mark(RunLayout(folder))
+        except (RunLockedError, OutputError, ResultError):  # the next start meets it, and reports it
             break
     return status_of(output_dir)
 
 
-def _settle(layout: RunLayout) -> None:
+def _mark(layout: RunLayout) -> None:
     if not layout.lock.exists():
         return
     holder = holder_of(layout.lock)
@@ -63,13 +59,6 @@ def _settle(layout: RunLayout) -> None:
         sweep(layout)
         for path in (layout.reservation, layout.live_status):
             durable.remove(path)
-        manifest = manifest_in(layout)  # as it is, now that nobody else can write it
-        if manifest is None or manifest.state != "running":
-            return
-        manifest.state = "stopped"
-        manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
-        if isinstance(manifest, RunManifest):
-            manifest.ranks = [
-                {**rank, "state": "stopped"} if rank.get("state") == "running" else rank for rank in manifest.ranks
-            ]
-        manifest.write(layout.manifest)
+        manifest = manifest_in(layout)  # as it is, now that no other process can write it
+        if manifest is not None and manifest.state == "running":
+            note_end(layout, "stopped")
