@@ -55,6 +55,7 @@ from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted,
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.results.forms import require_form
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -115,6 +116,7 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         check_readable(fasta_files)
+        require_form(ResultForm(result.form))
         metrics = metrics_of(monitoring)
 
         def configured(device_type: str) -> ModelConfig:

@@ -32,7 +32,7 @@ from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS
-from virnucpro.pipeline.result_passes import ResultPasses
+from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult

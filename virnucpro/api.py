@@ -29,6 +29,7 @@ from virnucpro.pipeline.prediction_settings import TableFormat, configure_predic
 from virnucpro.report.page import write_report
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
+from virnucpro.store.results.forms import require_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,6 +105,7 @@ def embed_fasta(
     _log_to_stderr()
     files = _listed(fasta_files)
     check_readable(files)
+    form = require_form(one_of(ResultForm, "result_form", result_form))
     claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
     config = configure_model(
         model,
@@ -128,7 +130,7 @@ def embed_fasta(
         config,
         devices_for(claim, config, files, workers=workers),
         restart=restart,
-        result_form=one_of(ResultForm, "result_form", result_form),
+        result_form=form,
     )
     result.raise_unless(allow_partial=False)
     return read_embeddings(output_dir)

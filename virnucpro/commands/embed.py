@@ -63,6 +63,7 @@ from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import DownloadProgress, say, terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -142,6 +143,7 @@ def embed(
     check_runner(runner, devices, workers_per_device)
     check_choice("--log-level", log_level, LOG_LEVELS)
     check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    require_form(result_form)
     if model is None:
         say(
             f"No --model given: using the bundled demonstration encoder {DEFAULT_PROTEIN_MODEL} "

@@ -9,10 +9,10 @@ from virnucpro import durable
 from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
-from virnucpro.pipeline.result_form import files_of, name_of, proof_of, result_path
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run_preparation import read_manifest_or_fail
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.results.forms import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,15 +81,15 @@ def verify_run(output_dir: Path, *, remedy: str = AGAIN) -> Verification:
 
 
 def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str) -> list[str]:
-    path = result_path(layout, manifest.result_form, is_partial=manifest.state != "complete")
-    for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
+    result = result_of(layout, manifest.result_form, is_partial=manifest.state != "complete")
+    for name in map(result.name_of, {result.proof, *result.files()}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
     problems = check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
     if problems:
         return problems
     try:
-        validate_result(path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)
+        validate_result(result.path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)
     except (IndexFormatError, ResultError) as error:
         return [str(error)]
     return []

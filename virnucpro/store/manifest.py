@@ -60,7 +60,7 @@ class RunManifest:
 
     @property
     def result_form(self) -> ResultForm:
-        """Single or sharded; folders of before there was a choice are single."""
+        """Any but ``auto``; folders older than the choice are single."""
         return ResultForm(self.settings.get("result_form", ResultForm.SINGLE))
 
     def write(self, path: Path) -> None:
@@ -105,7 +105,9 @@ class RunManifest:
         check_counts(path, self.counts.values())
         if not all(isinstance(rank, dict) for rank in self.ranks):
             raise not_a_manifest(path, "a rank is no object")
-        if self.settings.get("result_form", ResultForm.SINGLE) not in (ResultForm.SINGLE, ResultForm.SHARDED):
+        if self.settings.get("result_form", ResultForm.SINGLE) not in [
+            form for form in ResultForm if form is not ResultForm.AUTO
+        ]:
             raise not_a_manifest(path, "'settings' with a 'result_form' that does not exist")
         numbers = [
             (self.settings, "settings", ["token_budget"]),

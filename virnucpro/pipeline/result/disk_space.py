@@ -1,10 +1,9 @@
 """
-Room on disk for a whole run, found before anything is computed.
+Disk space for a whole run, checked before anything is computed.
 
-The space of the result is taken at the start, by a file of that size: whatever the disk is filled with while the run
-goes on, the result still fits, and the last words of ``run.json`` do. The file gives way piece by piece: to the result
-when that is written, to the manifest when it is closed. On file systems that know no reservation of space (and on
-those that copy or compress on write) it promises nothing, and writing fails as cleanly as it can.
+A file reserves the space of the result and of the final ``run.json``, so that both still fit if other data fills the
+disk meanwhile. It shrinks when the result is written, and is removed when the manifest is closed. On file systems
+without reservation of space (and on those that copy or compress on write) it guarantees nothing.
 """
 
 from __future__ import annotations
@@ -19,30 +18,25 @@ from virnucpro.config import ResultForm
 from virnucpro.errors import DiskSpaceError, OutputError
 from virnucpro.store import schema
 from virnucpro.store.parts import part_paths
-from virnucpro.store.result_shards import sharded_bytes_at_most
+from virnucpro.store.results.forms import FORMS
 
 if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import RunLayout
 
 LAST_WORDS_BYTES = 1 << 20
-"""Kept for what a run says last: its manifest."""
+"""Kept for the final manifest."""
 
 
 def take_space(
     layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, result_form: ResultForm = ResultForm.SINGLE
 ) -> None:
     """
-    Make sure that a run fits its disk, and reserve what its result takes.
+    Check that a run fits its disk, and reserve the space of its result.
 
-    While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes beside them.
-    What the folder holds of parts and shards already is not needed again.
-
-    Args:
-        layout: The run's folder.
-        index: The input.
-        hidden_dim: Width of a row; 0 where only the checkpoint knows it, so that only the ids are counted.
-        result_form: Single or sharded.
+    While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes on top.
+    Space of parts and shards that exist already is not counted again. *hidden_dim* is 0 where only the checkpoint knows
+    it: then only the ids count.
 
     Raises:
         DiskSpaceError: It does not fit.
@@ -50,8 +44,7 @@ def take_space(
     """
     release(layout)
     num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
-    bytes_at_most = sharded_bytes_at_most if result_form is ResultForm.SHARDED else schema.bytes_at_most
-    result_bytes = bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
+    result_bytes = FORMS[result_form].bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
     rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
     finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
     needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + LAST_WORDS_BYTES
@@ -69,7 +62,7 @@ def take_space(
 
 def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
     """
-    Free *num_bytes* of what was reserved for the result: a file of that size is written next.
+    Free *num_bytes* of the reservation: a file of that size is written next.
 
     Raises:
         OutputError: The system refused.
@@ -85,7 +78,7 @@ def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
 
 def release(layout: RunLayout) -> None:
     """
-    Free all that is still reserved: the last words come next.
+    Remove the reservation; the manifest is written next.
 
     Raises:
         OutputError: The system refused.
