@@ -202,12 +202,12 @@ class _Result(Box):
 class EmbeddingResult(_Result):
     """What becomes of the result."""
 
-    form: Literal["auto", "single", "sharded"] = Field(
+    form: Literal["auto", "single", "sharded", "parquet"] = Field(
         default="auto",
         title="Form",
         description="single: the file embeddings.h5. sharded: the folder embeddings, of files of neighbouring rows and "
-        f"an index of their ids. auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; "
-        "a folder keeps its form.",
+        "an index of their ids. parquet: the file embeddings.parquet (needs the extra parquet). "
+        f"auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; a folder keeps its form.",
     )
     keep_shards: bool = Field(
         default=False, title="Keep shards", description="Keep each worker's shard beside the result."

@@ -89,8 +89,9 @@ def embed_fasta(
         cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
             served from it gives the same numbers within the tolerance, not the same bytes.
         cache_gib: GiB that the cache takes at the most.
-        result_form: ``single`` (one file), ``sharded`` (a folder of files and an index, read as one), or ``auto``,
-            which is sharded for large results and keeps the form of the folder's earlier run.
+        result_form: ``single`` (one file), ``sharded`` (a folder of files and an index, read as one), ``parquet`` (one
+            Apache Parquet file; needs the extra ``parquet``), or ``auto``, which is sharded for large results and keeps
+            the form of the folder's earlier run.
         restart: Remove what the folder holds of earlier runs first, and start afresh.
 
     Returns:

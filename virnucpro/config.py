@@ -74,6 +74,8 @@ class ResultForm(StrEnum):
     """One file, ``embeddings.h5``."""
     SHARDED = "sharded"
     """A folder, ``embeddings/``, of files of neighbouring rows and one index of their ids."""
+    PARQUET = "parquet"
+    """One Apache Parquet file, ``embeddings.parquet``."""
     AUTO = "auto"
     """Sharded from ``AUTO_SHARDED_ROWS`` rows or ``AUTO_SHARDED_BYTES`` on, else single."""
 

@@ -119,7 +119,7 @@ def embed(
     result_form: Annotated[
         ResultForm,
         typer.Option(
-            help=f"single: OUT/embeddings.h5. sharded: OUT/embeddings/, files of neighbouring rows and an index of their ids, read as one. auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; OUT keeps its form."
+            help=f"single: OUT/embeddings.h5. sharded: OUT/embeddings/, files of neighbouring rows and an index of their ids, read as one. parquet: OUT/embeddings.parquet (needs the extra parquet). auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB on; OUT keeps its form."
         ),
     ] = ResultForm.AUTO,
     restart: Restart = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
+from virnucpro.store.results.parquet import ParquetFile
 from virnucpro.store.results.sharded import Shards
 from virnucpro.store.results.single import SingleFile
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 FORMS: dict[ResultForm, type[Result]] = {
     ResultForm.SINGLE: SingleFile,
     ResultForm.SHARDED: Shards,
+    ResultForm.PARQUET: ParquetFile,
 }
 """In the order in which a folder is searched for a result."""
 
