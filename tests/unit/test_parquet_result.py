@@ -315,7 +315,7 @@ PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": Fal
         (table().select([]), PLAIN, "columns"),
         (table(), {**PLAIN, "compression": "snappy"}, "compressed or encoded"),
         (table(), {**PLAIN, "use_dictionary": True}, "compressed or encoded"),
-        (table(columns={**COLUMNS, "id": ["a", "a"]}), PLAIN, "an id stands for more than one row"),
+        (table(columns={**COLUMNS, "id": ["a", "a"]}), PLAIN, "an id has more than one row"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, content, options, what):
@@ -400,7 +400,7 @@ def test_no_changed_byte_crashes_the_reader_or_makes_it_ask_for_much(made):
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ({"ids": ["s1", "s0"]}, "'s1' is not the input's, or stands in the wrong place"),
+        ({"ids": ["s1", "s0"]}, "'s1' is not in the input, or in the wrong place"),
         ({"number": np.nan}, r"a number in rows 0 to 40 is not finite"),
     ],
 )

@@ -430,9 +430,9 @@ def drop_a_row(file):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (swap_ids, "'s7' is not the input's, or stands in the wrong place"),
-        (repeat_an_id, "'s3' is not the input's"),
-        (rename_an_id, "'somebody' is not the input's"),
+        (swap_ids, "'s7' is not in the input, or in the wrong place"),
+        (repeat_an_id, "'s3' is not in the input"),
+        (rename_an_id, "'somebody' is not in the input"),
         (put_nan, "not finite"),
         (drop_a_row, "has 39 rows, expected 40"),
     ],

@@ -200,7 +200,7 @@ def test_an_id_that_stands_twice_is_not_guessed_at(run):
     )
     with read_embeddings(path) as found:
         assert found["s2"].tobytes() == run.vector("s2").tobytes()
-        with pytest.raises(ResultError, match="an id stands for more than one row"):
+        with pytest.raises(ResultError, match="an id has more than one row"):
             found["s1"]
 
 
@@ -316,8 +316,8 @@ def lead_astray(path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (swap_files, "'s14' is not the input's, or stands in the wrong place"),
-        (swap_ids, "'s11' is not the input's"),
+        (swap_files, "'s14' is not in the input, or in the wrong place"),
+        (swap_ids, "'s11' is not in the input"),
         (put_nan, r"shard-00005-of-00006\.h5: a number in rows 0 to 8191 is not finite"),
         (lead_astray, r"ids\.index: does not lead to the ids of its shards"),
     ],

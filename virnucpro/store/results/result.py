@@ -217,7 +217,7 @@ class IdOrder:
             while not self._is_complete and wanted is not None and wanted != name:
                 wanted = next(self._expected, None)
             if wanted != name:
-                raise ResultError(path, f"id {printable(name)!r} is not the input's, or stands in the wrong place")
+                raise ResultError(path, f"id {printable(name)!r} is not in the input, or in the wrong place")
 
 
 class RowNumbers:
@@ -227,7 +227,7 @@ class RowNumbers:
         self.ids = ids
         self._row_of = {name: row for row, name in enumerate(ids)}
         if len(self._row_of) < len(ids):
-            raise ResultError(path, "an id stands for more than one row")
+            raise ResultError(path, "an id has more than one row")
 
     def rows_of(self, sequence_ids: Sequence[str]) -> IntArray:
         return np.array([self._row_of[name] for name in sequence_ids], dtype=np.int64)

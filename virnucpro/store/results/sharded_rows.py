@@ -83,7 +83,7 @@ class ShardedRows:
             if not own:
                 raise KeyError(name)
             if len(own) > 1:
-                raise ResultError(self._layout.folder, "an id stands for more than one row")
+                raise ResultError(self._layout.folder, "an id has more than one row")
             found[place] = own[0]
         return found
 
