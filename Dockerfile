@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # One image for everything: the Prefect server, workers of both kinds, and the runs. Built and used by deployments/compose
 # and deployments/kubernetes. What is installed is pinned by constraints.txt; torch's own wheel brings CUDA's libraries,
-# so the final stage needs the base image alone, and the toolkit is there only where FlashAttention is compiled.
+# so the final stage needs the base image alone, and only the stage that compiles FlashAttention has the toolkit.
 #
 # CUDA must be the version that the pinned torch was built with (torch 2.13.0: 13.0), or FlashAttention refuses to build.
 ARG CUDA=13.0.3
@@ -18,7 +18,7 @@ COPY constraints.txt deployments/image-constraints.txt /build/
 RUN python3.12 -m venv .venv \
     && .venv/bin/pip install --constraint /build/constraints.txt --constraint /build/image-constraints.txt \
         torch numpy ninja packaging psutil setuptools wheel
-# The GPUs that kernels are made for: 80 is A100, 90 is H100 and H200, 100 is B200, 120 is RTX Blackwell. Each takes long.
+# GPUs to compile kernels for: 80 is A100, 90 is H100 and H200, 100 is B200, 120 is RTX Blackwell. Each takes long.
 ARG GPU_ARCHITECTURES="80;90"
 # Compilers at a time: each takes 8 GB of memory or more.
 ARG MAX_JOBS=4
@@ -40,7 +40,7 @@ RUN apt-get update \
     && install -d -o 10001 -g 10001 /srv/virnucpro
 COPY --from=build /opt/virnucpro /opt/virnucpro
 WORKDIR /opt/virnucpro
-# Everything that is written lies in /srv/virnucpro (data) and /tmp: the root may be read-only.
+# Only /srv/virnucpro (data) and /tmp are written: the root may be read-only.
 ENV PATH=/opt/virnucpro/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -54,7 +54,7 @@ ENV PATH=/opt/virnucpro/.venv/bin:$PATH \
     PREFECT_WORKER_WEBSERVER_PORT=8081 \
     VIRNUCPRO_DATA_ROOTS=/srv/virnucpro
 USER 10001:10001
-# Of the worker; the server's own check is in compose.yaml.
+# For the worker; the server's own check is in compose.yaml.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD ["/opt/virnucpro/deployments/healthy", "http://127.0.0.1:8081/health"]
 ENTRYPOINT ["tini", "--", "/opt/virnucpro/deployments/with-password", "PREFECT_API_AUTH_STRING"]

@@ -1,4 +1,4 @@
-# make demo   says which of 29 real contigs are viral, through the real flow: no GPU, no server to start
+# make demo   predicts which of 29 real contigs are viral, through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
 # make e2e    the minutes-long tests: real Prefect, Prometheus, Chromium; make e2e-long: rare faults, PostgreSQL, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins, a node killed; about half an hour
@@ -7,7 +7,7 @@
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, of blocks, workers and threads, and of scale (docs/scale.md); over an hour
-# make gpu-check   what only a GPU can show, under 10 minutes: any Python with torch 2.10 or later will do
+# make gpu-check   the checks that need a GPU, under 10 minutes, with any Python that has torch 2.10 or later
 # make venv   only set up .venv
 
 PYTHON ?= python3
@@ -24,7 +24,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 venv: $(READY)
 
-# What users have, without extras: enough for the demo. READY is the same environment with all that tests and lint need.
+# A user's environment without extras, for the demo. READY adds what tests and lint need.
 $(PLAIN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
@@ -36,7 +36,7 @@ $(READY): $(PLAIN)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
-# A Prefect home of its own: the demo neither sees nor touches the user's server, profile or database.
+# A Prefect home of its own: the demo does not touch the user's server, profile or database.
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
 demo: $(PLAIN)
@@ -45,7 +45,7 @@ demo: $(PLAIN)
 	@echo
 	$(PY) -m virnucpro verify $(DEMO)/out
 	@echo
-	@echo 'What each of these contigs is: examples/contigs_truth.tsv. The report, to open in a browser:'
+	@echo 'The true kind of each contig: examples/contigs_truth.tsv. The report, to open in a browser:'
 	@echo
 	@echo '    $(DEMO)/out/report.html'
 
@@ -54,7 +54,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		--durations 12
 
-# What measures memory runs alone; the others two files at a time, and -rP shows what they measured.
+# Tests that measure memory run alone; the others two files at a time; -rP shows what they measured.
 MEMORY_TESTS := tests/e2e/test_bounded_memory.py tests/e2e/test_bounded_memory_of_predictions.py
 e2e: $(READY)
 	$(PY) -m pytest -s -m slow $(MEMORY_TESTS)

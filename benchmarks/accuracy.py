@@ -1,9 +1,9 @@
 """
-What each part of the contig model is worth: beside gradient boosting, piece by piece, and on kinds it has not seen.
+What each part of the contig model is worth: against gradient boosting, part by part, and on kinds it has not seen.
 
 Takes a training that kept its pieces and embeddings (``virnucpro train --keep-work``), and uses its split: models are
 fitted on its training pieces, stopped by validation, and measured on its test pieces. With ``--contigs`` the parts are
-measured on these contigs, too: a look at them, which the result counts as one.
+measured on these contigs, too; the result counts each such evaluation.
 
 - **gradient boosting** of scikit-learn (its histogram kind) on 3-mers, 4-mers, codons and open runs, from all pieces.
 - **parts**, from ``--pieces``: the same gradient boosting; the networks on the same numbers, on genes, on log-odds of
@@ -11,7 +11,7 @@ measured on these contigs, too: a look at them, which the result counts as one.
 - **left out**: without one kind of virus each time, in tables and networks; how its pieces then rank against test's
   other pieces. The data name no families, so tailed phages are parted by the host in their name.
 - **learning curve**: a share of the training genomes, by whole clusters.
-- **shuffled labels**: clusters of genomes got either label by turns; the score should be 0.5.
+- **shuffled labels**: clusters of genomes take either label by turns; the score should be 0.5.
 
     python benchmarks/accuracy.py TRAINING [--contigs FASTA --truth TSV --prediction DIR] [--pieces 9000] [--write]
 """
@@ -34,6 +34,7 @@ from virnucpro.models.nucleotide_codes import encode
 from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures, composition, open_runs
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
+from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
 from virnucpro.training.contig_training import (
@@ -53,12 +54,7 @@ from virnucpro.training.labelled_genomes import files_of, read_labelled
 from virnucpro.training.metrics import auroc, bootstrap, calibration_error, recall_at
 from virnucpro.training.pieces import PieceRules, cut_pieces
 from virnucpro.training.records import read_records
-from virnucpro.training.training_settings import (
-    LENGTHS_NT,
-    MEASURED_COVERAGE,
-    TRAINING_COVERAGE,
-    ContigSettings,
-)
+from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE, ContigSettings
 
 BOUNDS_NT = {"up to 500": (0, 500), "800 to 1,000": (501, 1000), "2,000 and more": (1001, 10**9)}
 KINDS = {
@@ -75,7 +71,7 @@ CURVE = (0.1, 0.25, 0.5, 1.0)
 QUICK = ContigSettings(members=1)
 SHUFFLES, SHUFFLED_SHARE = range(1, 7), 0.4
 UNSHUFFLED = ("organelle", "microvirus", "eukaryotic_virus")
-"""Groups of too few clusters for labels to be given to them by chance."""
+"""Groups with too few clusters for shuffled labels."""
 DESCRIPTIONS: dict[str, str] = {}
 
 
@@ -92,7 +88,7 @@ class Contigs:
     lengths_nt: np.ndarray
 
     def measures(self, scores, *, is_probability=True):
-        """Return the figures of the issue, each with its interval."""
+        """Return the figures of the report, each with its interval."""
         is_virus = self.records.is_virus_C
         return {
             "all": measured(scores, is_virus, is_probability=is_probability),
@@ -160,7 +156,7 @@ def pieces_as_records(pieces):
 
 
 def read_contigs(fasta, truth, prediction):
-    """Return contigs of known kind, with the embeddings that an identification of them left."""
+    """Return contigs of known kind, with the embeddings of their prediction run."""
     known = read_truth(truth)
     letters = {record.accession: record.letters for record in read_records(fasta)}
     layout = PredictionLayout(prediction)
@@ -195,7 +191,7 @@ def features_by(counts, is_viral, contigs):
 
 
 def gradient_boosting(of_training, is_virus, of_sets):
-    """Return what scikit-learn's histogram gradient boosting gives every set of contigs."""
+    """Return the scores of scikit-learn's histogram gradient boosting for every set of contigs."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
 
     boosting = HistGradientBoostingClassifier(max_iter=200, learning_rate=0.08, l2_regularization=1.0, random_state=1)
@@ -204,7 +200,7 @@ def gradient_boosting(of_training, is_virus, of_sets):
 
 
 def boosting_on_all(training, sets):
-    """Return what gradient boosting reaches that learns from as many pieces as the classifier did."""
+    """Return what gradient boosting reaches with as many training pieces as the classifier."""
 
     def of(contigs):
         return np.stack([np.concatenate([composition(c), open_runs(c)]) for c in contigs.records.codes])
@@ -295,7 +291,7 @@ def fit_on(genomes, validation_genomes, num_pieces, seed=1):
 
 
 def left_out_kinds(split, test, num_pieces):
-    """Return how pieces of each kind rank that nothing was trained on, against test's pieces that are not viral."""
+    """Return how pieces of each kind rank when that kind did not train, against test's pieces that are not viral."""
     report = {}
     rules = PieceRules(lengths_nt=LENGTHS_NT, group_weights={}, most_coverage=MEASURED_COVERAGE)
     of_others = [piece for piece in test if not piece.is_virus]
@@ -334,7 +330,7 @@ def learning_curve(split, test, num_pieces):
 
 
 def shuffled_labels(genomes, num_pieces):
-    """Return what can be learnt from labels that were shuffled, for some shuffles; its chance is that of clusters."""
+    """Return the AUROC after training on shuffled labels of clusters, for some shuffles."""
     rules = PieceRules(lengths_nt=LENGTHS_NT, group_weights={}, most_coverage=MEASURED_COVERAGE)
     found = []
     for seed in SHUFFLES:
@@ -353,7 +349,7 @@ def main() -> None:
     parser.add_argument("--genomes", type=Path, nargs="+", required=True, help="what it was trained on")
     parser.add_argument("--contigs", type=Path)
     parser.add_argument("--truth", type=Path)
-    parser.add_argument("--prediction", type=Path, help="an identification of these contigs")
+    parser.add_argument("--prediction", type=Path, help="folder of a prediction of these contigs")
     parser.add_argument("--pieces", type=int, default=9000, help="training pieces of every row")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()

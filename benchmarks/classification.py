@@ -1,7 +1,7 @@
 """
-Classifying vectors that lie on disk: frames a second of CPU time, from two HDF5 files to scores and both tables.
+Classifying vectors on disk: frames a second of CPU time, from two HDF5 files to scores and both tables.
 
-Made-up vectors of the widths asked for; the classifier has random weights and the published hidden width, since speed
+Random vectors of the given widths; the classifier has random weights and the published hidden width, since speed
 does not depend on values. The disk's share is what wall time has beyond CPU time; reading alone is measured beside it.
 
     python benchmarks/classification.py [--frames 400000] [--widths 128,128 768,2560] [--rounds 3] [--write]

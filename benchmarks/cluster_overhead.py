@@ -5,11 +5,11 @@ Run it as ``python benchmarks/cluster_overhead.py [--engine ray dask] [--sequenc
 [--write]``; 40,000 proteins take two cores about ten minutes a run. Input: real proteins
 (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``), and after the last of them the same ones reversed;
 the bundled encoder, workers of one thread. All runs of a round are flow runs of the same command, and have the whole
-machine; the one on threads is in the middle, and the order is turned round from round to round. They must give the same
+machine; the one on threads is in the middle, and the order is reversed from round to round. They must give the same
 bytes.
 
 ``work_s`` is what is compared: from the first line in a worker's log to the last, on average over the workers. What
-comes before (Prefect's server, the engine, its tasks' imports) and after (leaving, putting together, checking) is
+comes before (Prefect's server, the engine, its tasks' imports) and after (ending, aggregation, validation) is
 reported apart, as are the CPU seconds of the workers, of the command's own process and of all other processes: the
 engine's, and Prefect's server.
 """
@@ -39,7 +39,7 @@ from durability import PROTEINS
 from virnucpro.run_layout import RunLayout
 
 LOOK_S = 1.0
-"""Seconds between two looks at the CPU seconds of all processes; what the last one uses after it is not seen."""
+"""Seconds between two looks at the CPU seconds of all processes; CPU seconds after the last look are not counted."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Run:
     """Process -> those of them that it spent in the kernel."""
 
     def look(self) -> bool:
-        """Note the CPU seconds of all its processes; return whether it goes on."""
+        """Note the CPU seconds of all its processes; return whether it is running."""
         if self.process.poll() is not None:
             self.wall_s = self.wall_s or time.monotonic() - self.began_s
             return False
@@ -94,7 +94,6 @@ def _work_s(layout: RunLayout, rank: int) -> float:
 
 
 def main() -> None:
-    """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["ray", "dask"], nargs="+", default=["ray", "dask"])
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
@@ -176,7 +175,7 @@ def _started(runner: str, fasta: Path, folder: Path, workers: int) -> Run:
 
 
 def _write_proteins(source: Path, target: Path, count: int) -> None:
-    """Write the first *count* proteins of a file; once there are no more, the same ones backwards."""
+    """Write the first *count* proteins of a file; then the same ones reversed."""
     data = source.read_bytes()
     text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode()
     records = [record.partition("\n") for record in f"\n{text}".split("\n>")[1:]]

@@ -1,5 +1,5 @@
 """
-What durability costs: parts, fsync and checksums, beside the same run with them switched off.
+What durability costs: parts, fsync and checksums, against the same run without them.
 
 Run it as ``python benchmarks/durability.py [--sequences 20000] [--rounds 3] [--workers 2] [--write]``. It embeds real
 proteins (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``) with the bundled encoder. A round is two
@@ -31,8 +31,10 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 
 from virnucpro import durable
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
+from virnucpro.settings import EmbeddingSettings
 from virnucpro.store.parts import part_paths, read_block_numbers
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ NOT_DURABLE_WORKER = "durability:not_durable_worker"
 
 @contextmanager
 def durability_off() -> Iterator[None]:
-    """Let this process neither wait for the disk nor take checksums of what it writes and reads back."""
+    """Disable fsync and checksums in this process."""
     replaced = [(os, "fsync", lambda _: None), (durable, "_digest", lambda *_: hashlib.sha256())]
     before = [getattr(owner, name) for owner, name, _ in replaced]
     for owner, name, instead in replaced:
@@ -86,7 +88,7 @@ def cpu_seconds() -> float:
 
 def run_once(fasta: Path, folder: Path, workers: int, *, is_durable: bool) -> dict[str, Any]:
     """Embed *fasta* in a new folder; return CPU seconds, seconds, seconds by stage and the sha256 of the result."""
-    config = configure_model(device_type="cpu")
+    config = configure_model(EmbeddingSettings(), device_type="cpu")
     if not is_durable:
         config = replace(config, sequences_per_part=NEVER)
     with tempfile.TemporaryDirectory(dir=folder) as out:
@@ -140,7 +142,6 @@ def first_records(source: Path, target: Path, count: int) -> int:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
     parser.add_argument("--sequences", type=int, default=20_000)

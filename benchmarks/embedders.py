@@ -127,7 +127,7 @@ class Transformers:
         self.slots = 0
 
     def _take_weights(self, source: esm.ESM2) -> None:
-        """Rename fair-esm's tensors; whatever the model has and does not get is an error."""
+        """Rename fair-esm's tensors; a tensor of the model without a value is an error."""
         renamed = {"embeddings.word_embeddings.weight": source.embed_tokens.weight}
         parts = {
             "self_attn.q_proj": "attention.self.query",

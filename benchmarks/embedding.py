@@ -1,5 +1,5 @@
 """
-How fast and how lean proteins are embedded on one CPU core, against fair-esm's own loop and transformers.
+Speed and memory of embedding proteins on one CPU core, against fair-esm's own loop and transformers.
 
 Run it as ``python benchmarks/embedding.py [--rows 8M:chunks,8M:proteins] [--rounds 3] [--write NAME]``. Each program
 goes from the same FASTA file to embeddings on disk, in one process, one thread, fp32, taking turns; figures are CPU
@@ -126,7 +126,6 @@ def _run_once(name: str, checkpoint: str, size: str, fasta: str) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8M:chunks,8M:proteins", help=f"sizes {', '.join(SHAPES)}; {list(WORKLOADS)}")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,5 +1,5 @@
 """
-How fast rows are put into the embedding cache and read back, beside the cost of computing them.
+Rows a second into and out of the embedding cache.
 
 Run it as ``python benchmarks/embedding_cache.py [--rows 100000] [--write]``. For the widths of the bundled encoder, of
 ESM-2 8M and of ESM-2 3B it puts random rows in pieces of a part (4,096 rows), reads them in pieces of a block (128
@@ -65,7 +65,6 @@ def rates(num_rows: int, wall_s: float, cpu_s: float) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")

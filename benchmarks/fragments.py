@@ -1,11 +1,11 @@
 """
-How fast contigs are cut into chunks and translated in six frames, alone and with everything around it.
+Throughput of splitting contigs into chunks and translating six frames, alone and as the whole stage.
 
 Run it as ``python benchmarks/fragments.py [--rounds 5] [--write]``. The contigs are real genomes and genome windows
-(``train_*.fna.gz`` of ``../shared/data/viral``, or of ``--genomes``; a record whose id was there before is left out),
+(``train_*.fna.gz`` of ``../shared/data/viral``, or of ``--genomes``; a record with a repeated id is skipped),
 as they are and cut into reads of 150 nucleotides. ``translate`` is chunk bounds, both strands, six frames and the
 extraction of the open ones, on letters in memory; ``write`` is the whole stage: the index opened, records read and
-compared with it, all files written and made durable. Beside them stands what the pass that checks the input takes. CPU
+compared with it, all files written and made durable. The pass that checks the input is measured beside them. CPU
 seconds are those of the process, system calls included; the rows take turns. Memory is the peak resident set of the
 process, which holds all letters for ``translate``. ``--write`` keeps the figures in ``benchmarks/results``.
 """
@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 from bench_common import machine, spread, write_result
 
-from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
+from virnucpro.config import InputRules, SequenceKind
 from virnucpro.data.fragment_files import write_fragments
 from virnucpro.data.fragments import chunk_bounds, open_frames
 from virnucpro.data.letter_stream import stream_letters
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.settings import BadRecordPolicy
 
 GENOMES = Path(__file__).parents[2] / "shared" / "data" / "viral"
 READ_NT = 150
@@ -55,7 +56,7 @@ def write_reads(letters: str, path: Path) -> None:
 
 
 def translate(letters: bytes, chunk_nt: int) -> tuple[int, int]:
-    """Cut and translate *letters*, taken as one contig; return chunks and open frames."""
+    """Split and translate *letters* as one contig; return chunks and open frames."""
     starts, ends = chunk_bounds(len(letters), chunk_nt)
     frames = 0
     for at in range(0, len(starts), CHUNKS_PER_CALL):
@@ -115,7 +116,6 @@ def measure(name: str, inputs: list[Path], folder: Path, jobs: list[tuple[str, i
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--genomes", type=Path, default=GENOMES)
     parser.add_argument("--rounds", type=int, default=5)

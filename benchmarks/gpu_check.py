@@ -1,13 +1,13 @@
 """
 Everything that only a GPU can show, in one command of under ten minutes: ``python3 benchmarks/gpu_check.py``.
 
-It needs torch 2.10 or later and numpy; Prefect, structlog, fair-esm and h5py it does not, and it makes its own
-sequences and random weights. transformers (the baseline) and pytest (``tests/gpu``) are used where they are there.
-Each section stands alone: one that fails is recorded and the rest goes on. The figures go to
+It needs torch 2.10 or later and numpy; not Prefect, structlog, fair-esm or h5py; it makes its own
+sequences and random weights. transformers (the baseline) and pytest (``tests/gpu``) are used if installed.
+Each section is independent: a failure is recorded and the rest runs. The figures go to
 ``benchmarks/results/gpu_check_DATE.json`` (or into ``--out``, or ``$OUT``), a table to the screen; the exit code is 1
 when a check failed.
 
-``--device cpu --tiny`` runs the same code over tiny shapes: it tries the script out and measures nothing.
+``--device cpu --tiny`` runs the same code over tiny shapes: this tests the script and measures nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ HALF = torch.bfloat16
 ROUND_SECONDS = 12.0
 """Seconds of rounds after which no further one begins."""
 TOTAL_SECONDS = 470.0
-"""Of the whole check; sections that would begin after it are left out and say so."""
+"""Of the whole check; later sections are skipped, and the report says so."""
 TARGETS = {"esm2 share of peak": 0.55, "dnabert-s share of peak": 0.35, "times transformers": 3.0, "cosine": 0.999}
 UTILISATION_SECONDS = 60.0
 TIE_ERROR_NS = 1_000_000
@@ -305,7 +305,7 @@ def _transformers_speed(
         "tokens_per_second": statistics.median(rates),
         "lowest_highest": [min(rates), max(rates)],
         "padding": padding,
-        "attention": model.config._attn_implementation,  # noqa: SLF001  what it settled on
+        "attention": model.config._attn_implementation,  # noqa: SLF001  what it chose
         "version": importlib.metadata.version("transformers"),
     }
 
@@ -471,7 +471,7 @@ def overlap(check: Check) -> dict[str, Any]:
         share = gpu_models.share_overlapped(copies, computations)
         figures[way] = {"copies": len(copies), "milliseconds": sum(b - a for a, b in copies) / 1e3, "share": share}
         check.expect(
-            f"copies {way} ({len(copies)}): share of their time that computing goes on", value=share, least=0.5
+            f"copies {way} ({len(copies)}): share of their time during which the GPU computes", value=share, least=0.5
         )
     return figures
 
@@ -651,7 +651,7 @@ def token_budget(check: Check) -> dict[str, Any]:
 
 
 def waits(check: Check) -> dict[str, Any]:
-    """Prove that a forward pass never makes the host wait for the GPU."""
+    """Check that a forward pass never makes the host wait for the GPU."""
     if check.device.type != "cuda":
         return {"left_out": "no GPU to wait for"}
     model = gpu_models.random_esm2(gpu_models.ESM2["8M"], check.device, HALF)
@@ -668,7 +668,7 @@ def waits(check: Check) -> dict[str, Any]:
 
 
 def variant(check: Check) -> dict[str, Any]:
-    """Measure what compiling the rotary turn into one kernel would bring; not part of the product."""
+    """Measure what compiling the rotary embedding into one kernel would bring; not part of the product."""
     if check.device.type != "cuda" or check.seconds_left < 90:
         return {"left_out": "no GPU, or no time left"}
 
@@ -698,7 +698,6 @@ def variant(check: Check) -> dict[str, Any]:
 
 
 def gpu_tests(check: Check) -> dict[str, Any]:
-    """Run ``tests/gpu``."""
     if check.device.type != "cuda" or importlib.util.find_spec("pytest") is None:
         return {"left_out": "no GPU, or pytest is not installed"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
@@ -730,7 +729,7 @@ SECTIONS: tuple[Callable[[Check], dict[str, Any]], ...] = (
 
 
 def run_sections(check: Check) -> dict[str, Any]:
-    """Run every section; one that fails is a failed check, and the rest goes on."""
+    """Run every section; a failure is a failed check, and the rest runs."""
     found: dict[str, Any] = {}
     for section in SECTIONS:
         name = section.__name__
@@ -755,7 +754,6 @@ def run_sections(check: Check) -> dict[str, Any]:
 
 
 def machine(check: Check) -> dict[str, Any]:
-    """Describe where this runs."""
     packages = ("torch", "numpy", "flash-attn", "transformers", "triton")
     versions = {}
     for name in packages:
@@ -819,7 +817,6 @@ def _check_from_arguments() -> tuple[Check, Path]:
 
 
 def main() -> None:
-    """Run the check."""
     check, folder = _check_from_arguments()
     described = machine(check)
     sections = run_sections(check)

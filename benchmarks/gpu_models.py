@@ -86,7 +86,7 @@ def chunk_tokens(num_sequences: int) -> list[int]:
 
 
 def uniprot_tokens(num_sequences: int) -> list[int]:
-    """Return tokens of sequences of UniProt-like lengths (median 287 residues, cut at 1,022), longest first."""
+    """Return tokens of sequences of UniProt-like lengths (median 287 residues, truncated at 1,022), longest first."""
     residues = np.random.default_rng(SEED).lognormal(5.66, 0.72, size=num_sequences)
     return sorted((np.clip(residues, 8, 1022).astype(int) + 2).tolist(), reverse=True)
 
@@ -105,7 +105,6 @@ def blocks_of(tokens: Sequence[int], *, token_budget: int) -> Iterator[PackedBat
 
 
 def random_batch(lengths: Sequence[int], rng: np.random.Generator, *, first: int = 0) -> PackedBatch:
-    """Pack random sequences."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(FIRST_LETTER, LAST_LETTER + 1, size=int(starts[-1]))
     ids[starts[:-1]], ids[starts[1:] - 1] = BOS, EOS

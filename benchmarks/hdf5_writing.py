@@ -33,7 +33,6 @@ Figures = dict[str, dict[str, list[float]]]
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=1280)

@@ -120,7 +120,6 @@ def measure(fasta: Path, folder: Path, rounds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,5 +1,5 @@
 """
-Whether int8 matrix products are worth having on CPUs: their error on real weights, and their speed.
+Whether int8 matrix products pay on CPUs: their error on real weights, and their speed.
 
 Run it as ``python benchmarks/int8_on_cpu.py --checkpoint esm2_t6_8M.pt [--rounds 5] [--write]``. The four linear
 layers of every block of ESM-2 are replaced by PyTorch's dynamic int8 layers (weights per channel, activations per
@@ -78,7 +78,6 @@ def batches(collate: VarlenCollator) -> list[PackedBatch]:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="real weights: errors of random ones say little")
     parser.add_argument("--rounds", type=int, default=5)

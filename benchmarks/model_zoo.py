@@ -3,7 +3,7 @@ The tables of ``docs/models.md``: what each combination of models weighs, how fa
 
 Run it as ``python benchmarks/model_zoo.py``. It measures nothing: speeds are those of ``benchmarks/results``, sizes and
 licences those of the registry and of the bundled files, and what a classifier reaches is the ``evaluation.json`` of
-``virnucpro evaluate``, kept as ``benchmarks/results/evaluation_NAME.json``. What nobody measured stays empty.
+``virnucpro evaluate``, kept as ``benchmarks/results/evaluation_NAME.json``. What was not measured stays empty.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
-from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, DNA_MODEL, MODELS
+from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS
+from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
@@ -45,7 +46,7 @@ class Combination:
 ZOO = (
     Combination(
         name=DEFAULT_CLASSIFIER,
-        dna=DNA_MODEL,
+        dna=DEFAULT_DNA_MODEL,
         protein=DEFAULT_PROTEIN_MODEL,
         chunks="[its card](../virnucpro/models/weights/virnucpro-tiny/MODEL_CARD.md)",
         licence="MIT",
@@ -53,7 +54,7 @@ ZOO = (
     ),
     Combination(
         name="own-8M",
-        dna=DNA_MODEL,
+        dna=DEFAULT_DNA_MODEL,
         protein="esm2_t6_8M_UR50D",
         chunks="300 or 500",
         licence="yours",

@@ -125,7 +125,6 @@ def by_margin(reference: np.ndarray, found: np.ndarray) -> list[dict[str, float]
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--viral", type=Path, required=True, help="folder of train_virus_* and train_nonviral_*")

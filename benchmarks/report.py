@@ -1,5 +1,6 @@
 """
-The latest results as a table and a plot: ``benchmarks/results/table.md``, ``speed.svg``, and the README's section.
+The latest results as tables and a plot: ``benchmarks/results/table.md``, ``speed.svg``, and the README's section, which
+has the comparison with other programs alone.
 
 Run it as ``python benchmarks/report.py``; ``make bench`` and ``make bench-large`` end with it. It measures nothing: a
 benchmark that has no result in ``benchmarks/results`` has no row.
@@ -49,8 +50,8 @@ def percentages(figures: dict[str, float]) -> str:
     return f"{figures['median']:.2%} ({figures['least']:.2%} to {figures['greatest']:.2%})"
 
 
-def table() -> str:
-    """Return the tables in Markdown."""
+def comparison() -> str:
+    """Return the comparison with other programs in Markdown."""
     lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
     for row in embedding_rows():
         faster, memory = row["times_as_fast_as"], row.get("peak_memory_mb")
@@ -60,9 +61,6 @@ def table() -> str:
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
             f"| {_peaks(memory)} |"
         )
-    others = [*_scaling_lines(), *_file_lines(), *_identification_lines()]
-    if others:
-        lines += ["", "| elsewhere | figure |", "| --- | --- |", *others]
     first = latest("embedding")
     if first is not None:
         where = first["machine"]
@@ -77,6 +75,13 @@ def table() -> str:
         )
         lines += ["", how]
     return "\n".join(lines)
+
+
+def elsewhere() -> str:
+    """Return every other figure in Markdown."""
+    return "\n".join(
+        ["| elsewhere | figure |", "| --- | --- |", *_scaling_lines(), *_file_lines(), *_prediction_lines()]
+    )
 
 
 def _peaks(memory: dict[str, int] | None) -> str:
@@ -130,7 +135,7 @@ def _file_lines() -> list[str]:
     return lines
 
 
-def _identification_lines() -> list[str]:
+def _prediction_lines() -> list[str]:
     lines = []
     if fragments := latest("fragments"):
         named = {"translate": "chunks and six frames", "write": "the same, from contigs on disk to frames on disk"}
@@ -188,14 +193,13 @@ def plot(path: Path) -> None:
 
 
 def main() -> None:
-    """Write table, plot and the README's section."""
-    text = table()
+    text = f"{comparison()}\n\n{elsewhere()}"
     (RESULTS / "table.md").write_text(text + "\n")
     plot(RESULTS / "speed.svg")
     before, _, rest = README.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     image = "![Speed against fair-esm and transformers](benchmarks/results/speed.svg)"
-    README.write_text(f"{before}{BEGIN}\n\n{image}\n\n{text}\n\n{END}{after}")
+    README.write_text(f"{before}{BEGIN}\n\n{image}\n\n{comparison()}\n\n{END}{after}")
     print(text)
 
 

@@ -2,11 +2,11 @@
 How a run grows: from measured rates to the seconds, bytes, files and memory of any number of sequences and GPUs.
 
 ``scale_page.py`` makes tables and plots of it for ``docs/scale.md``. Everything that was not measured, GPUs and the
-shared file system first of all, stands in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
+shared file system first of all, is in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
 ``benchmarks/results/scale_rates_*.json`` (made by ``scale_rates.py``).
 
-A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and puts a single file
-together; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
+A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and writes a single
+file; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
 checked, written and validated by as many tasks as there are GPUs: of that, what was measured a row is counted as the
 driver's, which is more than it has. Each stage takes the processor seconds that were measured, and the bytes and
 operations that the code moves, at the file system's rates.
@@ -39,12 +39,12 @@ READ_TO_AGGREGATE, WRITTEN_TO_AGGREGATE = 3, 1
 """Sums and numbers of every shard, the sums of the result; the rows themselves are read one by one."""
 READ_TO_VALIDATE = 2
 OPENS_PER_GPU_S = 4
-"""Files opened a second for every GPU while it embeds: the driver's sign of life (twice), a worker's words, written
+"""Files opened a second for every GPU while it embeds: the driver's heartbeat (twice), a worker's messages, written
 and read."""
 LISTINGS_PER_LOOK = 2
-"""Folders, of claims and of done units, that a worker without work lists at every look."""
+"""Folders, of claims and of done units, that an idle worker lists at every poll."""
 UNITS_LOOKED_AT_A_SECOND, MOST_LOOK_INTERVAL_S = 5000, 10.0
-"""As in ``pipeline/unit_claims.py``: which seconds pass between two looks."""
+"""As in ``pipeline/unit_claims.py``: seconds between two polls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Assumptions:
     scattered_read_s: float = 0.0005
     """Seconds until one row from somewhere in a large file is there."""
     reads_at_once: float = 16
-    """Such reads that the file system does at the same time, of the 64 that it is told of ahead."""
+    """Such reads that the file system does at the same time, of the 64 that are announced ahead."""
     operation_s: float = 0.0005
     """Seconds of one operation on a name (open, link, remove)."""
     names_per_second: float = 1e6
@@ -87,7 +87,7 @@ GPU_RATES = {
 """Tokens per second of ESM-2 3B, none of them measured by us: a published program (57 % of that card's fp16 peak), 57 %
 of the third, and 790 TFLOP/s of dense bf16 over the operations of the model at 166 residues."""
 SMALLER = {"model": "ESM-2 650M", "row_numbers": 1280, "weights_bytes": 2.6e9, "gpu_tokens_per_second": 340_000.0}
-"""57 % of 596,000, the peak of an H200 by the same reckoning."""
+"""57 % of 596,000, the peak of an H200 by the same calculation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Rates:
     """What was measured; seconds are those of one processor."""
 
     tokens: float
-    """Tokens of a sequence, cut to 1,022 residues."""
+    """Tokens of a sequence, truncated to 1,022 residues."""
     record_bytes: float
     """Bytes of a sequence in the FASTA file."""
     id_bytes: float
@@ -129,7 +129,7 @@ class Rates:
     start_s: float
     """From a task to a worker with a small model in memory."""
     word_s: float
-    """For the driver to hear one word of a worker."""
+    """For the driver to read one message of a worker."""
     look_s: float
     """For the driver to look, a worker."""
 
@@ -196,14 +196,14 @@ def _per_row_and_byte(one: tuple[float, float, float], other: tuple[float, float
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What of the program is as it is, and what one would change."""
+    """Which of the proposed changes are made."""
 
     no_sealing: bool = False
     """The result is written from parts; no shard of a rank comes between."""
     index_by_hosts: bool = False
-    """Hosts index pieces of the input, and the plan is a file of cuts that is mapped, not made."""
+    """Hosts index pieces of the input, and the plan is a mapped file of block boundaries, not made."""
     claims_in_small_folders: bool = False
-    """Whoever looks for a unit lists one folder of 1,000 units, instead of one of all."""
+    """A worker that claims a unit lists one folder of 1,000 units instead of all."""
 
 
 AS_IT_IS = Design()
@@ -215,7 +215,7 @@ CHANGES = {
         no_sealing=True, index_by_hosts=True, claims_in_small_folders=True
     ),
 }
-"""What one would change, in this order; each with those before it."""
+"""Proposed changes, in this order; each includes those before it."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Run:
 
     @property
     def units(self) -> int:
-        """Units that the work is cut into."""
+        """Units of the work."""
         blocks = round(self.sequences * self.rates.tokens / self.assumed.block_tokens)
         return max(1, min(UNITS_PER_GPU * self.gpus, blocks))
 
@@ -372,7 +372,7 @@ class Run:
 
     @property
     def parts(self) -> int:
-        """Parts in the folder, at the most."""
+        """Most parts in the folder."""
         return -(-self.sequences // SEQUENCES_PER_PART)
 
     @property
@@ -382,7 +382,7 @@ class Run:
         return -(-self.sequences // rows) + 1 if self.is_sharded else 1
 
     def disk_bytes(self) -> dict[str, float]:
-        """Return what lies on the disk at the most, by kind."""
+        """Return the most bytes on the disk, by kind."""
         rows = self.rows_bytes * self.rates.part_overhead
         return {
             "input": self.sequences * self.rates.record_bytes,
@@ -393,7 +393,7 @@ class Run:
         }
 
     def asked_bytes(self) -> float:
-        """Return the free space that a run asks for before it begins."""
+        """Return the free space that a run requires before it begins."""
         disk = self.disk_bytes()
         return disk["parts"] + disk["shards of ranks"] + disk["result"]
 
@@ -416,7 +416,7 @@ class Run:
         return 12 * (1 << max(0, -(-self.sequences // 256) - 1).bit_length())
 
     def continuing_s(self) -> float:
-        """Return the seconds in which the driver checks the rows of a run that goes on, here all but finished."""
+        """Return the seconds in which the driver checks the rows of a run that resumes, here all but finished."""
         return self._of((0.0, self.rates.validate_s[1])) + self.moved_s(2 * self.rows_bytes)
 
     def names_listed(self) -> float:
@@ -433,6 +433,6 @@ class Run:
         return OPENS_PER_GPU_S * self.gpus + 4 * self.parts / max(1.0, self.computing_s)
 
     def following_share(self) -> float:
-        """Return the share of one processor of the driver that hearing the workers takes."""
+        """Return the share of one processor of the driver that reading messages takes."""
         blocks_per_second = self.gpus * self.assumed.gpu_tokens_per_second / self.assumed.block_tokens
         return 2 * blocks_per_second * self.rates.word_s + self.gpus * self.rates.look_s

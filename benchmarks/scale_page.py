@@ -43,7 +43,7 @@ ASSUMED = {
     "names_per_second": "names/s listed, of the file system in all",
     "driver_memory_bytes": "bytes of the driver's memory",
 }
-"""What the fields of ``Assumptions`` are called."""
+"""Labels of the fields of ``Assumptions``."""
 
 
 def tables(report: dict[str, Any]) -> dict[str, str]:
@@ -103,19 +103,19 @@ def _measured(report: dict[str, Any]) -> str:
         ["marking a unit of as many done, processor ms", several("claims_", units, "settle_ms", 2)],
         ["counting the done half of as many, processor ms", several("claims_", units, "count_done_ms")],
         [
-            "tries lost to others, an owner, where 64, 256 begin at once",
+            "attempts lost to others, an owner, when 64, 256 begin at once",
             several("start_of_", "64 256", "lost_tries_each"),
         ],
         ["a task of Prefect, ms", spread("prefect", "task_ms")],
         ["Prefect's own server, s to start", spread("prefect", "start_s", 1)],
         ["a worker, s until ESM-2 8M is in memory", spread("embedding_8M", "start_s")],
-        ["one word of a worker, processor µs of the driver", spread("following", "word_us")],
-        ["a look for new words, processor µs a worker", spread("following", "look_us_per_owner")],
+        ["one message of a worker, processor µs of the driver", spread("following", "word_us")],
+        ["a poll for new messages, processor µs a worker", spread("following", "look_us_per_owner")],
         ["one thread of this CPU, tokens/s: bundled encoder, ESM-2 8M", f"{own_rate:,.0f}, {rate_8m:,.0f}"],
         ["this disk, MB/s: written and synced", spread("files", "write_mb_per_second", 0)],
         ["this disk, MB/s: read, not from memory", spread("files", "read_mb_per_second", 0)],
         ["this disk, ms for a row of 10 KB from anywhere, one by one", spread("files", "scattered_row_ms", 3)],
-        ["the same, told of ahead, as the result is written", spread("result_wide", "scattered_row_ms", 3)],
+        ["the same, announced ahead, as the result is written", spread("result_wide", "scattered_row_ms", 3)],
     ]
     where = report["machine"]
     versions = ", ".join(f"{name} {where[name]}" for name in ("torch", "numpy", "h5py", "prefect"))
@@ -168,24 +168,24 @@ def _sizes(rates: Rates) -> str:
     disks, memories = [run.disk_bytes() for run in runs], [run.memory_bytes() for run in runs]
     plans = [4 * each["plan (every worker)"] for each in memories]
     rows = [[f"disk: {name}", *(size(each[name]) for each in disks)] for name in disks[0]]
-    rows.append(["disk: asked for at the start", *(size(run.asked_bytes()) for run in runs)])
+    rows.append(["disk: required at the start", *(size(run.asked_bytes()) for run in runs)])
     rows += [[f"memory: {name}", *(size(each[name]) for each in memories)] for name in memories[0]]
     rows.append(["memory: plans of a host's four workers", *(size(each) for each in plans)])
     rows.append(
         [f"fits {size(Assumptions().driver_memory_bytes)} a host", *("yes" if run.fits() else "**no**" for run in runs)]
     )
-    rows.append(["files: parts, at the most", *(f"{run.parts:,}" for run in runs)])
+    rows.append(["files: parts, at most", *(f"{run.parts:,}" for run in runs)])
     rows.append(["files: of the result", *(f"{run.result_files:,}" for run in runs)])
     rows.append(
         ["opening the result reads", *(size(run.directory_bytes()) if run.is_sharded else "every id" for run in runs)]
     )
-    rows.append(["going on with a finished embedding: its check", *(duration(run.continuing_s()) for run in runs)])
+    rows.append(["resuming a finished embedding: its check", *(duration(run.continuing_s()) for run in runs)])
     rows.append(["1,000 GPUs: files opened a second", *(f"{run.opens_per_second():,.0f}" for run in runs)])
     rows.append(["1,000 GPUs: units", *(f"{run.units:,}" for run in runs)])
     rows.append(["1,000 GPUs: names listed to claim them", *(power(run.names_listed()) for run in runs)])
     rows.append(["1,000 GPUs: names a second at the end", *(power(run.names_per_second_at_the_end()) for run in runs)])
     rows.append(
-        ["1,000 GPUs: of a driver's processor, to hear them", *(f"{run.following_share():.0%}" for run in runs)]
+        ["1,000 GPUs: of a driver's processor, for messages", *(f"{run.following_share():.0%}" for run in runs)]
     )
     return _table(["sequences:", *(f"{count:,}" for count in SEQUENCES)], rows)
 
@@ -217,7 +217,6 @@ def filled(page: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the tables and the plots."""
     from benchmarks.scale_plots import plot  # noqa: PLC0415  matplotlib is of the extra ``bench``
 
     report = latest()

@@ -147,7 +147,7 @@ def _sizes(rates: Rates) -> Any:
     disks = [run.disk_bytes() for run in runs]
     of_disk = (("result", "#D55E00", "D"), ("input", "#009E73", "^"), ("index", "#E69F00", "s"))
     asked = [run.asked_bytes() for run in runs]
-    right.plot(counts, asked, color="black", marker="o", label="asked for at the start: result, parts, ranks' shards")
+    right.plot(counts, asked, color="black", marker="o", label="required at the start: result, parts, ranks' shards")
     for name, colour, marker in of_disk:
         right.plot(counts, [each[name] for each in disks], color=colour, marker=marker, label=name)
     right.set_title("disk, rows of 2,560 numbers")

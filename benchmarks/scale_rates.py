@@ -3,8 +3,8 @@ The rates that ``benchmarks/scale_model.py`` starts from, each measured on this 
 
 Run it as ``python benchmarks/scale_rates.py [--rounds 3] [--only NAME,...] [--write]``; a quarter of an hour. Every
 measurement is a function of ``MEASUREMENTS``, runs in a process of its own, ``--rounds`` times, and gives medians with
-ranges. Seconds of processors (``cpu_s``) are kept beside those of the clock, since a busy machine changes them less and
-another disk not at all. Sequences are the 20,000 real proteins of the test data (``VIRNUCPRO_TEST_DATA``; else the
+ranges. Processor seconds (``cpu_s``) are kept beside wall seconds: a busy machine changes them less, another disk does
+not. Sequences are the 20,000 real proteins of the test data (``VIRNUCPRO_TEST_DATA``; else the
 400 of ``examples/``), repeated with their residues rotated, so that no two are alike; where only the number of records
 counts, short made-up ones. Nothing here needs a GPU, and nothing says anything about one.
 """
@@ -33,11 +33,10 @@ from sharded_output import config_of, make_fasta, vectors_of
 from sharded_output import peak_bytes as peak_bytes_so_far
 
 from virnucpro import durable
-from virnucpro.config import DEFAULT_MAX_RESIDUES, SPECIAL_TOKENS, ModelConfig, ResultForm
+from virnucpro.config import SPECIAL_TOKENS, ModelConfig
 from virnucpro.data.index_file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline import unit_claims
 from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
@@ -45,6 +44,7 @@ from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
+from virnucpro.settings import DEFAULT_MAX_RESIDUES, DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -313,7 +313,7 @@ def result_narrow(folder: Path) -> dict[str, float]:
 
 
 def _claims(folder: Path, units: int) -> dict[str, float]:
-    """Take and settle units of a folder of which one half is done, and count what it holds."""
+    """Claim and finish units of a folder of which one half is done, and count what it holds."""
     devices = 4
     with tempfile.TemporaryDirectory(dir=folder) as name:
         where = Path(name)
@@ -365,7 +365,7 @@ def claims_30_000(folder: Path) -> dict[str, float]:
 
 
 class _CountingClaims(UnitClaims):
-    """Claims that count the tries that somebody else had won."""
+    """Claims that count the attempts that another owner won."""
 
     lost = 0
 
@@ -376,7 +376,7 @@ class _CountingClaims(UnitClaims):
 
 
 def _start(folder: Path, owners: int) -> dict[str, float]:
-    """Let that many owners take their first unit when everybody has seen that all are free, as over a slow network."""
+    """Let that many owners take their first unit when all have seen every unit free, as over a slow network."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         tokens = np.full(1000 * owners, 1, np.int64)
         write_units(
@@ -398,7 +398,7 @@ def start_of_256(folder: Path) -> dict[str, float]:
 
 
 def sealing_among_others(folder: Path) -> dict[str, float]:
-    """Seal 20 parts in a folder with ever more parts of others."""
+    """Seal 20 parts in a folder with more and more parts of other ranks."""
     index = short_index(folder, 100_000)
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -446,7 +446,7 @@ def prefect(_: Path) -> dict[str, float]:
 
 
 def following(folder: Path) -> dict[str, float]:
-    """Hear what 1,000 owners say of 20,000 blocks, then look again where nothing is new."""
+    """Read the messages of 1,000 owners about 20,000 blocks, then poll again without new ones."""
     owners, each = 1000, 20
     count = owners * each
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -581,7 +581,6 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(MEASUREMENTS))
@@ -607,7 +606,7 @@ def main() -> None:
 
 
 def keep(report: dict[str, Any]) -> None:
-    """Write what was measured, beside what else was measured today."""
+    """Write the results into today's file."""
     path = RESULTS / f"scale_rates_{datetime.now(UTC).date()}.json"
     today = json.loads(path.read_text())["rates"] if path.exists() else {}
     write_result("scale_rates", {**report, "rates": {**today, **report["rates"]}})

@@ -1,4 +1,4 @@
-"""Numbers of the model of scale as people read them: times, bytes, powers of ten."""
+"""Numbers of the model of scale in readable units: times, bytes, powers of ten."""
 
 from __future__ import annotations
 

@@ -122,7 +122,6 @@ def measure_token_budget(size: str, rounds: int, folder: Path) -> list[dict[str,
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8M,35M")
     parser.add_argument("--rounds", type=int, default=3)

@@ -2,11 +2,11 @@
 How long a result of ten million rows takes to write, to open, and to find a row in: sharded, and as one file.
 
 Run it as ``python benchmarks/sharded_output.py [--rows 10000000] [--width 8] [--lookups 1000] [--write]``. It makes
-proteins of made-up ids, lays their blocks down as parts with rows that tell their sequence, in place of a model, and
-lets the program put the result together in each form; both must hold the same rows. ``writing`` is that: reading and
+proteins with made-up ids, writes their blocks as parts with rows that identify their sequence, in place of a model, and
+lets the program write the result in each form; both must hold the same rows. ``writing`` is that: reading and
 checking the parts, writing, hashing; and then validating what was written. Opening, and finding ids drawn at random, is
-measured in a fresh process each: ``cold`` after the system was told to forget the files, ``warm`` right after that; of
-the slowest, processor time as well, since a busy machine makes anybody wait. Every row that is found is compared with
+measured in a fresh process each: ``cold`` after the page cache was dropped, ``warm`` right after that; of
+the slowest, processor time as well, since a busy machine delays the clock. Every row that is found is compared with
 the one that belongs there. The folder takes some 500 bytes a row at width 8. ``--write`` keeps the figures in
 ``benchmarks/results``.
 """
@@ -28,12 +28,13 @@ import structlog
 from bench_common import machine, write_result
 
 from virnucpro import read_embeddings
-from virnucpro.config import ModelConfig, ResultForm
+from virnucpro.config import ModelConfig
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import ResultForm
 from virnucpro.store.parts import BlockRows, write_part
 
 SEED = 20261122
@@ -92,7 +93,7 @@ def lay_down(folder: Path, num_rows: int, width: int) -> None:
 
 
 def config_of(width: int) -> ModelConfig:
-    """Return settings of a model of that width, which nobody loads."""
+    """Return settings of a model of that width, which is never loaded."""
     return ModelConfig(
         model_name="made up",
         weights_path="none",
@@ -103,7 +104,7 @@ def config_of(width: int) -> ModelConfig:
 
 
 def write_in(folder: Path, form: ResultForm, width: int) -> dict[str, float]:
-    """Put the result together in *form*, in this process; return what it took."""
+    """Write the result in *form*, in this process; return time and memory."""
     layout, config = RunLayout(folder), config_of(width)
     index = SequenceIndex.open(layout.index)
     plan = make_plan(index, config, device_type="cpu")
@@ -127,7 +128,7 @@ def write_in(folder: Path, form: ResultForm, width: int) -> dict[str, float]:
 
 
 def look_up(folder: Path, form: ResultForm, lookups: int, num_rows: int) -> dict[str, float]:
-    """Open the result in this process and find ids drawn at random; return what it took."""
+    """Open the result in this process and find ids drawn at random; return time and memory."""
     rng = np.random.default_rng(SEED)
     rows = rng.integers(0, num_rows, size=lookups).tolist()
     before, start = resident_bytes(), time.perf_counter()
@@ -161,7 +162,7 @@ def look_up(folder: Path, form: ResultForm, lookups: int, num_rows: int) -> dict
 
 
 def forget(folder: Path) -> None:
-    """Tell the system to drop what it holds of the files in memory."""
+    """Drop the files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -219,7 +220,6 @@ def check_same(folder: Path, num_rows: int) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--width", type=int, default=8)

@@ -1,5 +1,5 @@
 """
-Where an identification with ESM-2 8M spends its time: the share of all stages other than embedding.
+Where a prediction with ESM-2 8M spends its time: the share of all stages other than embedding.
 
 Run it as ``python benchmarks/stages.py --checkpoint FILE [--input FASTA] [--megabases 4] [--write]``, with a checkpoint
 of ESM-2 8M and any FASTA file of contigs. The classifier has random weights, since speed does not depend on values, and
@@ -24,8 +24,9 @@ from safetensors.torch import save
 
 from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
-from virnucpro.models.registry import DNA_MODEL, MODELS
+from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.prediction import EMBEDDING_STAGES
+from virnucpro.settings import DEFAULT_DNA_MODEL
 
 ESM2_8M_WIDTH = 320
 CHUNK_NT = 500
@@ -34,7 +35,7 @@ HIDDEN_DIM = 512
 
 def write_classifier(folder: Path, checkpoint: Path) -> None:
     torch.manual_seed(0)
-    dna = MODELS[DNA_MODEL]
+    dna = MODELS[DEFAULT_DNA_MODEL]
     module = MLPClassifier(dna.hidden_dim + ESM2_8M_WIDTH, HIDDEN_DIM)
     weights = save({name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()})
     card = ClassifierCard(

@@ -1,5 +1,5 @@
 """
-What it costs to be watchable: a run that everything looks at, beside the same run that nobody does.
+What telemetry costs: a run with all of it, beside the same run without.
 
 Run it as ``python benchmarks/telemetry.py [--sequences 20000] [--rounds 3] [--workers 2] [--write]``. It embeds real
 proteins (``../shared/data/proteins/uniprot_20000.fasta.gz``, or ``--fasta``) with the bundled encoder. A round is three
@@ -8,13 +8,13 @@ monitors live, of the workers, and of both; ``--write`` keeps them in ``benchmar
 
 ``watched``: metrics served and scraped every second, bars drawn on a terminal, status file, monitors, messages and
 warnings of the workers. ``profiled``: the same with ``--profile``. ``unwatched``, in this benchmark only: nothing of
-it, but for what the recovery of failed workers needs. The scraper and whoever reads the terminal are processes of
+it, but for what the recovery of failed workers needs. The scraper and the reader of the terminal are processes of
 their own and not counted. All runs must give the same bytes.
 
 The parent's own seconds are the exact figure: what it takes when watched less what it takes when unwatched, as a share
 of all CPU seconds of the unwatched run. The ratio of all seconds also holds what the machine did meanwhile. Most of
-what the parent does goes by the clock, so on a machine that others keep busy, where a run takes longer, its share is
-larger; its milliseconds per second of the run are not.
+the parent's work goes by the clock, so on a busy machine, where a run takes longer, its share is larger; its
+milliseconds per second of the run are not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from typing import TYPE_CHECKING, Any
 from bench_common import machine, spread, write_result
 from durability import PROTEINS, first_records
 
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
+from virnucpro.settings import EmbeddingSettings, Monitoring
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.progress import TerminalView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -50,7 +52,7 @@ MODES = ("unwatched", "watched", "profiled")
 CLOCKS = ("parent_s", "workers_s", "all_s", "wall_s")
 UNWATCHED_WORKER = "telemetry:unwatched_worker"
 NEEDED = {"heartbeat", "resumed", "model_loaded", "start", "progress", "sequence_failed", "step"}
-"""Messages of workers without which nobody could tell a hung one, or what it was given when it failed."""
+"""Messages of workers that the detection of hangs and the recovery of failed workers need."""
 SCRAPER = """
 import json, pathlib, sys, time, urllib.request
 while True:
@@ -79,7 +81,7 @@ class _Unwatched(RunTelemetry):
 
 
 class _Deaf:
-    """Hears of an embedding run and keeps nothing."""
+    """Takes an embedding run's messages and keeps nothing."""
 
     def assigned(self, *_: object) -> None:
         pass
@@ -88,7 +90,7 @@ class _Deaf:
 
 
 class _FewWords:
-    """The worker's end of its pipe, without what is only there to be shown."""
+    """The worker's end of its pipe, without the messages that are only displayed."""
 
     def __init__(self, reports: Any) -> None:
         self._reports = reports
@@ -99,7 +101,7 @@ class _FewWords:
 
 
 def unwatched_worker(rank: int, world_size: int, results_queue: Any, *arguments: Any) -> None:
-    """Do what ``gpu_worker`` does, saying little."""
+    """Do what ``gpu_worker`` does, with few messages."""
     from virnucpro.pipeline.gpu_worker import gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
 
     gpu_worker(rank, world_size, _FewWords(results_queue), *arguments)
@@ -107,7 +109,7 @@ def unwatched_worker(rank: int, world_size: int, results_queue: Any, *arguments:
 
 @contextmanager
 def watchers(folder: Path) -> Iterator[RunTelemetry]:
-    """Yield telemetry, not yet begun, with a terminal that somebody reads and metrics that somebody scrapes."""
+    """Yield telemetry, not yet begun, with a terminal that is read and metrics that are scraped."""
     ours, theirs = pty.openpty()
     targets = folder / "targets"
     targets.mkdir()
@@ -130,7 +132,7 @@ def cpu_seconds(who: int) -> float:
 
 def run_once(fasta: Path, folder: Path, workers: int, mode: str) -> dict[str, Any]:
     """Embed *fasta* in a new folder; return CPU seconds of parent and workers, seconds, and the result's sha256."""
-    config = configure_model(device_type="cpu", profile=mode == "profiled")
+    config = configure_model(EmbeddingSettings(monitoring=Monitoring(profile=mode == "profiled")), device_type="cpu")
     is_watched = mode != "unwatched"
     with (
         tempfile.TemporaryDirectory(dir=folder) as name,
@@ -143,7 +145,7 @@ def run_once(fasta: Path, folder: Path, workers: int, mode: str) -> dict[str, An
             worker = GPU_WORKER if is_watched else UNWATCHED_WORKER
             result = run_embedding([fasta], out, config, [CPU] * workers, telemetry=telemetry, worker_fn=worker)
         wall_s = time.perf_counter() - started_s
-        # whoever reads and scrapes is not waited for yet, and so not among the children that count
+        # reader and scraper have not been waited for yet, so their time is not among the children's
         after_s = [cpu_seconds(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         assert result.state == "complete", result
         assert (out / "metrics.prom").exists() == is_watched
@@ -192,7 +194,6 @@ def measure(fasta: Path, folder: Path, *, workers: int, rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fasta", type=Path, default=PROTEINS)
     parser.add_argument("--sequences", type=int, default=20_000)

@@ -1,7 +1,7 @@
 """
-Two embedding runs of one identification: one after the other with every worker, or side by side with half of them each.
+Two embedding runs of one prediction: one after the other with every worker, or side by side with half of them each.
 
-Run it as ``python benchmarks/two_models.py RUN [--rounds 3] [--write]``; RUN is the folder of an identification, whose
+Run it as ``python benchmarks/two_models.py RUN [--rounds 3] [--write]``; RUN is the folder of a prediction, whose
 frames are embedded again with the bundled encoders. Both ways take turns within a round; wall seconds, since what is
 compared is how well the same work fills the same cores.
 """
@@ -19,9 +19,10 @@ from pathlib import Path
 import structlog
 from bench_common import machine, spread, write_result
 
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL, EmbeddingSettings
 
 WORKERS = 2
 
@@ -40,10 +41,13 @@ def main() -> None:
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     jobs = [
-        (sorted(options.run.glob("*_identified_nucleotide.fa")), configure_model(DNA_MODEL, device_type="cpu")),
+        (
+            sorted(options.run.glob("*_identified_nucleotide.fa")),
+            configure_model(EmbeddingSettings(model=DEFAULT_DNA_MODEL), device_type="cpu"),
+        ),
         (
             sorted(options.run.glob("*_identified_protein.faa")),
-            configure_model(DEFAULT_PROTEIN_MODEL, device_type="cpu"),
+            configure_model(EmbeddingSettings(model=DEFAULT_PROTEIN_MODEL), device_type="cpu"),
         ),
     ]
     rows = sum(file.read_bytes().count(b">") for file in jobs[0][0])

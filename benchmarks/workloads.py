@@ -1,9 +1,9 @@
 """
 The sequences that embedding is measured on, all of them made from the 400 real proteins in ``examples/``.
 
-``proteins`` is the file itself: a random sample of UniProt, 8 to 1,487 residues, median 290, cut to 1,022 by every
-program. ``chunks`` are windows of 30 to 166 residues, lengths uniform, which is what open frames of 500-base chunks of
-contigs give. A sample of fewer than 400 sequences flatters every packed method, so that none is smaller.
+``proteins`` is the file itself: a random sample of UniProt, 8 to 1,487 residues, median 290, truncated to 1,022 by
+every program. ``chunks`` are windows of 30 to 166 residues, lengths uniform, as open frames of 500-base chunks of
+contigs. A sample of fewer than 400 sequences flatters every packed method, so none is smaller.
 """
 
 from __future__ import annotations

@@ -29,35 +29,37 @@ from flows.command_line import run_here
 from flows.hardware import cluster_here, computing_on
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
-from flows.parameters import (
-    Cache,
-    EmbeddingResult,
-    Hardware,
-    Limits,
-    Monitoring,
-    SequenceRules,
-    metrics_of,
-    model_settings,
-)
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from flows.telemetry import run_telemetry
-from virnucpro.config import ModelConfig, ResultForm, RunLimits
+from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, is_path
+from virnucpro.models.configuration import configure_model
+from virnucpro.models.registry import is_path
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
+from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import (
+    DEFAULT_PROTEIN_MODEL,
+    Cache,
+    EmbeddingResult,
+    EmbeddingSettings,
+    Hardware,
+    Limits,
+    Monitoring,
+    SequenceRules,
+)
 from virnucpro.store.results.forms import require_form
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
@@ -116,21 +118,21 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         check_readable(fasta_files)
-        require_form(ResultForm(result.form))
-        metrics = metrics_of(monitoring)
+        require_form(result.form)
+        metrics = metrics_options(monitoring)
+
+        settings = EmbeddingSettings(
+            model=model,
+            hardware=hardware,
+            sequences=sequences,
+            result=result,
+            cache=cache,
+            limits=limits,
+            monitoring=monitoring,
+        )
 
         def configured(device_type: str) -> ModelConfig:
-            return configure_model(
-                model,
-                device_type=device_type,
-                max_residues=sequences.max_residues or None,
-                long_policy=sequences.long,
-                gaps=sequences.gaps,
-                stops=sequences.stop,
-                on_bad_record=sequences.on_bad_record,
-                allow_empty=sequences.allow_empty,
-                **model_settings(hardware, cache, monitoring),
-            )
+            return configure_model(settings, device_type=device_type)
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
             model_config = configured(claimed.type)
@@ -191,7 +193,7 @@ def _embed_in(
                 claim,
                 run_id,
                 result.restart,
-                ResultForm(result.form),
+                result.form,
                 return_state=True,
             )
             run = cast("PreparedRun", indexed.result())

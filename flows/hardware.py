@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from flows.cluster import Cluster
-from flows.parameters import Hardware
 from flows.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
+from virnucpro.settings import Hardware
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)

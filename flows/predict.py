@@ -21,24 +21,11 @@ from flows.embed import embed
 from flows.hardware import computing_on, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
-from flows.parameters import (
-    Cache,
-    ContigRules,
-    EmbeddingResult,
-    Hardware,
-    Limits,
-    Models,
-    Monitoring,
-    PredictionOutput,
-    SequenceRules,
-    metrics_of,
-    model_settings,
-)
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
 from flows.telemetry import run_telemetry
 from virnucpro.data.index_build import check_readable
-from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS, DEFAULT_CLASSIFIER
+from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
@@ -55,7 +42,22 @@ from virnucpro.pipeline.prediction_run import PredictionRun, prediction_failure_
 from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.settings import (
+    DEFAULT_CLASSIFIER,
+    Cache,
+    ContigRules,
+    EmbeddingResult,
+    Hardware,
+    Limits,
+    Models,
+    Monitoring,
+    PredictionOutput,
+    PredictionSettings,
+    ResultForm,
+    SequenceRules,
+)
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 
@@ -117,24 +119,22 @@ def predict(
             },
         )
         check_readable(input_files)
-        metrics = metrics_of(monitoring)
+        metrics = metrics_options(monitoring)
+
+        settings = PredictionSettings(
+            classifier=classifier,
+            threshold=threshold,
+            models=models,
+            hardware=hardware,
+            contigs=contigs,
+            result=result,
+            cache=cache,
+            limits=limits,
+            monitoring=monitoring,
+        )
 
         def configured(device_type: str) -> PredictionConfig:
-            return configure_prediction(
-                classifier=classifier,
-                dna_model=models.dna_model or None,
-                protein_model=models.protein_model or None,
-                chunk_nt=models.chunk or None,
-                min_nt=contigs.min_length,
-                threshold=threshold,
-                formats=result.formats,
-                keep_chunks=result.keep_chunks,
-                device_type=device_type,
-                gaps=contigs.gaps,
-                on_bad_record=contigs.on_bad_record,
-                allow_empty=contigs.allow_empty,
-                **model_settings(hardware, cache, monitoring),
-            )
+            return configure_prediction(settings, device_type=device_type)
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)
@@ -142,7 +142,7 @@ def predict(
             boxes = {
                 "hardware": hardware,
                 "sequences": SequenceRules(allow_empty=True),
-                "result": EmbeddingResult(allow_partial=True, form="single"),
+                "result": EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
                 "cache": cache,
                 "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
             }

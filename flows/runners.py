@@ -19,8 +19,8 @@ from prefect.runtime import deployment
 from flows.cluster import Cluster, imported
 from flows.dask_cluster import dask_cluster, slurm_cluster
 from flows.ray_cluster import ray_cluster, show_token
-from virnucpro.config import RUNNERS
 from virnucpro.errors import ConfigurationError, printable
+from virnucpro.settings import RUNNERS
 
 ALLOWED_RUNNERS = "VIRNUCPRO_RUNNERS"
 """Environment variable of the worker: standing clusters and SLURM, by their names as runners, separated by commas."""

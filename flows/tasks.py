@@ -19,7 +19,7 @@ from prefect.states import Failed
 
 from flows.hardware import cluster_here
 from flows.parent_lines import log_level
-from virnucpro.config import ModelConfig, ResultForm, RunLimits
+from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.budget_probe import DeviceProbe
 from virnucpro.pipeline.device_claim import DeviceClaim
@@ -31,13 +31,13 @@ from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
-from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
+from virnucpro.settings import MAX_STARTS, ResultForm
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 

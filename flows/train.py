@@ -20,17 +20,8 @@ from flows.embed import embed
 from flows.hardware import computing_on, kept
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
-from flows.parameters import (
-    Cache,
-    Hardware,
-    Limits,
-    Monitoring,
-    metrics_of,
-    model_settings,
-)
 from flows.parent_lines import send_lines_to_prefect
 from flows.telemetry import run_telemetry
-from flows.training_parameters import Training, TrainingOutput
 from flows.training_tasks import cut_pieces, evaluate_classifier, read_genomes, split_genomes, train_classifier
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
@@ -38,7 +29,9 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import new_run_id
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import TrainingLayout
+from virnucpro.settings import Cache, Hardware, Limits, Monitoring, Training, TrainingOutput, TrainingSettings
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.training.classifier_training import (
     TrainingResult,
@@ -97,7 +90,7 @@ def train(
     send_lines_to_prefect()
 
     def work() -> State[Any]:
-        named = {"dna_model": training.dna_model, "protein_model": training.protein_model}
+        encoders = {"dna_model": training.dna_model, "protein_model": training.protein_model}
         check_allowed(
             data={
                 "labelled": labelled,
@@ -109,28 +102,27 @@ def train(
                 "metrics_targets": monitoring.metrics_targets,
             },
             models={
-                **{name: model if is_path(model) else None for name, model in named.items()},
+                **{name: model if is_path(model) else None for name, model in encoders.items()},
                 "weights_dir": cache.weights_dir,
             },
         )
         others = [Path(path) for path in (labels, *annotations, *leave_out) if path]
         check_files([Path(path) for path in labelled], *others)
-        metrics = metrics_of(monitoring)
-        making = training.model_dump() | {
-            "name": training.name or Path(output_dir).absolute().name,
-            "most_epochs": training.most_epochs or None,
-            "command": training.command or f"the flow train, with the parameters {training.model_dump_json()}",
-        }
+        metrics = metrics_options(monitoring)
+        named = training.name or Path(output_dir).absolute().name
+        command = training.command or f"the flow train, with the parameters {training.model_dump_json()}"
+        settings = TrainingSettings(
+            labels=labels,
+            annotations=annotations,
+            leave_out=leave_out,
+            training=training.model_copy(update={"name": named, "command": command}),
+            hardware=hardware,
+            cache=cache,
+            monitoring=monitoring,
+        )
 
         def configured(device_type: str) -> TrainingConfig:
-            return configure_training(
-                **making,
-                labels=Path(labels) if labels else None,
-                annotations=[Path(path) for path in annotations],
-                leave_out=[Path(path) for path in leave_out],
-                device_type=device_type,
-                **model_settings(hardware, cache, monitoring),
-            )
+            return configure_training(settings, device_type=device_type)
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claim:
             config = configured(claim.type)

@@ -26,7 +26,6 @@ from uuid import UUID
 
 import psutil
 
-from virnucpro.telemetry.metrics_options import METRICS_TARGETS
 from virnucpro.telemetry.target_file import remove_forgotten_targets
 
 GRACE_S = 25.0
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _ToldToGoError
 
-    if folder := os.environ.get(METRICS_TARGETS):
+    if folder := os.environ.get("VIRNUCPRO_METRICS_TARGETS"):
         with suppress(OSError):  # of a worker that was killed with its runs
             remove_forgotten_targets(Path(folder))
     name = _option(arguments, "--name", "-n")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.settings import changed
 from virnucpro.config import ModelConfig
 from virnucpro.errors import ConfigurationError
 
@@ -244,7 +245,7 @@ def hash_config(**changes) -> ModelConfig:
         "token_budget": 64,
         "sequences_per_part": 4,
     }
-    return ModelConfig(**{**settings, **changes})
+    return changed(ModelConfig(**settings), **changes)
 
 
 def faulty_config(control: Path, plan: dict, **changes) -> ModelConfig:

@@ -14,11 +14,12 @@ from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.config import InputRules, SequenceKind
 from virnucpro.models.classifier_card import Encoder
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, MODELS
+from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.report.page import write_report
+from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,7 @@ def real_classifier(folder: Path) -> Path:
     """Write a random classifier on the two bundled encoders; return its folder."""
     encoders = [
         Encoder(name=spec.name, sha256=spec.sha256, hidden_dim=spec.hidden_dim)
-        for spec in (MODELS[DNA_MODEL], MODELS[DEFAULT_PROTEIN_MODEL])
+        for spec in (MODELS[DEFAULT_DNA_MODEL], MODELS[DEFAULT_PROTEIN_MODEL])
     ]
     module = random_mlp(sum(encoder.hidden_dim for encoder in encoders), seed=16)
     write_classifier(folder / "classifier", module, dna_model=encoders[0], protein_model=encoders[1])

@@ -10,9 +10,10 @@ import dataclasses
 import json
 import sys
 
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from tests.settings import embedding_config
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
@@ -20,7 +21,7 @@ SEQUENCES_PER_PART = 16
 
 
 def main(fasta: str, out: str, targets: str) -> None:
-    config = configure_model(DEFAULT_PROTEIN_MODEL, device_type="cpu")
+    config = embedding_config(model=DEFAULT_PROTEIN_MODEL)
     config = dataclasses.replace(config, sequences_per_part=SEQUENCES_PER_PART)
     with RunTelemetry(MetricsOptions(port=0, targets_dir=targets)) as telemetry:
         result = run_embedding([fasta], out, config, [CPU] * 2, telemetry=telemetry)

@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+import threading
+from contextlib import contextmanager
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    DEFAULT_CACHE_GIB,
-    BadRecordPolicy,
-    GapPolicy,
-    LongPolicy,
-    ResultForm,
-    StopPolicy,
-    one_of,
-)
+from virnucpro.config import RunLimits
 from virnucpro.data.index_build import check_readable
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
+from virnucpro.errors import StoppedError
+from virnucpro.interrupts import TimeLimitError
+from virnucpro.knobs import from_flat, settings_of
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import claim_devices
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
+from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.report.page import write_report
+from virnucpro.settings import EmbeddingSettings, PredictionSettings
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
 from virnucpro.store.results.forms import require_form
+from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.progress import QuietView
+from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
+    from virnucpro.settings import RunSettings
     from virnucpro.store.contig_table import ContigCall
 
+_UNSET: tuple[object, ...] = (0, "", [])
+"""Defaults that stand for something that is found out: None says so more plainly."""
 
-def embed_fasta(
-    fasta_files: str | Path | Sequence[str | Path],
-    output_dir: str | Path,
-    *,
-    model: str | Path = DEFAULT_PROTEIN_MODEL,
-    devices: str = "auto",
-    workers: int | None = None,
-    workers_per_device: int = 1,
-    precision: str = "auto",
-    token_budget: int | None = None,
-    threads: int = 1,
-    max_residues: int | None = None,
-    long: LongPolicy | str = LongPolicy.TRUNCATE,
-    gaps: GapPolicy | str = GapPolicy.ERROR,
-    stop: StopPolicy | str = StopPolicy.ERROR,
-    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
-    allow_empty: bool = False,
-    weights_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    cache_gib: float = DEFAULT_CACHE_GIB,
-    result_form: ResultForm | str = ResultForm.AUTO,
-    restart: bool = False,
-) -> Embeddings:
+
+def _documented(kind: type[RunSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function that takes settings as keywords their signature, and their help in its docstring."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        settings = settings_of(kind, face="library")
+        own = inspect.signature(function)
+        keywords, lines = [], []
+        for one in settings:
+            default = None if one.knob.auto and one.info.default in _UNSET else one.info.default
+            keywords.append(
+                inspect.Parameter(
+                    one.argument, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.info.annotation
+                )
+            )
+            found = f" By default {one.knob.automatic}." if one.knob.auto else ""
+            lines.append(f"        {one.argument}: {one.knob.help}{found}")
+        mine = [parameter for name, parameter in own.parameters.items() if name != "settings"]
+        function.__signature__ = own.replace(parameters=[*mine, *keywords])  # type: ignore[attr-defined]
+        function.__doc__ = (function.__doc__ or "").replace("        settings: SETTINGS", "\n".join(lines))
+        return function
+
+    return decorate
+
+
+@_documented(EmbeddingSettings)
+def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any) -> Embeddings:
     """
     Embed every sequence of FASTA files; starting again in the same folder continues what is missing.
 
@@ -68,31 +76,7 @@ def embed_fasta(
     Args:
         fasta_files: One path or several, plain or gzip; the result has their order.
         output_dir: Folder of the run: result, manifest and logs.
-        model: Registered name or path of a checkpoint; by default the bundled demonstration encoder.
-        devices: ``auto`` (every visible GPU that is free, else the CPU), ``auto:N`` (N free GPUs), ``cpu``, or a list
-            such as ``0,1``. A GPU that another run on this host holds is waited for.
-        workers: CPU workers, by default one a core as far as memory and the input go.
-        workers_per_device: Workers that share each GPU.
-        precision: ``auto``, ``fp32``, ``bf16`` or ``fp16``.
-        token_budget: Tokens in one block at the most; by default a number that suits CPUs, or what a short trial on
-            each GPU finds.
-        threads: Threads of each CPU worker.
-        max_residues: Residues of a sequence that are embedded; by default 1022, and no limit for models of DNA.
-        long: What happens to longer sequences: ``truncate``, ``window`` (the mean of half-overlapping windows of
-            *max_residues*), or ``error``.
-        gaps: What happens to ``-`` and ``.`` in a sequence: ``error`` or ``remove``.
-        stop: What happens to ``*`` inside a protein: ``error``, or ``x`` to read it as X.
-        on_bad_record: What happens to a record that breaks a rule: ``error``, or ``skip`` to leave it out and list it
-            in ``failed_sequences.tsv``.
-        allow_empty: An input without records gives an empty result instead of an error.
-        weights_dir: Folder that is looked into for weights first.
-        cache_dir: Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones; a run
-            served from it gives the same numbers within the tolerance, not the same bytes.
-        cache_gib: GiB that the cache takes at the most.
-        result_form: ``single`` (one file), ``sharded`` (a folder of files and an index, read as one), ``parquet`` (one
-            Apache Parquet file; needs the extra ``parquet``), or ``auto``, which is sharded for large results and keeps
-            the form of the folder's earlier run.
-        restart: Remove what the folder holds of earlier runs first, and start afresh.
+        settings: SETTINGS
 
     Returns:
         A mapping from sequence id to vector, open on ``output_dir``.
@@ -100,68 +84,38 @@ def embed_fasta(
     Raises:
         BadInputError: The input cannot be used; tells every problem by file and line.
         ConfigurationError: A setting cannot work, or the folder holds another run.
-        WorkersFailedError: Rows are missing.
+        WorkersFailedError: Rows are missing, and that was not allowed.
+        TimeLimitError: The time limit has passed.
         OutputError: Something cannot be written.
     """
+    asked = from_flat(EmbeddingSettings, settings)
     _log_to_stderr()
     files = _listed(fasta_files)
     check_readable(files)
-    form = require_form(one_of(ResultForm, "result_form", result_form))
-    claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
-    config = configure_model(
-        model,
-        device_type=claim.type,
-        precision=precision,
-        workers_per_device=workers_per_device,
-        weights_dir=None if weights_dir is None else Path(weights_dir),
-        token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
-        threads_per_worker=threads,
-        max_residues=max_residues,
-        long_policy=long,
-        gaps=gaps,
-        stops=stop,
-        on_bad_record=on_bad_record,
-        allow_empty=allow_empty,
-        cache_dir=cache_dir,
-        cache_gib=cache_gib,
-    )
-    result = run_embedding(
-        files,
-        output_dir,
-        config,
-        devices_for(claim, config, files, workers=workers),
-        restart=restart,
-        result_form=form,
-    )
-    result.raise_unless(allow_partial=False)
+    require_form(asked.result.form)
+    workers = asked.hardware.workers or None
+    claim = claim_devices(asked.hardware.devices, workers=workers, workers_per_device=asked.hardware.workers_per_device)
+    config = configure_model(asked, device_type=claim.type)
+    with _run_of(asked) as how:
+        result = run_embedding(
+            files,
+            output_dir,
+            config,
+            devices_for(claim, config, files, workers=workers),
+            keep_shards=asked.result.keep_shards,
+            restart=asked.result.restart,
+            result_form=asked.result.form,
+            **how,
+        )
+        if result.state == "stopped":
+            raise StoppedError
+    result.raise_unless(allow_partial=asked.result.allow_partial)
     return read_embeddings(output_dir)
 
 
+@_documented(PredictionSettings)
 def predict_fasta(
-    input_files: str | Path | Sequence[str | Path],
-    output_dir: str | Path,
-    *,
-    classifier: str | Path = DEFAULT_CLASSIFIER,
-    dna_model: str | Path | None = None,
-    protein_model: str | Path | None = None,
-    chunk: int | None = None,
-    min_length: int | None = None,
-    threshold: float | None = None,
-    formats: Sequence[TableFormat | str] = (),
-    keep_chunks: bool = False,
-    devices: str = "auto",
-    workers: int | None = None,
-    workers_per_device: int = 1,
-    precision: str = "auto",
-    token_budget: int | None = None,
-    threads: int = 1,
-    gaps: GapPolicy | str = GapPolicy.ERROR,
-    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
-    allow_empty: bool = False,
-    weights_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    cache_gib: float = DEFAULT_CACHE_GIB,
-    restart: bool = False,
+    input_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any
 ) -> list[ContigCall]:
     """
     Say of every contig whether it is viral; starting again in the same folder continues what is missing.
@@ -169,77 +123,65 @@ def predict_fasta(
     Args:
         input_files: One path or several: FASTA, FASTQ (both plain or gzip) or unaligned BAM.
         output_dir: Folder of the run: tables, viral contigs, report, manifest.
-        classifier: Name of a bundled classifier, or the folder of a converted one.
-        dna_model: Name or path; by default, and best, what the classifier was trained with. So is *protein_model*.
-        protein_model: As *dna_model*.
-        chunk: Nucleotides of a chunk; only what the classifier was trained with is taken.
-        min_length: Nucleotides below which a contig is listed but not looked at.
-        threshold: P(virus) from which a contig is called viral; by default the folder's, at first the classifier's.
-        formats: Formats of the table beside TSV: ``json``, ``parquet``; by default the folder's, at first none.
-        keep_chunks: Write the chunks as FASTA, too; a folder goes on writing them.
-        devices: As in ``embed_fasta``; so are the arguments that follow.
-        workers: CPU workers.
-        workers_per_device: Workers that share each GPU.
-        precision: Of both models.
-        token_budget: Tokens in one block at the most.
-        threads: Threads of each CPU worker, and of the classifier.
-        gaps: What happens to gaps in contigs.
-        on_bad_record: What happens to a contig that breaks a rule.
-        allow_empty: An input without contigs gives empty tables instead of an error.
-        weights_dir: Folder that is looked into for weights first.
-        cache_dir: Folder of the embedding cache.
-        cache_gib: GiB that the cache takes at the most.
-        restart: Remove what the folder holds of earlier runs first, and start afresh.
+        settings: SETTINGS
 
     Returns:
-        A record for every contig of the input in its order, then one for every record that was left out.
+        A record for every contig of the input in its order, then one for every record that was skipped.
 
     Raises:
         BadInputError: The input cannot be used; tells every problem by file and line.
         ConfigurationError: A setting cannot work, or the folder holds another run.
-        WorkersFailedError: Open frames could not be embedded; the tables hold what could.
+        WorkersFailedError: Open frames could not be embedded, and that was not allowed; the tables hold what could.
+        TimeLimitError: The time limit has passed.
         OutputError: Something cannot be written.
     """
+    asked = from_flat(PredictionSettings, settings)
     _log_to_stderr()
     files = _listed(input_files)
     check_readable(files)
-    claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
-    config = configure_prediction(
-        classifier=classifier,
-        dna_model=dna_model,
-        protein_model=protein_model,
-        chunk_nt=chunk,
-        min_nt=min_length or 0,
-        threshold=threshold,
-        formats=formats,
-        keep_chunks=keep_chunks,
-        device_type=claim.type,
-        precision=precision,
-        weights_dir=None if weights_dir is None else Path(weights_dir),
-        token_budget=AUTO_TOKEN_BUDGET if token_budget is None else token_budget,
-        threads_per_worker=threads,
-        workers_per_device=workers_per_device,
-        gaps=gaps,
-        on_bad_record=on_bad_record,
-        allow_empty=allow_empty,
-        cache_dir=cache_dir,
-        cache_gib=cache_gib,
-    )
-    result = run_prediction(
-        files,
-        output_dir,
-        config,
-        claim,
-        write_report=write_report,
-        workers=workers,
-        restart=restart,
-    )
-    result.raise_unless(allow_partial=False)
+    workers = asked.hardware.workers or None
+    claim = claim_devices(asked.hardware.devices, workers=workers, workers_per_device=asked.hardware.workers_per_device)
+    config = configure_prediction(asked, device_type=claim.type)
+    with _run_of(asked) as how:
+        result = run_prediction(
+            files,
+            output_dir,
+            config,
+            claim,
+            write_report=write_report,
+            workers=workers,
+            restart=asked.result.restart,
+            **how,
+        )
+    result.raise_unless(allow_partial=asked.result.allow_partial)
     return list(read_contig_calls(result.contigs_path))
 
 
+@contextmanager
+def _run_of(settings: RunSettings) -> Iterator[dict[str, Any]]:
+    """
+    Yield how a run is watched and limited: what the pipelines take as keywords.
+
+    Raises:
+        TimeLimitError: The time limit has passed; it counts until the next batch, in any thread.
+    """
+    stop, minutes = threading.Event(), settings.limits.time_limit_minutes
+    clock = threading.Timer(minutes * 60, stop.set)
+    clock.daemon = True
+    if minutes:
+        clock.start()
+    try:
+        with RunTelemetry(metrics_options(settings.monitoring), [QuietView()]) as telemetry:
+            limits = RunLimits(attempts=settings.limits.worker_retries + 1)
+            yield {"telemetry": telemetry, "stop": stop, "limits": limits}
+    except StoppedError:
+        raise TimeLimitError(minutes) from None
+    finally:
+        clock.cancel()
+
+
 def _listed(files: str | Path | Sequence[str | Path]) -> list[str | Path]:
-    return [files] if isinstance(files, str | Path) else list(files)
+    return [files] if isinstance(files, str | PathLike) else list(files)
 
 
 def _log_to_stderr() -> None:

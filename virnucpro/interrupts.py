@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of the command line, turned into a request that the run understands."""
+"""SIGINT, SIGTERM and the time limit of a command, turned into a request that the run understands."""
 
 from __future__ import annotations
 
@@ -7,22 +7,39 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from virnucpro.errors import StoppedError
+from virnucpro.errors import ExitCode, StoppedError, VirNucProError
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
 
+class TimeLimitError(StoppedError):
+    """The run's own time limit has passed: it was stopped, and continues when it is run again."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes, self.signal_number = minutes, None
+        VirNucProError.__init__(self, f"the time limit of {minutes:g} minutes has passed: run it again to continue")
+
+
 class Interrupts:
     """What the signal handlers and the run share."""
 
-    def __init__(self, event: threading.Event, has_workers: Callable[[], bool]) -> None:
+    def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float = 0) -> None:
         self.event = event
         """Set when the run is to stop at the next batch boundary, and the terminal was told so."""
         self.signal_number: int | None = None
         """The first signal."""
         self._has_workers = has_workers
+        self._time_limit_minutes = time_limit_minutes
+
+    def error(self) -> StoppedError:
+        """Return what the run ends with."""
+        if self.signal_number == signal.SIGALRM:
+            return TimeLimitError(self._time_limit_minutes)
+        return StoppedError(self.signal_number)
 
     def handle(self, number: int, _frame: object) -> None:
         """
@@ -32,7 +49,9 @@ class Interrupts:
             StoppedError: It is the first, and there are no workers to wait for.
             SystemExit: It is not the first.
         """
-        if self.signal_number is not None:
+        if number == signal.SIGALRM and self.signal_number is not None:
+            return  # it is stopping already
+        if self.signal_number not in {None, signal.SIGALRM}:
             with suppress(OSError):
                 os.write(2, b"\nstopped at once: start the same command again to continue\n")
             raise SystemExit(int(StoppedError(number).exit_code))
@@ -43,11 +62,13 @@ class Interrupts:
                 os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
         self.event.set()
         if not has_workers:
-            raise StoppedError(number)
+            raise self.error()
 
 
 @contextmanager
-def stop_on_signals(event: threading.Event, has_workers: Callable[[], bool]) -> Iterator[Interrupts]:
+def stop_on_signals(
+    event: threading.Event, has_workers: Callable[[], bool], *, time_limit_minutes: float = 0
+) -> Iterator[Interrupts]:
     """
     Let the first SIGINT or SIGTERM ask the workers to stop at a batch boundary, the second one end the run at once.
 
@@ -55,13 +76,17 @@ def stop_on_signals(event: threading.Event, has_workers: Callable[[], bool]) -> 
     only.
 
     Args:
-        event: Set by the first one, for whoever shows the run as well.
+        event: Set by the first one, also for what shows the run.
         has_workers: Whether workers compute now.
+        time_limit_minutes: Of the wall clock, after which the run stops as after a signal; 0 is no limit.
     """
-    interrupts = Interrupts(event, has_workers)
-    before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupts = Interrupts(event, has_workers, time_limit_minutes)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = {number: signal.signal(number, interrupts.handle) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, time_limit_minutes * 60)
     try:
         yield interrupts
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -88,7 +88,7 @@ def test_files_under_names_that_resemble_ours_all_stay(finished, seed, soak_tabl
         path.write_text("precious")
     ended = predict_forked([fasta], out, config, restart=True)
     gone = [path for path in theirs if not path.is_file() or path.read_text() != "precious"]
-    soak_table("files of others under names like ours, and a restart", tries=len(theirs), differing=len(gone))
+    soak_table("foreign files under the program's names, and a restart", tries=len(theirs), differing=len(gone))
     assert ended.code == 0, ended.errors
     assert gone == []
 

@@ -12,10 +12,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
+from tests.settings import prediction_config
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
-from virnucpro.pipeline.prediction_settings import configure_prediction
 
 BUNDLED = BUNDLED_WEIGHTS_DIR / "virnucpro-tiny"
 
@@ -42,7 +42,7 @@ def spoilt(name, x):
 def test_every_tensor_of_a_classifier_that_is_spoilt_in_any_way_is_refused(tmp_path, soak_table):
     taken, tries = [], 0
     folder = shutil.copytree(BUNDLED, tmp_path / "classifier")
-    configure_prediction(classifier=folder, device_type="cpu")  # as it is, it is good
+    prediction_config(classifier=folder)  # as it is, it is good
     card = json.loads((folder / "card.json").read_text())
     for file_name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME):
         tensors = load_file(BUNDLED / file_name)
@@ -59,9 +59,9 @@ def test_every_tensor_of_a_classifier_that_is_spoilt_in_any_way_is_refused(tmp_p
                 (folder / "card.json").write_text(json.dumps({**card, **own}))
                 tries += 1
                 with suppress(WeightsError):
-                    configure_prediction(classifier=folder, device_type="cpu")
+                    prediction_config(classifier=folder)
                     taken.append((file_name, name, None if changed is None else changed.shape))
         shutil.copy(BUNDLED / file_name, folder / file_name)
-    soak_table("a classifier's tensor that is spoilt, of the right sha256", tries=tries, differing=len(taken))
+    soak_table("a corrupt tensor of a classifier, with a matching sha256", tries=tries, differing=len(taken))
     assert taken == []
     assert tries > 50

@@ -112,7 +112,7 @@ def check(campaigns, soak_table, fault):
         f"{sum(found.starts for found in campaigns)} starts"
     )
     if orphan_ms:
-        note += f"; workers outlive a killed parent by {orphan_ms[-1]:.0f} ms at the most"
+        note += f"; workers outlive a killed parent by {orphan_ms[-1]:.0f} ms at most"
     soak_table(
         fault,
         tries=sum(landed.values()),
@@ -159,7 +159,7 @@ def test_a_worker_that_cannot_run_a_line_of_its_own_ends_with_its_parent(tmp_pat
         assert kill_landed(psutil.Process(parent.pid))
         seconds = seconds_until_gone(workers)
     print(f"{1000 * seconds:.0f} ms")
-    soak_table("parent killed while a worker hangs in a library or stands still", tries=1, differing=seconds >= 1)
+    soak_table("parent killed while a worker hangs in a library or is stopped", tries=1, differing=seconds >= 1)
     assert seconds < 1.0
 
 

@@ -81,6 +81,6 @@ def test_killed_at_any_moment_it_gives_the_same_tables(examples_dir, tmp_path, e
         moments_s = [chooser.uniform(0.05, 0.9) * whole_s for _ in range(4)]
         landed += interrupted_run(examples_dir, folder, moments_s, signal.SIGKILL)[0]
         differing += tables(folder / "out") != wanted
-    soak_table("identification killed (SIGKILL)", tries=landed, differing=differing)
+    soak_table("prediction killed (SIGKILL)", tries=landed, differing=differing)
     assert differing == 0
     assert landed >= 10

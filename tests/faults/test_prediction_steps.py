@@ -23,7 +23,7 @@ def test_a_kill_at_the_last_step_of_each_name_gives_the_same_tables(trial):
 @pytest.mark.timeout(1800)
 def test_a_kill_at_every_step_gives_the_same_tables(trial, soak_table):
     tries, violations = kill_at_steps(trial, lambda count: range(1, count + 1))
-    soak_table("identification killed at every step of writing", tries=tries, differing=len(violations))
+    soak_table("prediction killed at every step of writing", tries=tries, differing=len(violations))
     assert violations == []
     assert tries == len(trial.steps)
 

@@ -203,6 +203,6 @@ def test_a_result_of_three_million_rows_is_not_finished_first(tmp_path, soak_tab
             seconds.append(time.monotonic() - began_s)
             assert code == 143, command.errors()
     note = f"of {count:,} rows; ended {max(seconds):.1f} s after the signal at most"
-    soak_table("SIGTERM while the result is put together", tries=len(seconds), note=note)
+    soak_table("SIGTERM while the result is written", tries=len(seconds), note=note)
     assert max(seconds) < GRACE_S
     assert json.loads((out / "run.json").read_text())["counts"]["rows"] == count

@@ -92,7 +92,7 @@ def test_a_part_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, rec
     prefixes = ((f"{size} bytes", whole[:size]) for size in range(0, len(whole), step))
     more_tries, more_wrong = accepted(path, prefixes, whole)
     soak_table(
-        "a part cut short, or a write of it lost (power cut)",
+        "a truncated part, or a lost write of it (power cut)",
         tries=tries + more_tries,
         differing=len(wrong + more_wrong),
     )
@@ -114,8 +114,6 @@ def test_a_shard_of_which_a_write_was_lost_is_never_taken_for_whole(tmp_path, re
     places = range(0, len(whole), step)
     holes = ((f"hole at {at}", played([(at, bytes(len(whole[at : at + step])))], whole)) for at in places)
     more_tries, more_wrong = accepted(path, holes, whole)
-    soak_table(
-        "a shard of which a write was lost (power cut)", tries=tries + more_tries, differing=len(wrong + more_wrong)
-    )
+    soak_table("a lost write of a shard (power cut)", tries=tries + more_tries, differing=len(wrong + more_wrong))
     assert wrong + more_wrong == []
     assert tries > 15

@@ -14,7 +14,6 @@ from flows import hooks
 from flows.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
 from flows.embed import embed
 from flows.predict import predict
-from virnucpro.telemetry.metrics_options import METRICS_TARGETS
 from virnucpro.this_host import host_name
 
 
@@ -124,7 +123,7 @@ def test_the_worker_itself_may_name_any_folder_of_targets(roots, monkeypatch, as
     target.write_text("[]")
     monitoring = {"metrics_targets": str(roots / asked)} if asked else {}
     if said:
-        monkeypatch.setenv(METRICS_TARGETS, str(roots / said))
+        monkeypatch.setenv("VIRNUCPRO_METRICS_TARGETS", str(roots / said))
     run = FlowRun(flow_id=uuid4(), parameters={"output_dir": str(roots / "results"), "monitoring": monitoring})
     hooks._aftermath(run, has_failed=False)
     assert [path.parent.name for path in target.parent.iterdir()] == left

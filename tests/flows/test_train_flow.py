@@ -10,12 +10,12 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.train import run_from_command_line, train
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
+from tests.settings import training_config
 from tests.trainings import make_genomes
 from virnucpro.durable import sha256_of
 from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.training.classifier_training import run_training
-from virnucpro.training.training_settings import configure_training
 
 TRAINING = {"num_pieces": 60, "most_epochs": 2, "name": "mine"}
 
@@ -48,7 +48,7 @@ def test_the_flow_gives_the_weights_of_the_command_though_a_worker_is_killed(tmp
     assert (out / "MODEL_CARD.md").as_uri() in artifact("train-classifier")
     assert train(inputs, str(out), **settings, return_state=True).result().was_complete
 
-    config = configure_training(device_type="cpu", **TRAINING)
+    config = training_config(**TRAINING)
     run_training(files, tmp_path / "plain", config, claim_devices("cpu", workers=1))
     assert len(weights(out)) == 2
     assert weights(tmp_path / "plain") == weights(out)

@@ -24,7 +24,7 @@ from virnucpro.models.cpu_attention import alibi_bias
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
-from virnucpro.models.registry import DNA_MODEL
+from virnucpro.settings import DEFAULT_DNA_MODEL
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
 
@@ -302,8 +302,8 @@ def test_a_long_sequence_takes_memory_by_its_length_not_by_its_square(tokenizer,
 def test_trained_weights_point_the_same_way_in_low_precision(tokenizer, genome, precision):
     lengths = [*range(1, 200), 250, 300, 400, *[500] * 10, 1000, 3000]
     windows = [genome[37 * number : 37 * number + length] for number, length in enumerate(lengths)]
-    expected = _embed(load_dnabert_s(DNA_MODEL, "cpu")[0], tokenizer, windows)
-    found = _embed(load_dnabert_s(DNA_MODEL, "cpu", precision=precision)[0], tokenizer, windows)
+    expected = _embed(load_dnabert_s(DEFAULT_DNA_MODEL, "cpu")[0], tokenizer, windows)
+    found = _embed(load_dnabert_s(DEFAULT_DNA_MODEL, "cpu", precision=precision)[0], tokenizer, windows)
     cosines = _cosines(found, expected)
     worst = int(cosines.argmin())
     _log.info("bundled, %s: least cosine %.6f at %d nt", precision, cosines[worst], lengths[worst])

@@ -12,8 +12,8 @@ from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.models.esm2_flash import load_esm2_model
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 
 NUM_BATCHES = 60
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.settings import embedding_config
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.store.reader import read_embeddings
 
 pytestmark = pytest.mark.data
@@ -74,7 +75,7 @@ def test_every_row_equals_fair_esms_within_1e_5(
     tmp_path, checkpoint, proteins, expected, workers, loader_workers, token_budget
 ):
     path, sequences = proteins
-    config = configure_model(checkpoint, device_type="cpu", token_budget=token_budget, max_residues=MAX_RESIDUES)
+    config = embedding_config(model=checkpoint, token_budget=token_budget, max_residues=MAX_RESIDUES)
     config = replace(config, loader_workers=loader_workers)
     result = run_embedding([path], tmp_path / "out", config, [CPU] * workers)
     result.raise_unless(allow_partial=False)
@@ -89,7 +90,7 @@ def test_every_row_equals_fair_esms_within_1e_5(
 @pytest.mark.slow
 def test_a_long_proteins_row_is_the_mean_of_fair_esms_over_its_windows(tmp_path, checkpoint, proteins, one_at_a_time):
     path, sequences = proteins
-    config = configure_model(checkpoint, device_type="cpu", token_budget=2000, max_residues=300, long_policy="window")
+    config = embedding_config(model=checkpoint, token_budget=2000, max_residues=300, long="window")
     result = run_embedding([path], tmp_path / "out", config, [CPU])
     result.raise_unless(allow_partial=False)
     assert result.num_truncated == 0

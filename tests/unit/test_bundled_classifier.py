@@ -9,8 +9,9 @@ import pytest
 
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER, classifiers_table
-from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
+from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, resolve_model
+from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.training.genome_split import SPLITS, split_labelled
 from virnucpro.training.genomes import KMER_LIMIT
 from virnucpro.training.labelled_genomes import read_labelled
@@ -27,7 +28,7 @@ def card():
 
 def test_it_loads_by_name_and_fits_the_bundled_models():
     classifier = load_classifier(DEFAULT_CLASSIFIER)
-    dna, protein = resolve_model(DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
+    dna, protein = resolve_model(DEFAULT_DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
     classifier.card.check(chunk_nt=500, dna=dna, protein=protein)
     with pytest.raises(ClassifierMismatchError):
         classifier.card.check(chunk_nt=400)
@@ -59,9 +60,9 @@ def test_the_card_says_how_much_of_its_test_part_is_not_new(card, data_dir):
     assert f"all {len(fungus)} eukaryote records" in text
     assert {genome.group for genome in fungus} == {"eukaryote"}
     assert groups["eukaryote"]["test"]["records"] == sum(genome.accession in accessions["test"] for genome in fungus)
-    held_out = json.loads((BUNDLED_WEIGHTS_DIR / DNA_MODEL / "card.json").read_text())["split"]["held_out"]
+    held_out = json.loads((BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL / "card.json").read_text())["split"]["held_out"]
     num_seen = len(set(accessions["test"]) - set(held_out))
-    assert f"{DNA_MODEL} was trained on {num_seen} of the {len(accessions['test'])} test records" in text
+    assert f"{DEFAULT_DNA_MODEL} was trained on {num_seen} of the {len(accessions['test'])} test records" in text
 
 
 def test_no_accession_is_in_two_parts_and_every_record_is_in_one_or_was_left_out(card):

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
-from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DNA_MODEL, MODELS, resolve_model
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
+from virnucpro.settings import DEFAULT_DNA_MODEL
 from virnucpro.training.dna_card import card_text
 from virnucpro.training.encoder_card import ModelFiles
 from virnucpro.training.encoder_data import as_card
@@ -23,7 +24,7 @@ MEGABYTE = 1_000_000
 
 @pytest.fixture(scope="module")
 def files():
-    return ModelFiles(BUNDLED_WEIGHTS_DIR / DNA_MODEL)
+    return ModelFiles(BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,15 @@ def genomes(card, data_dir):
 
 
 def test_weights_are_those_of_the_card_and_of_the_registry(files, card):
-    found = resolve_model(DNA_MODEL)
+    found = resolve_model(DEFAULT_DNA_MODEL)
     assert found.is_bundled
     assert found.weights_path == files.weights
-    assert found.weights_sha256 == card["weights_sha256"] == MODELS[DNA_MODEL].sha256
+    assert found.weights_sha256 == card["weights_sha256"] == MODELS[DEFAULT_DNA_MODEL].sha256
     assert files.weights.stat().st_size <= 8 * MEGABYTE
 
 
 def test_shape_in_card_and_registry_is_that_of_the_weights(files, card):
-    spec, config = MODELS[DNA_MODEL], MosaicBertConfig.from_json(json.dumps(card["architecture"]))
+    spec, config = MODELS[DEFAULT_DNA_MODEL], MosaicBertConfig.from_json(json.dumps(card["architecture"]))
     assert (spec.num_layers, spec.hidden_dim, spec.attention_heads) == (
         config.num_hidden_layers,
         config.hidden_size,

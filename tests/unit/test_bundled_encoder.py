@@ -10,7 +10,8 @@ from esm.model.esm2 import ESM2
 from safetensors.torch import load_file
 
 from virnucpro.models.checkpoint import Architecture
-from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, DEFAULT_PROTEIN_MODEL, MODELS, resolve_model
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 from virnucpro.training.encoder_card import ModelFiles, card_text
 
 MEGABYTE = 1_000_000

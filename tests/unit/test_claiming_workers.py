@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from tests import fakes
+from tests.settings import embedding_config
 from virnucpro.config import RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_multi_gpu_inference
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
@@ -181,7 +182,7 @@ def test_two_workers_share_the_blocks_each_is_computed_once_and_each_model_is_lo
 @pytest.mark.slow
 @pytest.mark.long
 def test_two_claiming_workers_of_different_speed_give_the_bytes_of_a_normal_run(tmp_path, shared):
-    config = replace(configure_model(device_type="cpu"), token_budget=1024, sequences_per_part=16)
+    config = replace(embedding_config(), token_budget=1024, sequences_per_part=16)
     expected, _ = run_multi_gpu_inference([EXAMPLE], tmp_path / "alone", config, 1)
     run = shared(EXAMPLE, tmp_path / "shared", config)
     slow = replace(run.run.model_config, loader="tests.fakes:load_slow_bundled_encoder")

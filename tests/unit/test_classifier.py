@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 
 from tests.fakes import classifier_card, hash_config, random_mlp, write_classifier
+from tests.settings import prediction_config
 from virnucpro.errors import (
     ClassifierFileError,
     ClassifierMismatchError,
@@ -29,8 +30,8 @@ from virnucpro.models.classifier_card import (
     check_contig_weights,
     read_card,
 )
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, DNA_MODEL, resolve_model
-from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.models.registry import resolve_model
+from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_the_same_chunk_length_and_models_are_fine():
 
 
 def test_the_bundled_models_are_told_apart_as_resolved_models():
-    dna, protein = resolve_model(DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
+    dna, protein = resolve_model(DEFAULT_DNA_MODEL), resolve_model(DEFAULT_PROTEIN_MODEL)
     card = classifier_card(random_mlp())
     trained = {"name": dna.name, "sha256": dna.weights_sha256, "hidden_dim": dna.hidden_dim}
     card = replace(card, dna_model=replace(card.dna_model, **trained))
@@ -149,7 +150,7 @@ def test_another_chunk_length_or_model_is_refused_in_words(changes, says):
 
 
 def test_other_chunks_that_a_card_names_are_fine_too_and_make_another_fingerprint(tmp_path):
-    trained = {"dna": resolve_model(DNA_MODEL), "protein": resolve_model(DEFAULT_PROTEIN_MODEL)}
+    trained = {"dna": resolve_model(DEFAULT_DNA_MODEL), "protein": resolve_model(DEFAULT_PROTEIN_MODEL)}
     encoders = {
         f"{kind}_model": Encoder(name=one.name, sha256=one.weights_sha256, hidden_dim=one.hidden_dim)
         for kind, one in trained.items()
@@ -159,9 +160,7 @@ def test_other_chunks_that_a_card_names_are_fine_too_and_make_another_fingerprin
     assert read_card(tmp_path) == card
     with pytest.raises(ClassifierMismatchError, match="chunks of 500 or 300 nt, not 400 nt"):
         card.check(chunk_nt=400)
-    configs = [
-        configure_prediction(classifier=tmp_path, chunk_nt=chunk_nt, device_type="cpu") for chunk_nt in (None, 500, 300)
-    ]
+    configs = [prediction_config(classifier=tmp_path, chunk=chunk_nt) for chunk_nt in (None, 500, 300)]
     assert [config.chunk_nt for config in configs] == [500, 500, 300]
     assert configs[0].fingerprint == configs[1].fingerprint != configs[2].fingerprint
     assert configs[2].scores_settings("cpu")["chunk length"] == 300
@@ -211,7 +210,7 @@ def test_weights_of_another_shape_type_or_range_are_refused_before_anything_is_e
     card = replace(read_card(folder), weights_sha256=hashlib.sha256(data).hexdigest())
     (folder / "card.json").write_text(card.to_json())
     with pytest.raises(WeightsError, match=says):
-        configure_prediction(classifier=folder, device_type="cpu")
+        prediction_config(classifier=folder)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes import HASH_WIDTH, faulty_config
 from tests.predictions import hash_prediction, make_contigs, predict, predict_forked, tables
+from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro.data.fragments import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
@@ -21,7 +22,6 @@ from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME
 from virnucpro.models.contig_model import load_contig_model
 from virnucpro.models.nucleotide_codes import encode
 from virnucpro.pipeline import contig_scores, frame_order
-from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
@@ -264,6 +264,6 @@ def test_weights_of_another_contig_model_are_refused_before_anything_is_written(
     path.write_bytes(data[:-1] + b"?")
     try:
         with pytest.raises(WeightsError, match="its card says"):
-            configure_prediction(classifier=config.classifier_dir, device_type="cpu")
+            prediction_config(classifier=config.classifier_dir)
     finally:
         path.write_bytes(data)

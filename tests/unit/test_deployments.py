@@ -26,9 +26,6 @@ TEMPLATE = DEPLOYMENTS / "kubernetes" / "base-job-template.json"
 UNITS = sorted((DEPLOYMENTS / "systemd").glob("*.service"))
 WITH_PASSWORD = DEPLOYMENTS / "with-password"
 SHELL_SCRIPTS = [WITH_PASSWORD, *sorted((DEPLOYMENTS / "slurm").glob("*.sbatch")), REPOSITORY / ".ci" / "wheel-check"]
-READMES = [path for path in sorted(DEPLOYMENTS.glob("**/README.md")) if path.parent.name not in {"observability", "ci"}]
-README_LINES = 85
-"""A page."""
 
 PLACEHOLDER = re.compile(r"\{\{ (\w+) \}\}")
 FILLED_IN_BY_PREFECT = {"name", "labels", "command"}
@@ -303,13 +300,3 @@ def test_one_image_is_named_everywhere():
     images = {service["image"] for service in compose().values() if "build" in service}
     images |= {container["image"].partition("/")[2] for pod in pod_specs() for container in pod["containers"]}
     assert images == {f"virnucpro:{version}"}
-
-
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
-def test_a_readme_is_a_page_and_names_files_that_exist(readme):
-    text = readme.read_text()
-    assert len(text.splitlines()) <= README_LINES
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (readme.parent / link).exists(), link
-    for path in re.findall(r"\bdeployments/[\w./-]*\w", text):
-        assert (REPOSITORY / path).exists(), path

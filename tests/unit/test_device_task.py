@@ -18,9 +18,9 @@ import pytest
 
 from tests import fakes
 from tests.device_tasks import Host
+from tests.settings import embedding_config
 from tests.strategies import edit_manifest
 from virnucpro import durable
-from virnucpro.config import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError, OutputError
 from virnucpro.pipeline import host_check, host_run
 from virnucpro.pipeline.device_task import device_here, weights_here
@@ -28,12 +28,13 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_run import HostRun, device_tasks
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding, run_multi_gpu_inference
+from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_multi_gpu_inference
 from virnucpro.pipeline.run_completion import aggregate_run, close_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import ResultForm
 from virnucpro.store.lease import Lease
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.run_lock import RunLock
@@ -184,7 +185,7 @@ def test_ranks_whose_tasks_show_that_they_live_are_told(proteins, shared):
 @pytest.mark.slow
 @pytest.mark.long  # a minute; the cluster of two nodes shows the same in the shorter form
 def test_a_host_that_is_lost_in_mid_run_is_replaced_and_the_bytes_are_those_of_one_machine(tmp_path, shared):
-    config = replace(configure_model(device_type="cpu"), token_budget=1024, sequences_per_part=16)
+    config = replace(embedding_config(), token_budget=1024, sequences_per_part=16)
     expected, _ = run_multi_gpu_inference([EXAMPLE], tmp_path / "alone", config, 1)
     run = shared(EXAMPLE, replace(config, loader="tests.fakes:load_slow_bundled_encoder"), lease_s=3.0)
     tasks = [run.host("host-a", 0), run.host("host-b", 1)]
@@ -417,7 +418,7 @@ def test_a_memory_that_others_could_write_is_not_believed(tmp_path):
 
 @pytest.mark.usefixtures("on_host_x")
 def test_weights_that_are_elsewhere_on_this_host_are_found_by_the_models_name():
-    config = configure_model(device_type="cpu")
+    config = embedding_config()
     found = weights_here(replace(config, weights_path="/another/host/model.safetensors"), run_id="r")
     assert found == config
 
@@ -425,7 +426,7 @@ def test_weights_that_are_elsewhere_on_this_host_are_found_by_the_models_name():
 @pytest.mark.usefixtures("on_host_x")
 def test_other_weights_under_the_same_path_are_refused(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"others")
-    config = replace(configure_model(device_type="cpu"), weights_path=str(tmp_path / "model.pt"))
+    config = replace(embedding_config(), weights_path=str(tmp_path / "model.pt"))
     with pytest.raises(HostCheckError, match=r"host-x.*the run's weights have"):
         weights_here(config, run_id="r")
 

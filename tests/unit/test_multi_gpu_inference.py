@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests import fakes
+from tests.settings import embedding_config
 from tests.strategies import MadeRun, edit_manifest
 from virnucpro.config import RunLimits
 from virnucpro.errors import (
@@ -25,12 +26,7 @@ from virnucpro.errors import (
     WorkersFailedError,
 )
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import (
-    configure_model,
-    run_embedding,
-    run_esm2_multi_gpu,
-    run_multi_gpu_inference,
-)
+from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import write_part
@@ -202,7 +198,7 @@ def test_run_multi_gpu_inference_serves_both_bundled_models(tmp_path):
     ):
         fasta, out = tmp_path / f"{model}.fasta", tmp_path / model
         fasta.write_text("".join(f">s{number}\n{sequence}\n" for number, sequence in enumerate(sequences)))
-        path, failed = run_multi_gpu_inference([fasta], out, configure_model(model, device_type="cpu"), 1)
+        path, failed = run_multi_gpu_inference([fasta], out, embedding_config(model=model), 1)
         assert (path, failed) == (out / "embeddings.h5", [])
         with read_embeddings(path) as embeddings:
             assert embeddings.ids == ("s0", "s1")

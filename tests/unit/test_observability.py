@@ -28,8 +28,9 @@ from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
 from virnucpro.cli import app
+from virnucpro.knobs import settings_of
+from virnucpro.settings import Monitoring
 from virnucpro.telemetry.metrics import METRICS
-from virnucpro.telemetry.metrics_options import METRICS_NETWORK, METRICS_PORT, METRICS_TARGETS, PUSHGATEWAY
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))
@@ -280,7 +281,7 @@ def test_the_pages_name_only_options_and_variables_that_exist():
     assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}
     variables_named = set(re.findall(r"\bVIRNUCPRO_[A-Z_]+", MONITORING.read_text()))
     assert variables_named == {
-        *(METRICS_PORT, METRICS_TARGETS, METRICS_NETWORK, PUSHGATEWAY),
+        *(one.knob.env for one in settings_of(Monitoring) if one.knob.env),
         *(HOST_NAME_VARIABLE, DATA_ROOTS),
     }
 

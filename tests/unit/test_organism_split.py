@@ -12,7 +12,8 @@ import pytest
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training
-from virnucpro.models.registry import DNA_MODEL, resolve_model
+from virnucpro.models.registry import resolve_model
+from virnucpro.settings import DEFAULT_DNA_MODEL
 from virnucpro.training.classifier_cards import limits_of, organisms_of
 from virnucpro.training.classifier_training import read_split, split
 from virnucpro.training.encoder_data import training_data_of
@@ -176,7 +177,7 @@ def test_an_encoder_without_a_card_of_its_training_is_said_to_be_unknown(tmp_pat
 def test_no_organism_of_the_real_files_is_on_two_sides_and_none_that_tests_taught_the_bundled_encoder(data_dir):
     files = sorted((data_dir / "viral").glob("train_*.fna.gz"))
     genomes = [replace(one, letters=one.letters[:1000]) for one in read_labelled(files).genomes]
-    spec = resolve_model(DNA_MODEL)
+    spec = resolve_model(DEFAULT_DNA_MODEL)
     weights = str(spec.weights_path)
     seen = training_data_of(replace(hash_config(), weights_path=weights, weights_sha256=spec.weights_sha256))
     found = split_labelled(genomes, seed=1, share=0.1, is_seen=[seen.has(one) for one in genomes])

@@ -18,7 +18,7 @@ from tests.faults.forked import run_forked
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from tests.unit.test_sharded_result import aggregate, check_mapping, contents
 from virnucpro import durable, read_embeddings
-from virnucpro.config import ResultForm, RunLimits
+from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
@@ -26,6 +26,7 @@ from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.verification import verify_run
+from virnucpro.settings import ResultForm
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import parquet, sharded
 from virnucpro.store.results.parquet import ParquetFile

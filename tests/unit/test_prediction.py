@@ -19,10 +19,11 @@ from safetensors.torch import load_file
 
 from tests.fakes import HASH_WIDTH, faulty_config, random_mlp, write_classifier
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
+from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro.commands.predict import print_summary
 from virnucpro.commands.status import status
-from virnucpro.config import BadRecordPolicy, InputRules, SequenceKind
+from virnucpro.config import InputRules, SequenceKind
 from virnucpro.errors import (
     BadInputError,
     ConfigurationError,
@@ -33,14 +34,13 @@ from virnucpro.errors import (
     StoppedError,
     WeightsError,
 )
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.report.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.settings import DEFAULT_CLASSIFIER, BadRecordPolicy, TableFormat
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.prediction_manifest import PredictionManifest
 
@@ -350,7 +350,7 @@ def test_a_classifiers_card_cannot_name_a_file_to_be_opened(tmp_path):
     card["protein_model"] |= {"name": str(secret), "sha256": None}
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(WeightsError, match="names a model by a path"):
-        configure_prediction(classifier=folder, device_type="cpu")
+        prediction_config(classifier=folder)
 
 
 def test_no_input_and_no_file_of_somebody_else_is_written_over(tmp_path):

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.rank_runner import RankOutcome
-from virnucpro.pipeline.recovery import MAX_STARTS, Recovery
+from virnucpro.pipeline.recovery import Recovery
+from virnucpro.settings import MAX_STARTS
 
 
 class ToldKills:

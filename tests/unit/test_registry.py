@@ -20,14 +20,8 @@ import torch
 
 from virnucpro.errors import UnknownModelError, WeightsError
 from virnucpro.models.download import _WebRedirects, download_weights
-from virnucpro.models.registry import (
-    DEFAULT_PROTEIN_MODEL,
-    MODELS,
-    locate_weights,
-    models_table,
-    resolve_model,
-    weights_folders,
-)
+from virnucpro.models.registry import MODELS, locate_weights, models_table, resolve_model, weights_folders
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 
 NAME = "esm2_t6_8M_UR50D"
 

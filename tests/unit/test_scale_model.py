@@ -1,8 +1,7 @@
-"""The model of scale adds up, and ``docs/scale.md`` shows what it makes of the measured rates."""
+"""The model of scale adds up."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,27 +10,16 @@ import pytest
 
 from benchmarks import scale_model, scale_page
 from benchmarks.scale_model import CHANGES, GPUS, SEQUENCES, SERIAL, Assumptions, Rates, Run
-from tests.conftest import REPOSITORY
-from virnucpro.config import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ModelConfig
+from virnucpro.config import ModelConfig
 from virnucpro.pipeline import unit_claims
 from virnucpro.pipeline.unit_claims import cut_units
+from virnucpro.settings import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS
 from virnucpro.store.results import sharded
 from virnucpro.store.results.id_index import write_id_index
 from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
 
 RATES = Rates.of(scale_model.latest())
 RUNS = [Run(count, gpus, RATES) for count in SEQUENCES for gpus in GPUS]
-
-
-def test_the_page_shows_the_tables_of_the_newest_measurement_and_every_plot():
-    page = scale_page.PAGE.read_text()
-    assert scale_page.filled(page, scale_page.tables(scale_model.latest())) == page, (
-        "run: python benchmarks/scale_page.py"
-    )
-    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
-    drawn = sorted(path.name for path in (REPOSITORY / "docs").glob("scale_*.svg"))
-    assert sorted(shown) == drawn
-    assert len(drawn) == 4
 
 
 def test_a_page_without_a_mark_is_refused():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.manifests import values_unseen
+from tests.settings import training_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
 from virnucpro.data.fragments import chunk_bounds, open_frames
@@ -22,11 +23,11 @@ from virnucpro.models.classifier_card import read_card
 from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import TrainingLayout
+from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.embedded_pieces import read_embedded
 from virnucpro.training.genome_split import SPLITS
 from virnucpro.training.records import read_records
-from virnucpro.training.training_settings import LENGTHS_NT, configure_training
 
 
 def trained(inputs, out, config=None, **arguments):
@@ -199,4 +200,4 @@ def test_shuffled_labels_are_said_loudly(finished, tmp_path):
 )
 def test_settings_that_cannot_work_are_told_in_a_sentence(changes, says):
     with pytest.raises(ConfigurationError, match=says):
-        configure_training(**{"name": "x", "device_type": "cpu", **changes})
+        training_config(**{"name": "x", **changes})

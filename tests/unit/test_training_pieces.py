@@ -9,6 +9,7 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
+from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.annotations import read_annotations
 from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes import Genome, reverse_complement
@@ -20,7 +21,7 @@ from virnucpro.training.pieces import (
     read_pieces,
     write_pieces,
 )
-from virnucpro.training.training_settings import LENGTHS_NT, SHORTEST_NT
+from virnucpro.training.training_settings import SHORTEST_NT
 
 
 def letters(num_nt, seed):

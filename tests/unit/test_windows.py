@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer, HashModel, SmallMemoryModel, faulty_config, hash_config, hash_vector
+from tests.settings import embedding_config
 from tests.strategies import MadeRun, write_fasta
-from virnucpro.config import LongPolicy
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import make_plan, tokens_of
 from virnucpro.data.sequence_index import SequenceRecord
@@ -23,7 +23,8 @@ from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import configure_model, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.settings import LongPolicy
 from virnucpro.store.reader import read_embeddings
 
 WIDTH = 10
@@ -165,7 +166,7 @@ def test_a_worker_did_die(runs):
 def test_the_bundled_models_rows_are_the_mean_of_windows_computed_one_at_a_time(tmp_path, name, load, letters):
     chooser = random.Random(4)
     records = [(f"s{n}", "".join(chooser.choices(letters, k=n))) for n in (700, 301, 300, 150, 449, 3)]
-    config = configure_model(name, device_type="cpu", token_budget=900, max_residues=300, long_policy="window")
+    config = embedding_config(model=name, token_budget=900, max_residues=300, long="window")
     result = run_embedding([write_fasta(tmp_path / "in.fasta", records)], tmp_path / "out", config, [CPU])
     assert (result.state, result.noticed["windowed"]) == ("complete", 3)
     model, tokenizer = load(name, "cpu")

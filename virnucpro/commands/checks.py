@@ -10,28 +10,34 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.commands.options import AllowEmpty, AsJson, FastaFiles, Gaps, OnBadRecord, RunDir, Stop
-from virnucpro.config import BadRecordPolicy, GapPolicy, InputRules, SequenceKind, StopPolicy
+from virnucpro.commands.options import AsJson, FastaFiles, RunDir, takes_settings
+from virnucpro.config import InputRules, SequenceKind
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, printable
 from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.settings import EmbeddingSettings
 
 
+@takes_settings(EmbeddingSettings, only={"gaps", "stop", "on_bad_record", "allow_empty"})
 def index(
     fasta: FastaFiles,
     output: Annotated[
         Path, typer.Option("--output", "-o", readable=False, metavar="FILE", help="The index file.", show_default=False)
     ],
+    settings: EmbeddingSettings,
     kind: Annotated[
         SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
     ] = SequenceKind.PROTEIN,
-    gaps: Gaps = GapPolicy.ERROR,
-    stop: Stop = StopPolicy.ERROR,
-    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
-    allow_empty: AllowEmpty = False,
 ) -> None:
     """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
-    rules = InputRules(sequence_kind=kind, gaps=gaps, stops=stop, on_bad_record=on_bad_record, allow_empty=allow_empty)
+    asked = settings.sequences
+    rules = InputRules(
+        sequence_kind=kind,
+        gaps=asked.gaps,
+        stops=asked.stop,
+        on_bad_record=asked.on_bad_record,
+        allow_empty=asked.allow_empty,
+    )
     built = SequenceIndex.build(fasta, output, unpack_dir=output.with_name(output.name + ".unpacked"), rules=rules)
     lengths = built.lengths
     unit = "residues" if kind is SequenceKind.PROTEIN else "nucleotides"

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,28 +15,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.commands.options import (
-    AsJson,
-    Devices,
-    OnBadRecord,
-    OutputDir,
-    PrecisionName,
-    Restart,
-    WeightsDir,
-    Workers,
-    check_choice,
-)
+from virnucpro.commands.options import AsJson, OutputDir, takes_settings
 from virnucpro.commands.output import print_renderable, told_if_anybody_reads
-from virnucpro.commands.shown_prediction import shown_prediction
-from virnucpro.config import BadRecordPolicy
+from virnucpro.commands.running import claim_for, shown_run
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
-from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.report.evaluation_page import write_page
 from virnucpro.report.evaluation_plots import MOST_TABLES
+from virnucpro.report.page import write_report
 from virnucpro.run_layout import EvaluationLayout
+from virnucpro.settings import DEFAULT_CLASSIFIER, PredictionSettings
 from virnucpro.telemetry.progress import DownloadProgress
 from virnucpro.training.delimited_tables import whole_number
 from virnucpro.training.evaluation import LENGTH_EDGES_NT
@@ -60,8 +51,14 @@ class Missing(StrEnum):
     LEAVE_OUT = "leave-out"
 
 
+_OF_A_PREDICTION = {"chunk", "devices", "workers", "precision", "on_bad_record", "weights_dir", "restart"}
+"""Settings of the prediction that scores contigs."""
+
+
+@takes_settings(PredictionSettings, only=_OF_A_PREDICTION)
 def evaluate(
     output: OutputDir,
+    settings: PredictionSettings,
     truth: Annotated[
         Path,
         typer.Option(
@@ -109,10 +106,6 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME|PATH", help="The classifier that scores CONTIGS.", show_default="the bundled one"),
     ] = None,
-    chunk: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="NT", help="Nucleotides of a chunk of CONTIGS.", show_default="the classifier's"),
-    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -134,12 +127,6 @@ def evaluate(
         int, typer.Option(min=20, max=100_000, help="Bootstrap samples of each interval.")
     ] = BOOTSTRAP_SAMPLES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 1,
-    devices: Devices = "auto",
-    workers: Workers = None,
-    precision: PrecisionName = "auto",
-    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
-    weights_dir: WeightsDir = None,
-    restart: Restart = False,
     as_json: AsJson = False,
 ) -> None:
     """
@@ -148,28 +135,27 @@ def evaluate(
     Overall, by length class and by group, with 95 % intervals: OUT/evaluation.json, OUT/evaluation.tsv, and
     OUT/evaluation.html to look at. Contigs are scored as `predict` does; starting again continues what is missing.
     """
-    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
     _check(contigs, scores, id_column=id_column, score_column=score_column, classifier=classifier, threshold=threshold)
     edges_nt = _length_edges(length_classes)
     layout = EvaluationLayout(output)
     known = read_truth(truth)  # before anything heavy begins
     if contigs:
         check_readable(contigs)  # before weights are looked for or fetched
-        claim = claim_devices(devices, workers=workers, workers_per_device=1)
+        asked = settings.model_copy(update={"classifier": classifier or DEFAULT_CLASSIFIER, "threshold": threshold})
+        claim = claim_for(asked.hardware)
         with DownloadProgress(is_quiet=as_json) as download:
-            config = configure_prediction(
-                classifier=classifier or DEFAULT_CLASSIFIER,
-                chunk_nt=chunk,
-                threshold=threshold,
-                device_type=claim.type,
-                precision=precision,
-                weights_dir=weights_dir,
-                on_bad_record=on_bad_record,
-                on_download=download.advance,
-            )
-        with shown_prediction(
-            contigs, layout.prediction_dir, config, claim, workers=workers, restart=restart, is_quiet=as_json
-        ) as result:
+            config = configure_prediction(asked, device_type=claim.type, on_download=download.advance)
+        run = partial(
+            run_prediction,
+            contigs,
+            layout.prediction_dir,
+            config,
+            claim,
+            write_report=write_report,
+            workers=asked.hardware.workers or None,
+            restart=asked.result.restart,
+        )
+        with shown_run(run, asked, is_quiet=as_json) as result:
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:

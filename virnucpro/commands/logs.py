@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 from rich.style import Style
 
-from virnucpro.commands.options import LOG_LEVELS, RunDir, check_choice
+from virnucpro.commands.options import RunDir
 from virnucpro.errors import ExitCode, ResultError, printable
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.settings import LogLevel
 from virnucpro.store.run_holder import holder_of
 from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
 from virnucpro.telemetry.log_reader import RunLogs
@@ -41,8 +42,8 @@ def logs(
     output: RunDir,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this worker.", show_default="all")] = None,
     level: Annotated[
-        str, typer.Option(metavar="|".join(LOG_LEVELS), help="Only lines that are at least as severe.")
-    ] = "DEBUG",
+        LogLevel, typer.Option(case_sensitive=False, help="Only lines that are at least as severe.")
+    ] = LogLevel.DEBUG,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with new lines until the run is over, or Ctrl-C.")
     ] = False,
@@ -51,8 +52,7 @@ def logs(
     ] = None,
 ) -> None:
     """Show what the workers of a run have logged, by time (UTC)."""
-    check_choice("--level", level.upper(), LOG_LEVELS)
-    least = LEVELS.index(level.upper())
+    least = LEVELS.index(level)
     lock = RunLayout(output).lock
     _check_folder(output)
     screen = _Screen()

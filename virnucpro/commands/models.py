@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.commands.options import WeightsDir
+from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_card import classifiers_table
@@ -19,13 +19,15 @@ from virnucpro.models.classifier_conversion import (
     convert_classifier,
 )
 from virnucpro.models.registry import BUNDLED, models_table
+from virnucpro.settings import EmbeddingSettings
 
 
+@takes_settings(EmbeddingSettings, only={"weights_dir"})
 def list_models(
-    weights_dir: WeightsDir = None,
+    settings: EmbeddingSettings,
 ) -> None:
     """List models and classifiers: what they take, how large they are, where they come from, whether they are here."""
-    rows = models_table(weights_dir=weights_dir)
+    rows = models_table(weights_dir=_folder(settings))
     table = _table("name", "takes", "parameters", "width", "weights")
     for row in rows:
         weights = row.source if row.source == BUNDLED else "absent" if row.weights_path is None else "here"
@@ -56,6 +58,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
+@takes_settings(EmbeddingSettings, only={"weights_dir"})
 def convert(
     source: Annotated[
         Path,
@@ -69,6 +72,7 @@ def convert(
             "--output", "-o", readable=False, metavar="DIR", help="Folder of the classifier.", show_default=False
         ),
     ],
+    settings: EmbeddingSettings,
     chunk: Annotated[
         int | None,
         typer.Option(
@@ -84,7 +88,6 @@ def convert(
     protein_model: Annotated[
         str, typer.Option(metavar="NAME", help="Protein model that it was trained with.")
     ] = PUBLISHED_PROTEIN_MODEL,
-    weights_dir: WeightsDir = None,
 ) -> None:
     """
     Turn a published classifier into safetensors and a card, for `virnucpro predict --classifier DIR`.
@@ -92,7 +95,7 @@ def convert(
     Nothing in the file is run: what it asks for besides the layers of such a classifier is refused by name.
     """
     card = convert_classifier(
-        source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=weights_dir
+        source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=_folder(settings)
     )
     where, encoders = printable(str(output)), (card.dna_model, card.protein_model)
     widths = ", ".join(f"{printable(encoder.name)} {encoder.hidden_dim:,}" for encoder in encoders)
@@ -104,3 +107,7 @@ def convert(
             "and the classifier refuses any others"
         )
     print(f"use it with: virnucpro predict CONTIGS -o OUT --classifier {where}")
+
+
+def _folder(settings: EmbeddingSettings) -> Path | None:
+    return Path(settings.cache.weights_dir) if settings.cache.weights_dir else None

@@ -1,67 +1,28 @@
-"""Options that several commands take, each told once, and the checks of their values."""
+"""Options of the commands: those of a run's settings are made from ``virnucpro.settings``, the others are here."""
 
 from __future__ import annotations
 
-import re
+import inspect
+import math
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    RUNNERS,
-    BadRecordPolicy,
-    GapPolicy,
-    StopPolicy,
-)
-from virnucpro.telemetry.metrics_options import METRICS_NETWORK, METRICS_PORT, METRICS_TARGETS, MOST_PORT, PUSHGATEWAY
+from virnucpro.knobs import Choice, Setting, UsageError, from_flat, settings_of
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-MOST_TOKENS = 10**9
-"""Largest token budget that is taken."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from virnucpro.settings import RunSettings
 
 
-def token_budget(text: str | int) -> int:
-    """Return the tokens that were asked for; 0, the default, is auto."""
-    if text in ("auto", AUTO_TOKEN_BUDGET):
-        return AUTO_TOKEN_BUDGET
-    if not (str(text).isdecimal() and 1 <= int(text) <= MOST_TOKENS):
-        raise typer.BadParameter(f"{text!r} is neither auto nor a number of tokens from 1 to {MOST_TOKENS}")
-    return int(text)
-
-
-def runner_name(text: str) -> str:
-    """Return the name of a runner, if it is one."""
-    if not re.match(RUNNERS, text):
-        raise typer.BadParameter(
-            f"{text!r} is none of threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT, dask://slurm"
-        )
-    return text
-
-
-def check_runner(runner: str, devices: str, workers_per_device: int) -> None:
-    """
-    Refuse devices of this machine for a cluster, which gives each task its own.
-
-    Raises:
-        typer.BadParameter: They are given.
-    """
-    if runner != "threads" and (devices.strip() not in {"auto", "cpu"} or workers_per_device > 1):
-        raise typer.BadParameter(
-            f"--runner {runner} gives each task its device: --devices is auto or cpu then, with one worker a device"
-        )
-
-
-def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """
-    Refuse a value of *option* that is none of *allowed*.
-
-    Raises:
-        typer.BadParameter: It is not.
-    """
-    if value not in allowed:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}.", param_hint=option)
+def output_folder(text: str) -> Path:
+    """Return the folder that was named; an empty name, as of an unset variable, is none."""
+    if not text:
+        raise typer.BadParameter("the name of the folder is empty")
+    return Path(text)
 
 
 FastaFiles = Annotated[
@@ -74,44 +35,7 @@ FastaFiles = Annotated[
     ),
 ]
 
-WeightsDir = Annotated[
-    Path | None,
-    typer.Option(
-        readable=False,
-        metavar="DIR",
-        help="Folder that is looked into for weights first.",
-        envvar="VIRNUCPRO_WEIGHTS",
-        show_default=False,
-    ),
-]
-
-Gaps = Annotated[GapPolicy, typer.Option(help="What happens to - and . in a sequence.")]
-
-Stop = Annotated[
-    StopPolicy,
-    typer.Option(help="What happens to * inside a protein; x reads it as X. One at the end is always taken off."),
-]
-
-OnBadRecord = Annotated[
-    BadRecordPolicy,
-    typer.Option(
-        help="What happens to a record that breaks a rule: nothing is computed, or it is left out and listed (by embed in failed_sequences.tsv)."
-    ),
-]
-
-AllowEmpty = Annotated[
-    bool, typer.Option("--allow-empty", help="An input without records gives an empty result instead of an error.")
-]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
-
-
-def output_folder(text: str) -> Path:
-    """Return the folder that was named; an empty name, as of an unset variable, is none."""
-    if not text:
-        raise typer.BadParameter("the name of the folder is empty")
-    return Path(text)
-
 
 OutputDir = Annotated[
     Path,
@@ -129,179 +53,141 @@ RunDir = Annotated[
     Path, typer.Argument(readable=False, metavar="OUT", help="Output folder of a run.", show_default=False)
 ]
 
-Devices = Annotated[
-    str,
-    typer.Option(
-        metavar="LIST",
-        help="auto (every visible GPU that is free, else the CPU), auto:N (N free GPUs), cpu, or a list such as 0,1. A GPU that another run on this host holds is waited for.",
-    ),
-]
-
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="CPU workers; of a cluster (--runner) its tasks at the most, of SLURM the workers of its jobs.",
-        show_default="one a core, as memory and input allow; of a cluster what it has; of SLURM one",
-    ),
-]
-
-WorkersPerDevice = Annotated[
-    int, typer.Option(min=1, max=64, help="Workers that share each GPU: more can pay for small models.")
-]
-
-PrecisionName = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        metavar="auto|fp32|bf16|fp16",
-        help="auto is fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S.",
-    ),
-]
-
-TokenBudget = Annotated[
-    int,
-    typer.Option(
-        parser=token_budget,
-        metavar="auto|TOKENS",
-        help="Tokens in one block at the most, never less than the longest sequence; auto tries GPUs out first.",
-        show_default="auto",
-    ),
-]
-
-Threads = Annotated[
-    int, typer.Option(min=1, max=1024, help="Threads of each CPU worker. Other numbers give other last bits.")
-]
-
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        readable=False,
-        metavar="DIR",
-        help="Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones. A run served from it gives the same numbers within the tolerance, not the same bytes.",
-        show_default=False,
-    ),
-]
-
-CacheSize = Annotated[float, typer.Option(min=0.001, metavar="GIB", help="GiB that the cache takes at the most.")]
-
-AllowPartial = Annotated[
-    bool, typer.Option("--allow-partial", help="End with 0 when some rows are missing, as long as there are any.")
-]
-
-Restart = Annotated[
-    bool,
-    typer.Option("--restart", help="Remove what OUT holds of earlier runs, and nothing else in it, and start afresh."),
-]
-
 Flow = Annotated[bool, typer.Option("--flow", help="Run the same job as the Prefect flow, in this process.")]
 
-Runner = Annotated[
-    str,
-    typer.Option(
-        parser=runner_name,
-        metavar="threads|ray|dask|ray://HOST:PORT|dask://HOST:PORT|dask://slurm",
-        help="Where the work is done: this machine; a small cluster on it, of --workers tasks; a cluster that stands; workers that SLURM starts. Anything but threads runs as the Prefect flow. Every host needs the same folders.",
-    ),
-]
 
-Profile = Annotated[
-    bool,
-    typer.Option(
-        "--profile",
-        help="Record when each worker did what to every batch, and write OUT/trace.json, a timeline for ui.perfetto.dev.",
-    ),
-]
-
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=MOST_PORT,
-        metavar="PORT",
-        help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics while the run goes on; 0 takes a free port. "
-        "On a cluster each host serves its own, too, as --metrics-network says.",
-        show_default=f"{METRICS_PORT}, else not served",
-    ),
-]
-
-MetricsTargets = Annotated[
-    Path | None,
-    typer.Option(
-        readable=False,
-        metavar="DIR",
-        help="Folder of Prometheus' file_sd_configs: gets a file with the address while the run goes on; on a cluster, "
-        "where it is to be a shared folder, one for each host as well.",
-        show_default=f"{METRICS_TARGETS}, else none",
-    ),
-]
-
-MetricsNetwork = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NETWORK",
-        help="Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it, instead of to this "
-        "host alone. Everybody there can read them. A cluster's other hosts serve theirs only with it.",
-        show_default=f"{METRICS_NETWORK}, else 127.0.0.1",
-    ),
-]
-
-PushgatewayUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--pushgateway",
-        metavar="URL",
-        help="Push metrics to this Prometheus pushgateway, too.",
-        show_default=f"{PUSHGATEWAY}, else none",
-    ),
-]
-
-
-def flow_boxes(
-    *,
-    runner: str = "threads",
-    devices: str,
-    workers: int | None,
-    workers_per_device: int,
-    precision: str,
-    threads: int,
-    token_budget: int,
-    weights_dir: Path | None,
-    cache_dir: Path | None,
-    cache_gib: float,
-    metrics: dict[str, Any],
-    log_level: str,
-    profile: bool,
-) -> dict[str, dict[str, Any]]:
+def takes_settings(
+    kind: type[RunSettings], *, only: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
-    Return the options that all commands have as boxes of the flows' parameters (``flows/parameters.py``).
+    Give a command an option for each setting of *kind*, and its function all of them as the argument ``settings``.
 
-    *metrics* is what ``metrics_options`` takes, as it was given: the flow asks the environment itself.
+    With *only*, the options are those of the settings with these names.
+
+    Raises:
+        typer.BadParameter: Settings exclude each other as options do.
+        ConfigurationError: A setting cannot work.
     """
-    return {
-        "hardware": {
-            "runner": runner,
-            "devices": devices,
-            "workers": workers or 0,
-            "workers_per_device": workers_per_device,
-            "precision": precision,
-            "threads": threads,
-            "token_budget": token_budget,
-        },
-        "cache": {
-            "weights_dir": "" if weights_dir is None else str(weights_dir),
-            "cache_dir": "" if cache_dir is None else str(cache_dir.absolute()),
-            "cache_gib": cache_gib,
-        },
-        "monitoring": {
-            "metrics_port": metrics["port"],
-            "metrics_targets": str(metrics["targets"].absolute()) if metrics["targets"] else "",
-            "metrics_network": metrics["network"] or "",
-            "pushgateway": metrics["pushgateway"] or "",
-            "log_level": log_level,
-            "profile": profile,
-        },
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        settings = [one for one in settings_of(kind, face="command") if not only or one.argument in only]
+        own = inspect.signature(command, eval_str=True).parameters
+        taken = [one.replace(kind=one.KEYWORD_ONLY) for name, one in own.items() if name != "settings"]
+        needed = [parameter for parameter in taken if parameter.default is inspect.Parameter.empty]
+        others = [parameter for parameter in taken if parameter not in needed]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            values = {setting.argument: given.pop(setting.argument) for setting in settings}
+            try:
+                found = from_flat(kind, {name: _mapping(value) for name, value in values.items()})
+            except UsageError as error:
+                raise typer.BadParameter(str(error)) from None
+            command(**given, settings=found)
+
+        parameters = [*needed, *map(as_parameter, settings), *others]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        del run.__wrapped__  # typer would take its signature
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def as_parameter(setting: Setting) -> inspect.Parameter:
+    """Return the option of a setting as a parameter of a command's function."""
+    info, knob = setting.info, setting.knob
+    kind, is_list, is_mapping = _kind_of(info.annotation)
+    bounds = {
+        name: getattr(one, name) for one in info.metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)
     }
+    least, most = bounds.get("ge"), bounds.get("le")
+    is_automatic = bool(knob.auto) or is_list or is_mapping
+    more: dict[str, Any] = {
+        "metavar": knob.metavar,
+        "help": knob.help,
+        "show_default": knob.automatic != "none" and (knob.automatic or True),
+    }
+    if is_mapping:
+        more["parser"] = _pair
+    elif knob.word:
+        more["parser"] = _number_or(knob.word, info.default, bounds["ge"], bounds["le"])
+        more["show_default"] = knob.word
+    elif "gt" in bounds:
+        more["parser"] = _above(bounds["gt"], bounds)
+    elif kind in {int, float}:
+        more |= {"min": least, "max": most}
+    elif isinstance(kind, type) and issubclass(kind, Choice):
+        more["metavar"] = "|".join(kind)
+    if is_list or is_mapping:
+        annotation: Any = list[Any] if is_mapping else list[kind]  # type: ignore[valid-type]
+    else:
+        annotation = kind
+    return inspect.Parameter(
+        setting.argument,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if is_automatic else info.default,
+        annotation=Annotated[annotation | None if is_automatic else annotation, typer.Option(setting.option, **more)],
+    )
 
 
-LogLevel = Annotated[str, typer.Option(metavar="|".join(LOG_LEVELS), help="Of the workers' log files.")]
+def _kind_of(annotation: Any) -> tuple[Any, bool, bool]:
+    """Return the type of one value of a setting, whether it is a list of them, and whether it maps names to them."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        return str, False, True
+    if get_origin(annotation) is list:
+        return _kind_of(get_args(annotation)[0])[0], True, False
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    if not parts:
+        return annotation, False, False
+    return (parts[0] if isinstance(parts[0], type) else type(parts[0])), False, False
+
+
+def _above(least: float, bounds: Mapping[str, float]) -> Callable[[Any], float]:
+    """Return a parser of numbers between bounds that do not count themselves, which typer has no words for."""
+
+    def parse(text: str | float) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        is_low_enough = number < bounds["lt"] if "lt" in bounds else number <= bounds["le"]
+        if not (number > least and is_low_enough):
+            most = f"below {bounds['lt']:g}" if "lt" in bounds else f"at most {bounds['le']:g}"
+            raise typer.BadParameter(f"{text!r} is not above {least:g} and {most}")
+        return number
+
+    return parse
+
+
+def _number_or(word: str, default: object, least: int, most: int) -> Callable[[Any], Any]:
+    def parse(text: str | int) -> Any:
+        if text in (word, default):
+            return default
+        if not (str(text).isdecimal() and least <= int(text) <= most):
+            raise typer.BadParameter(f"{text!r} is neither {word} nor a number from {least + 1} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _pair(text: str | tuple[str, str]) -> tuple[str, str]:
+    if isinstance(text, tuple):
+        return text
+    name, is_there, number = text.rpartition("=")
+    try:
+        is_good = bool(is_there and name) and 0 <= float(number) < float("inf")
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise typer.BadParameter(f"{text!r} is no NAME=NUMBER, such as microvirus=2 or 300=2")
+    return name, number
+
+
+def _mapping(value: Any) -> Any:
+    """Return pairs as a mapping, an empty list as not set, anything else as it is."""
+    if isinstance(value, list):
+        return (dict(value) if isinstance(value[0], tuple) else value) if value else None
+    return value

@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from virnucpro.commands.options import (
-    LOG_LEVELS,
-    AllowEmpty,
-    AllowPartial,
-    AsJson,
-    CacheDir,
-    CacheSize,
-    Devices,
-    Flow,
-    Gaps,
-    LogLevel,
-    MetricsNetwork,
-    MetricsPort,
-    MetricsTargets,
-    OnBadRecord,
-    OutputDir,
-    PrecisionName,
-    Profile,
-    PushgatewayUrl,
-    Restart,
-    Runner,
-    Threads,
-    TokenBudget,
-    WeightsDir,
-    Workers,
-    WorkersPerDevice,
-    check_choice,
-    check_runner,
-    flow_boxes,
-)
+from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
 from virnucpro.commands.output import told_if_anybody_reads
-from virnucpro.commands.shown_prediction import shown_prediction
-from virnucpro.config import AUTO_TOKEN_BUDGET, DEFAULT_CACHE_GIB, BadRecordPolicy, GapPolicy
+from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
-from virnucpro.models.classifier_card import DEFAULT_CLASSIFIER
-from virnucpro.pipeline.device_claim import claim_devices
-from virnucpro.pipeline.prediction_settings import TableFormat, configure_prediction
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.pipeline.prediction import run_prediction
+from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.report.page import write_report
+from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction_result import PredictionResult
 
-_MOST_NT = 10**9
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|PATH", help="By default, and best, what the classifier was trained with.", show_default=False
-    ),
-]
-
-
+@takes_settings(PredictionSettings)
 def predict(
     inputs: Annotated[
         list[Path],
@@ -74,67 +36,8 @@ def predict(
         ),
     ],
     output: OutputDir,
-    classifier: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="A bundled classifier, or the folder of one that `virnucpro train` or `virnucpro models convert-classifier` made. Without it, virnucpro-tiny.",
-            show_default=False,
-        ),
-    ] = None,
-    dna_model: ModelOption = None,
-    protein_model: ModelOption = None,
-    chunk: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="NT", help="Nucleotides of a chunk.", show_default="what the classifier was trained with"
-        ),
-    ] = None,
-    min_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=_MOST_NT, metavar="NT", help="Contigs below are listed but not looked at.", show_default="none"
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P",
-            help="Above 0 and below 1: P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.",
-            show_default="the folder's, at first the classifier's",
-        ),
-    ] = None,
-    table_format: Annotated[
-        list[TableFormat] | None,
-        typer.Option(
-            "--format",
-            help="Write the table of contigs in this format, too; may be given twice.",
-            show_default="the folder's, at first tsv",
-        ),
-    ] = None,
-    keep_chunks: Annotated[bool, typer.Option("--keep-chunks", help="Write the chunks as FASTA, too.")] = False,
-    devices: Devices = "auto",
-    workers: Workers = None,
-    workers_per_device: WorkersPerDevice = 1,
-    precision: PrecisionName = "auto",
-    token_budget: TokenBudget = AUTO_TOKEN_BUDGET,
-    threads: Threads = 1,
-    gaps: Gaps = GapPolicy.ERROR,
-    on_bad_record: OnBadRecord = BadRecordPolicy.ERROR,
-    allow_empty: AllowEmpty = False,
-    weights_dir: WeightsDir = None,
-    cache_dir: CacheDir = None,
-    cache_size: CacheSize = DEFAULT_CACHE_GIB,
-    allow_partial: AllowPartial = False,
-    restart: Restart = False,
+    settings: PredictionSettings,
     flow: Flow = False,
-    runner: Runner = "threads",
-    metrics_port: MetricsPort = None,
-    metrics_targets: MetricsTargets = None,
-    metrics_network: MetricsNetwork = None,
-    pushgateway: PushgatewayUrl = None,
-    log_level: LogLevel = "INFO",
-    profile: Profile = False,
     as_json: AsJson = False,
 ) -> None:
     """
@@ -143,91 +46,31 @@ def predict(
     Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
     report again; without them the folder keeps those that it has.
     """
-    check_runner(runner, devices, workers_per_device)
-    check_choice("--log-level", log_level, LOG_LEVELS)
-    check_choice("--precision", precision, ("auto", "fp32", "bf16", "fp16"))
-    if threshold is not None and not 0 < threshold < 1:
-        raise typer.BadParameter(f"{threshold:g} is not above 0 and below 1.", param_hint="--threshold")
-    if classifier is None:
+    if "classifier" not in settings.model_fields_set:
         say(
-            f"No --classifier given: using the bundled classifier {DEFAULT_CLASSIFIER} "
+            f"No --classifier given: using the bundled classifier {settings.classifier} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
-    check_readable(inputs)  # before weights are looked for or fetched
-    asked: dict[str, Any] = {
-        "port": metrics_port,
-        "targets": metrics_targets,
-        "network": metrics_network,
-        "pushgateway": pushgateway,
-    }
-    metrics = metrics_options(**asked)
-    if flow or runner != "threads":
-        result = importlib.import_module("flows.predict").run_from_command_line(
-            input_files=[str(path) for path in inputs],
-            output_dir=str(output),
-            classifier=classifier or DEFAULT_CLASSIFIER,
-            threshold=threshold,
-            result={
-                "formats": [str(one) for one in table_format or ()],
-                "keep_chunks": keep_chunks,
-                "allow_partial": allow_partial,
-                "restart": restart,
-            },
-            contigs={
-                "min_length": min_length or 0,
-                "gaps": gaps.value,
-                "on_bad_record": on_bad_record.value,
-                "allow_empty": allow_empty,
-            },
-            models={"dna_model": dna_model or "", "protein_model": protein_model or "", "chunk": chunk or 0},
-            **flow_boxes(
-                runner=runner,
-                devices=devices,
-                workers=workers,
-                workers_per_device=workers_per_device,
-                precision=precision,
-                threads=threads,
-                token_budget=token_budget,
-                weights_dir=weights_dir,
-                cache_dir=cache_dir,
-                cache_gib=cache_size,
-                metrics=asked,
-                log_level=log_level,
-                profile=profile,
-            ),
-        )
-        _report(result, as_json=as_json, allow_partial=allow_partial)
-    else:
-        claim = claim_devices(devices, workers=workers, workers_per_device=workers_per_device)
-        with DownloadProgress(is_quiet=as_json) as download:
-            config = configure_prediction(
-                classifier=classifier or DEFAULT_CLASSIFIER,
-                dna_model=dna_model,
-                protein_model=protein_model,
-                chunk_nt=chunk,
-                min_nt=min_length or 0,
-                threshold=threshold,
-                formats=table_format or (),
-                keep_chunks=keep_chunks,
-                device_type=claim.type,
-                precision=precision,
-                weights_dir=weights_dir,
-                token_budget=token_budget,
-                threads_per_worker=threads,
-                workers_per_device=workers_per_device,
-                gaps=gaps,
-                on_bad_record=on_bad_record,
-                allow_empty=allow_empty,
-                cache_dir=cache_dir,
-                cache_gib=cache_size,
-                log_level=log_level,
-                profile=profile,
-                on_download=download.advance,
-            )
-        with shown_prediction(
-            inputs, output, config, claim, metrics=metrics, workers=workers, restart=restart, is_quiet=as_json
-        ) as result:
-            _report(result, as_json=as_json, allow_partial=allow_partial)
+    check_readable(inputs)  # before weights are searched for or fetched
+    if flow or settings.hardware.runner != "threads":
+        result = run_as_flow("predict", settings, input_files=[str(path) for path in inputs], output_dir=str(output))
+        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
+        return
+    claim = claim_for(settings.hardware)
+    with DownloadProgress(is_quiet=as_json) as download:
+        config = configure_prediction(settings, device_type=claim.type, on_download=download.advance)
+    run = partial(
+        run_prediction,
+        inputs,
+        output,
+        config,
+        claim,
+        write_report=write_report,
+        workers=settings.hardware.workers or None,
+        restart=settings.result.restart,
+    )
+    with shown_run(run, settings, is_quiet=as_json) as result:
+        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
 
 
 def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:

@@ -13,8 +13,9 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from virnucpro.config import SequenceKind, StopPolicy
+from virnucpro.config import SequenceKind
 from virnucpro.data.letters import GAPS, Letters
+from virnucpro.settings import StopPolicy
 
 MAX_ID_BYTES = 1024
 """Bytes of an id at the most; it is a row of the result and a line of a table."""

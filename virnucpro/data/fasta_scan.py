@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.config import DEFAULT_RULES, BadRecordPolicy
+from virnucpro.config import DEFAULT_RULES
 from virnucpro.data.fasta import (
     MAX_HEADER_BYTES,
     Fault,
@@ -32,6 +32,7 @@ from virnucpro.data.input_files import UTF8_BOM
 from virnucpro.data.letters import BLANKS, letters_of
 from virnucpro.data.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.settings import BadRecordPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from virnucpro.config import GapPolicy, SequenceKind, StopPolicy
+from virnucpro.config import SequenceKind
+from virnucpro.settings import GapPolicy, StopPolicy
 
 if TYPE_CHECKING:
     from virnucpro.config import InputRules

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.config import SPECIAL_TOKENS, LongPolicy, ModelConfig, computing_versions, fingerprint
+from virnucpro.config import SPECIAL_TOKENS, ModelConfig, computing_versions, fingerprint
 from virnucpro.data.windows import count_windows
 from virnucpro.errors import ConfigurationError, TokenBudgetError
+from virnucpro.settings import LongPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +159,8 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
         TokenBudgetError: The budget is smaller than the longest sequence.
         ConfigurationError: A sequence is longer than allowed and the policy is to refuse it.
     """
-    if model_config.long_policy is LongPolicy.ERROR and len(index) and index.lengths[0] > model_config.max_residues:
+    is_refused = model_config.settings.sequences.long is LongPolicy.ERROR
+    if is_refused and len(index) and index.lengths[0] > model_config.max_residues:
         raise ConfigurationError(
             f"a sequence of {index.lengths[0]} residues is longer than {model_config.max_residues}"
         )

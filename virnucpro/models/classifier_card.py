@@ -23,14 +23,13 @@ from safetensors.numpy import load
 from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
 from virnucpro.run_folders import read_bytes
+from virnucpro.settings import DEFAULT_CLASSIFIER
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
-DEFAULT_CLASSIFIER = "virnucpro-tiny"
-"""The classifier of a run that names none: on the bundled encoders."""
 BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 
 WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from virnucpro.config import Precision
 from virnucpro.models.attention import AttentionChoice, choose_attention, equal_length_attention
 from virnucpro.models.dna_tokenizer import DnaTokenizer
 from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
@@ -26,6 +25,7 @@ from virnucpro.models.esm2_flash import DTYPES
 from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
+from virnucpro.settings import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,9 +19,16 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.config import DEFAULT_MAX_RESIDUES, UNLIMITED_LETTERS, Precision, SequenceKind
+from virnucpro.config import SequenceKind
 from virnucpro.errors import UnknownModelError, WeightsError
 from virnucpro.models.download import download_weights
+from virnucpro.settings import (
+    DEFAULT_DNA_MODEL,
+    DEFAULT_MAX_RESIDUES,
+    DEFAULT_PROTEIN_MODEL,
+    UNLIMITED_LETTERS,
+    Precision,
+)
 
 if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
@@ -37,12 +44,6 @@ BUNDLED = "bundled with virnucpro"
 _MOST_BYTES_PER_PARAMETER = 8
 """Twice fp32: a file of weights that is longer than this and a little is not what it says."""
 _MOST_OTHER_BYTES = 1 << 26
-
-DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
-"""The model of a run that names none: a demonstration encoder."""
-
-DNA_MODEL = "virnucpro-tiny-dna"
-"""Its sister for DNA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,7 @@ _TINY_PROTEIN = ModelSpec(
 )
 
 _TINY_DNA = ModelSpec(
-    name=DNA_MODEL,
+    name=DEFAULT_DNA_MODEL,
     family=DNABERT_S,
     num_layers=4,
     hidden_dim=128,

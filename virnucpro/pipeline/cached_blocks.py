@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 class BlockCache:
     """
-    The embedding cache as one worker uses it; without ``config.cache_dir`` it holds nothing and keeps nothing.
+    The embedding cache as one worker uses it; without a folder for it, it holds nothing and keeps nothing.
 
     Use it as a context manager; safe from any thread.
 
@@ -51,10 +51,12 @@ class BlockCache:
         self._reports = reports
         self._lock = threading.RLock()
         self._cache: EmbeddingCache | None = None
-        if config.cache_dir is not None:
+        if config.settings.cache.cache_dir:
             try:
                 self._cache = EmbeddingCache(
-                    Path(config.cache_dir), config.cache_space(), max_bytes=config.cache_max_bytes
+                    Path(config.settings.cache.cache_dir),
+                    config.cache_space(),
+                    max_bytes=int(config.settings.cache.cache_gib * 2**30),
                 )
             except CacheError as error:
                 self._give_up(error)

@@ -76,7 +76,7 @@ def gpu_worker(
         index = SequenceIndex.open(Path(index_path))
         plan = make_plan(index, model_config, device_type=device.type)
         assignment = assignment or Assignment(blocks=plan.rank_blocks(rank, world_size))
-        if model_config.profile:
+        if model_config.settings.monitoring.profile:
             process: dict[str, int | str] = {"rank": rank, "device": own_label(), "attempt": assignment.attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
         work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop)
@@ -93,7 +93,7 @@ def begin_logging(
     if assignment is not None:
         bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
         bound |= {"task": assignment.task} if assignment.task else {}
-    setup_worker_logging(rank, layout.log_dir, level=config.log_level, reports=reports, **bound)
+    setup_worker_logging(rank, layout.log_dir, level=config.settings.monitoring.log_level, reports=reports, **bound)
 
 
 @contextmanager

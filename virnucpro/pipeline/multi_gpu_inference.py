@@ -12,24 +12,13 @@ import uuid
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    DEFAULT_CACHE_GIB,
-    BadRecordPolicy,
-    GapPolicy,
-    LongPolicy,
-    ModelConfig,
-    Precision,
-    ResultForm,
-    RunLimits,
-    StopPolicy,
-)
+from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index_build import check_readable
-from virnucpro.models.registry import DEFAULT_PROTEIN_MODEL, resolve_model
+from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
 from virnucpro.pipeline.devices import count_gpus, first_devices
@@ -46,12 +35,13 @@ from virnucpro.pipeline.run_completion import (
 )
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import DEFAULT_PROTEIN_MODEL, EmbeddingSettings, ResultForm
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
@@ -93,7 +83,7 @@ def run_multi_gpu_inference(
         ConfigurationError: A setting cannot work.
         WorkersFailedError: No worker succeeded.
     """
-    devices = _devices(world_size, model_config.workers_per_device)
+    devices = _devices(world_size, model_config.settings.hardware.workers_per_device)
     result = run_embedding(fasta_files, output_dir, model_config, devices, limits=limits, worker_fn=worker_fn)
     succeeded = not result.ranks or any(outcome.state == "complete" for outcome in result.ranks)
     if not succeeded or result.output_path is None:
@@ -130,90 +120,11 @@ def run_esm2_multi_gpu(
     """
     check_readable(fasta_files)
     devices = _devices(world_size)
-    config = configure_model(model_name, device_type=devices.type)
+    config = configure_model(EmbeddingSettings(model=model_name), device_type=devices.type)
     result = run_embedding(fasta_files, output_dir, config, devices, limits=limits)
     result.raise_unless(allow_partial=False)
     assert result.output_path is not None
     return result.output_path
-
-
-def configure_model(
-    model: str | Path = DEFAULT_PROTEIN_MODEL,
-    *,
-    device_type: str,
-    precision: str = "auto",
-    weights_dir: Path | None = None,
-    token_budget: int = AUTO_TOKEN_BUDGET,
-    threads_per_worker: int = 1,
-    workers_per_device: int = 1,
-    max_residues: int | None = None,
-    long_policy: LongPolicy | str = LongPolicy.TRUNCATE,
-    gaps: GapPolicy | str = GapPolicy.ERROR,
-    stops: StopPolicy | str = StopPolicy.ERROR,
-    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
-    allow_empty: bool = False,
-    cache_dir: str | Path | None = None,
-    cache_gib: float = DEFAULT_CACHE_GIB,
-    log_level: str = "INFO",
-    profile: bool = False,
-    on_download: Callable[[int, int | None], None] | None = None,
-) -> ModelConfig:
-    """
-    Find a model's weights (fetching them once if it was named and they are not here) and settle its settings.
-
-    Args:
-        model: Registered name, or path of a checkpoint.
-        device_type: ``cpu`` or ``cuda``.
-        precision: ``auto`` is fp32 on a CPU; on a GPU fp16 for ESM-2 and bf16 for DNABERT-S.
-        weights_dir: Folder that is looked into first.
-        token_budget: Tokens in one block at the most; by default settled when the run begins (GPUs are tried out).
-        threads_per_worker: Threads of a CPU worker.
-        workers_per_device: Workers that share a GPU, as ``claim_devices`` was told.
-        max_residues: Residues of a sequence that are embedded; by default what suits the model: 1022 for ESM-2, no
-            limit for DNABERT-S.
-        long_policy: What happens to longer ones.
-        gaps: What happens to gaps.
-        stops: What happens to stops inside proteins.
-        on_bad_record: Whether a record that breaks a rule ends the run or is left out.
-        allow_empty: Whether an input without records is fine.
-        cache_dir: Folder of the embedding cache, on a local disk; None uses none.
-        cache_gib: GiB that the cache takes at the most.
-        log_level: Of the workers' log files.
-        profile: Whether workers record when they did what.
-        on_download: Called with bytes fetched and bytes in all.
-
-    Raises:
-        UnknownModelError: No such model.
-        WeightsError: Its weights cannot be had.
-        ConfigurationError: A setting is out of range.
-    """
-    resolved = resolve_model(model, weights_dir=weights_dir, on_download=on_download)
-    automatic = Precision.FP32 if device_type == "cpu" else resolved.family.gpu_precision
-    chosen = automatic if precision == "auto" else precision
-    return ModelConfig(
-        model_name=resolved.name,
-        weights_path=str(resolved.weights_path),
-        weights_sha256=resolved.weights_sha256,
-        config_sha256=resolved.config_sha256,
-        hidden_dim=resolved.hidden_dim,
-        loader=resolved.family.loader,
-        sequence_kind=resolved.family.sequence_kind,
-        letters_per_token=resolved.family.letters_per_token,
-        precision=cast("Precision", chosen),
-        token_budget=token_budget,
-        threads_per_worker=threads_per_worker,
-        workers_per_device=workers_per_device,
-        max_residues=resolved.family.max_letters if max_residues is None else max_residues,
-        long_policy=cast("LongPolicy", long_policy),
-        gaps=cast("GapPolicy", gaps),
-        stops=cast("StopPolicy", stops),
-        on_bad_record=cast("BadRecordPolicy", on_bad_record),
-        allow_empty=allow_empty,
-        cache_dir=None if cache_dir is None else str(Path(cache_dir).absolute()),
-        cache_max_bytes=int(cache_gib * 2**30),
-        log_level=log_level,
-        profile=profile,
-    )
 
 
 def run_embedding(

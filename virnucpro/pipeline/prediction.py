@@ -28,10 +28,10 @@ from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
 from virnucpro.pipeline.prediction_run import PredictionRun, counts_of, prediction_failure_noted, timed
-from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run_preparation import remove_unpacked
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.settings import TableFormat
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.run_lock import RunLock
@@ -209,7 +209,7 @@ def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
         return
     order, layout, config = run.frame_order(), run.layout, run.config
     rows: dict[str, Any] = {stage: _rows_of(run, stage) for stage in EMBEDDING_STAGES}
-    threads = config.dna.threads_per_worker
+    threads = config.dna.settings.hardware.threads
     written = [layout.frame_scores, layout.prediction_results, layout.highest_score]
     with timed() as seconds:
         classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(config.classifier_dir)

@@ -23,9 +23,9 @@ from virnucpro.errors import BadInputError, ConfigurationError, OutputError, pri
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.prediction_run import PredictionRun, is_intact
-from virnucpro.pipeline.prediction_settings import TableFormat
 from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_version, remove_unpacked
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.settings import TableFormat
 from virnucpro.store.json_manifest import not_a_manifest
 from virnucpro.store.prediction_manifest import PredictionManifest
 

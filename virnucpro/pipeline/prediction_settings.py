@@ -1,5 +1,5 @@
 """
-Settings of an identification: the classifier decides the chunk length and the models, unless the user insists.
+What a prediction computes: the classifier decides the chunk length and the models, unless the user insists.
 
 ``PredictionConfig.scores_settings`` is what decides the scores, which a resumed run must have in common with the first
 one; ``output_settings`` may change from run to run, since everything they decide is made again in seconds.
@@ -8,47 +8,25 @@ one; ``output_settings`` may change from run to run, since everything they decid
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    DEFAULT_CACHE_GIB,
-    BadRecordPolicy,
-    GapPolicy,
-    InputRules,
-    ModelConfig,
-    SequenceKind,
-    computing_versions,
-    fingerprint,
-)
+from virnucpro.config import InputRules, ModelConfig, SequenceKind, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
-from virnucpro.models.classifier_card import (
-    DEFAULT_CLASSIFIER,
-    ClassifierCard,
-    locate_classifier,
-    read_card,
-    read_weights,
-)
+from virnucpro.models.classifier_card import ClassifierCard, locate_classifier, read_card, read_weights
+from virnucpro.models.configuration import configure_model
 from virnucpro.models.contig_model import load_contig_model
 from virnucpro.models.registry import MODELS, is_path
-from virnucpro.pipeline.multi_gpu_inference import configure_model
+from virnucpro.settings import EmbeddingSettings, SequenceRules, TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from virnucpro.settings import PredictionSettings
+
 FINGERPRINT_DIGITS = 16
 """Hex digits of the fingerprint that outputs carry."""
-
-
-class TableFormat(StrEnum):
-    """Formats of the table of contigs."""
-
-    TSV = "tsv"
-    JSON = "json"
-    PARQUET = "parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,101 +142,53 @@ _SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "o
 
 
 def configure_prediction(
-    *,
-    classifier: str | Path = DEFAULT_CLASSIFIER,
-    dna_model: str | Path | None = None,
-    protein_model: str | Path | None = None,
-    chunk_nt: int | None = None,
-    min_nt: int = 0,
-    threshold: float | None = None,
-    formats: Sequence[TableFormat | str] = (),
-    keep_chunks: bool = False,
-    device_type: str,
-    precision: str = "auto",
-    weights_dir: Path | None = None,
-    token_budget: int = AUTO_TOKEN_BUDGET,
-    threads_per_worker: int = 1,
-    workers_per_device: int = 1,
-    gaps: GapPolicy | str = GapPolicy.ERROR,
-    on_bad_record: BadRecordPolicy | str = BadRecordPolicy.ERROR,
-    allow_empty: bool = False,
-    cache_dir: str | Path | None = None,
-    cache_gib: float = DEFAULT_CACHE_GIB,
-    log_level: str = "INFO",
-    profile: bool = False,
-    on_download: Callable[[int, int | None], None] | None = None,
+    settings: PredictionSettings, *, device_type: str, on_download: Callable[[int, int | None], None] | None = None
 ) -> PredictionConfig:
     """
-    Find the classifier and the models that it was trained with, and settle their settings.
-
-    Args:
-        classifier: Name of a bundled classifier, or the folder of a converted or trained one.
-        dna_model: Name or path; by default what the classifier was trained with. So is *protein_model*.
-        protein_model: As *dna_model*.
-        chunk_nt: Nucleotides of a chunk, one of those that the classifier may be used with; by default what it was
-            trained with.
-        min_nt: Nucleotides below which a contig is listed but not looked at.
-        threshold: P(virus) from which a contig is called viral; by default the folder's, at first the classifier's.
-        formats: Of the table of contigs, beside TSV; by default the folder's, at first none.
-        keep_chunks: Write the chunks, too; a folder goes on writing them.
-        device_type: ``cpu`` or ``cuda``.
-        precision: Of both models, as in ``configure_model``; so are the other arguments.
-        weights_dir: Folder that is looked into first.
-        token_budget: Tokens in one block at the most.
-        threads_per_worker: Threads of a CPU worker.
-        workers_per_device: Workers that share a GPU.
-        gaps: What happens to gaps in contigs.
-        on_bad_record: Whether a contig that breaks a rule ends the run or is left out.
-        allow_empty: Whether an input without contigs is fine.
-        cache_dir: Folder of the embedding cache.
-        cache_gib: GiB that it takes at the most.
-        log_level: Of the workers' log files.
-        profile: Whether workers record when they did what.
-        on_download: Called with bytes fetched and bytes in all.
+    Find the classifier and the models that it was trained with, and resolve their settings.
 
     Raises:
         UnknownClassifierError: No such classifier.
         ClassifierMismatchError: It was trained with another chunk length or other models.
         UnknownModelError: No such model.
-        WeightsError: Weights cannot be had, or a card would have us open a file that nobody named.
-        ConfigurationError: A setting is out of range, or Parquet was asked for and pyarrow is not installed.
+        WeightsError: Weights cannot be had, or a card names a model by a path.
+        ConfigurationError: Parquet was asked for and pyarrow is not installed.
     """
-    folder = locate_classifier(classifier)
+    folder = locate_classifier(settings.classifier)
     card = read_card(folder)
+    chunk_nt, asked = settings.models.chunk or None, settings.models
     card.check(chunk_nt=chunk_nt)
     card = replace(card, chunk_nt=chunk_nt or card.chunk_nt)
     read_weights(folder, card)  # before anything is fetched or embedded
     if card.contig_model is not None:
         load_contig_model(folder, card)
-    for given, encoder in ((dna_model, card.dna_model), (protein_model, card.protein_model)):
-        if given is None and is_path(encoder.name):  # a file of the card's choice, not of who starts the run
+    for given, encoder in ((asked.dna_model, card.dna_model), (asked.protein_model, card.protein_model)):
+        if not given and is_path(encoder.name):  # a file of the card's choice, not of the user's
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
-        if given is not None and given in MODELS and given != encoder.name:  # before its weights are fetched
-            raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, str(given))})
+        if given in MODELS and given != encoder.name:  # before its weights are fetched
+            raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, given)})
 
-    def model(name: str | Path) -> ModelConfig:
-        return configure_model(
-            name,
-            device_type=device_type,
-            precision=precision,
-            weights_dir=weights_dir,
-            token_budget=token_budget,
-            threads_per_worker=threads_per_worker,
-            workers_per_device=workers_per_device,
-            allow_empty=True,  # contigs without any open frame are no error
-            cache_dir=cache_dir,
-            cache_gib=cache_gib,
-            log_level=log_level,
-            profile=profile,
-            on_download=on_download,
+    def model(name: str) -> ModelConfig:
+        own = EmbeddingSettings(
+            model=name,
+            hardware=settings.hardware,
+            cache=settings.cache,
+            monitoring=settings.monitoring,
+            sequences=SequenceRules(allow_empty=True),  # contigs without any open frame are no error
         )
+        return configure_model(own, device_type=device_type, on_download=on_download)
 
-    dna = model(dna_model or card.dna_model.name)
-    protein = model(protein_model or card.protein_model.name)
+    dna = model(asked.dna_model or card.dna_model.name)
+    protein = model(asked.protein_model or card.protein_model.name)
     for config, kind, option in ((dna, SequenceKind.DNA, "DNA"), (protein, SequenceKind.PROTEIN, "protein")):
         if config.sequence_kind is not kind:
             raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {option} model")
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
+    is_given = {
+        "threshold": settings.threshold is not None,
+        "formats": bool(settings.result.formats),
+        "keep_chunks": settings.result.keep_chunks,
+    }
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -266,23 +196,15 @@ def configure_prediction(
         protein=protein,
         rules=InputRules(
             sequence_kind=SequenceKind.DNA,
-            gaps=GapPolicy(gaps),
-            on_bad_record=BadRecordPolicy(on_bad_record),
-            allow_empty=allow_empty,
+            gaps=settings.contigs.gaps,
+            on_bad_record=settings.contigs.on_bad_record,
+            allow_empty=settings.contigs.allow_empty,
         ),
-        min_nt=min_nt,
-        threshold=card.threshold if threshold is None else threshold,
-        formats=_formats(formats),
-        keep_chunks=keep_chunks,
-        not_given=frozenset(
-            name
-            for name, is_given in (
-                ("threshold", threshold is not None),
-                ("formats", formats),
-                ("keep_chunks", keep_chunks),
-            )
-            if not is_given
-        ),
+        min_nt=settings.contigs.min_length,
+        threshold=card.threshold if settings.threshold is None else settings.threshold,
+        formats=_formats(settings.result.formats),
+        keep_chunks=settings.result.keep_chunks,
+        not_given=frozenset(name for name, was_given in is_given.items() if not was_given),
     )
 
 

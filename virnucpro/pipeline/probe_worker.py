@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
-from virnucpro.config import AUTO_TOKEN_BUDGET
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
@@ -22,6 +21,7 @@ from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported
 from virnucpro.pipeline.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.pipeline.worker_device import load_model, own_device
 from virnucpro.run_layout import RunLayout
+from virnucpro.settings import AUTO_TOKEN_BUDGET
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
@@ -82,13 +82,13 @@ def probe_worker(
             longest_tokens = max(len(ids) for ids in longest)
             if model_config.in_windows:  # a sequence's windows are in one block
                 longest_tokens = max(longest_tokens, int(tokens.max()))
-            ranks = world_size * model_config.workers_per_device
+            ranks = world_size * model_config.settings.hardware.workers_per_device
             budget, trials = choose_token_budget(
                 trial_of,
                 longest_tokens=longest_tokens,
                 most_tokens=max(longest_tokens, total // (BLOCKS_PER_RANK * ranks)),
                 resting_bytes=trial_of.resting_bytes,
-                memory_bytes=trial_of.memory_bytes // model_config.workers_per_device,
+                memory_bytes=trial_of.memory_bytes // model_config.settings.hardware.workers_per_device,
             )
             log.info("budget.measured", token_budget=budget, trials=len(trials))
     report = {

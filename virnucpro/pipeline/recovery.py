@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
+from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.rank_runner import RankOutcome
     from virnucpro.pipeline.unit_claims import UnitSource
 
-MAX_STARTS = 64
-"""Processes started for one rank in one wave of work at the most, however much each of them gets done."""
 _APART, _NEVER_WHOLE = 2, 3
 """Deaths of a block from which on its sequences are computed apart, and from which on it is not computed whole."""
 _LONE_DEATHS = 2

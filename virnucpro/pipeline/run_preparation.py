@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.config import (
-    AUTO_TOKEN_BUDGET,
-    DEFAULT_TOKEN_BUDGET,
-    LongPolicy,
-    ModelConfig,
-    ResultForm,
-    computing_versions,
-)
+from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
 from virnucpro.data.index_file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
@@ -42,6 +35,7 @@ from virnucpro.pipeline.fresh_start import start_afresh
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.result.disk_space import release, take_space
 from virnucpro.run_layout import FolderLayout, RunLayout
+from virnucpro.settings import AUTO_TOKEN_BUDGET, LongPolicy, ResultForm
 from virnucpro.store.json_manifest import read_object
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -333,9 +327,9 @@ def _finished_as_asked(
     result = result_of(layout, earlier.result_form, is_partial=False)
     if earlier.state != "complete" or result.name_of(result.proof) not in earlier.files or not result.proof.is_file():
         return False
-    if model_config.long_policy is LongPolicy.ERROR and earlier.counts.get("truncated"):
+    if model_config.settings.sequences.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
         return False  # indexing names the sequences that are too long
-    if earlier.counts.get("records") == 0 and not model_config.allow_empty:
+    if earlier.counts.get("records") == 0 and not model_config.settings.sequences.allow_empty:
         return False  # indexing says that there is nothing
     refuse_other_settings(layout.output_dir, earlier, expected)
     return result.is_intact(earlier.files)

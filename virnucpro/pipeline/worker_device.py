@@ -80,7 +80,7 @@ def own_device(config: ModelConfig) -> torch.device:
     Raises:
         ConfigurationError: A GPU was asked for that torch cannot use.
     """
-    torch.set_num_threads(config.threads_per_worker)
+    torch.set_num_threads(config.settings.hardware.threads)
     token = os.environ.get(VISIBLE_VARIABLE)
     if token and not torch.cuda.is_available():
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import ResultForm
+from virnucpro.settings import ResultForm
 from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_values, write_manifest
 
 if TYPE_CHECKING:

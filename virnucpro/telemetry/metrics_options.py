@@ -1,7 +1,7 @@
 """
-Where the metrics of a run go: as it was asked, else as the environment says.
+Where the metrics of a run go: as its settings say, else as the environment does.
 
-Every entry point asks here: the commands, the flows, and a run that nobody gave options, as the library's are.
+Commands, flows and the library all ask here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from virnucpro.errors import ConfigurationError, printable
-
-METRICS_PORT = "VIRNUCPRO_METRICS_PORT"
-METRICS_TARGETS = "VIRNUCPRO_METRICS_TARGETS"
-METRICS_NETWORK = "VIRNUCPRO_METRICS_NETWORK"
-PUSHGATEWAY = "VIRNUCPRO_PUSHGATEWAY"
-MOST_PORT = 65535
-"""Largest port of TCP."""
+from virnucpro.knobs import settings_of
+from virnucpro.settings import MOST_PORT, Monitoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,35 +90,30 @@ def _check_address(url: str) -> None:
         raise ConfigurationError("pushgateway: an address with a user name or password in it cannot be used")
 
 
-def metrics_options(
-    *,
-    port: int | None = None,
-    targets: str | Path | None = None,
-    network: str | None = None,
-    pushgateway: str | None = None,
-) -> MetricsOptions:
+def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
     """
-    Return where metrics go; what is None or empty is taken from the environment.
+    Return where metrics go; what *monitoring* leaves open is read from the environment.
 
     A folder of targets alone, as a whole machine may have it in the environment, takes a free port.
 
     Raises:
         ConfigurationError: A value cannot be used.
     """
-    targets = targets or os.environ.get(METRICS_TARGETS)
-    port = _port_of_environment() if port is None else port
+    asked = monitoring or Monitoring()
+    found = {one.path[-1]: os.environ.get(one.knob.env, "") for one in settings_of(Monitoring) if one.knob.env}
+    targets = asked.metrics_targets or found["metrics_targets"]
+    port = _port(found["metrics_port"]) if asked.metrics_port is None else asked.metrics_port
     return MetricsOptions(
         port=0 if port is None and targets else port,
         targets_dir=str(Path(targets).absolute()) if targets else None,
-        network=network or os.environ.get(METRICS_NETWORK, ""),
-        pushgateway=pushgateway or os.environ.get(PUSHGATEWAY) or None,
+        network=asked.metrics_network or found["metrics_network"],
+        pushgateway=asked.pushgateway or found["pushgateway"] or None,
     )
 
 
-def _port_of_environment() -> int | None:
-    text = os.environ.get(METRICS_PORT)
+def _port(text: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise ConfigurationError(f"{METRICS_PORT} is {printable(text)}: it must be from 0 to {MOST_PORT}")
+        raise ConfigurationError(f"VIRNUCPRO_METRICS_PORT is {printable(text)}: it must be from 0 to {MOST_PORT}")
     return int(text)

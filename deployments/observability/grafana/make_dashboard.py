@@ -3,8 +3,8 @@ Writes the dashboard ``dashboards/virnucpro.json`` from the panels below, by Gra
 
     python deployments/observability/grafana/make_dashboard.py
 
-A panel is one call: its place in its row, its title, its unit and its queries; where it stands in the grid follows from
-the order. A test holds that the file is what this script makes. What the metrics mean: ``docs/monitoring.md``.
+A panel is one call: its width, its title, its unit and its queries; its place in the grid follows from the order. A
+test checks that the file is what this script makes. What the metrics mean: ``docs/monitoring.md``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def last(selector: str) -> str:
 
 
 def in_all(counter: str) -> str:
-    """Return *counter*'s last values, summed over the ranks: one that went on on another host counts once."""
+    """Return *counter*'s last values, summed over the ranks: one that moved to another host counts once."""
     return f"sum by (model) (max by (model, rank) ({last(f'{counter}{{{MODEL}}}')}))"
 
 
@@ -170,11 +170,11 @@ def rows(asked: prometheus.Dataquery, width: int, title: str, hidden: tuple[str,
 
 
 def overview() -> Iterator[Any]:
-    """What is asked from a phone: is it running, how far, until when, with what."""
+    """The summary: is it running, progress, time left, versions."""
     yield (
         figure(3, "Stage", "none", now(f"virnucpro_stage_running{{{RUN}}} == 1", "{{stage}} {{model}}"))
         .text_mode(values.BigValueTextMode.NAME)
-        .description("What the run does now. Nothing: it has ended, or nobody can read its metrics.")
+        .description("What the run does now. Nothing: it has ended, or its metrics cannot be read.")
         .no_value("not running")
     )
     yield (
@@ -220,7 +220,7 @@ def overview() -> Iterator[Any]:
         COUNT,
         now(f"count(virnucpro_worker_up{{{MODEL}}} == 1)", "up"),
         now(f"count(virnucpro_worker_up{{{MODEL}}} == 0)", "down"),
-        about="Workers with a process, and those that failed or were lost; those that are done are in neither figure.",
+        about="Workers with a process, and those that failed or were lost; done ones are in neither figure.",
     ).override_by_name("down", [model.DynamicConfigValue("thresholds", steps(RED).build())])
     yield (
         figure(
@@ -265,7 +265,7 @@ def throughput() -> Iterator[Any]:
             "{{host}} {{device}}",
         ),
         about=(
-            "Counted when their rows are durable, about once a minute, so over two minutes at the least. It rises to "
+            "Counted when their rows are durable, about once a minute, so over at least two minutes. It rises to "
             "the end: the short sequences come last."
         ),
     ).interval("2m")
@@ -281,7 +281,7 @@ def throughput() -> Iterator[Any]:
 
 
 def utilization() -> Iterator[Any]:
-    """Whether a device that computes little is given little, for each device."""
+    """Utilisation against throughput, for each device."""
     busy = [("unit", "percentunit"), ("max", 1), ("custom.axisPlacement", "left"), ("custom.fillOpacity", 20)]
     yield (
         lines(
@@ -293,8 +293,8 @@ def utilization() -> Iterator[Any]:
                 f"sum by (host, device) (rate(virnucpro_tokens_total{{{RANK}}}[$__rate_interval]))", "{{host}} tokens/s"
             ),
             about=(
-                "Left: share of time in which the GPU computed. Right: tokens per second. Low and low: the card waits "
-                "for its input. High and falling: it is slowed down (see Throttling) or shared with somebody else."
+                "Left: share of time in which the GPU computed. Right: tokens per second. Low and low: the GPU waits "
+                "for its input. High and falling: it is slowed down (see Throttling) or shared with other programs."
             ),
         )
         .axis_placement(values.AxisPlacement.RIGHT)
@@ -306,7 +306,7 @@ def utilization() -> Iterator[Any]:
 
 
 def progress() -> Iterator[Any]:
-    """When it will be done, and who will be last."""
+    """When it will be done, and which worker will be last."""
     yield lines(
         8,
         "Estimated time left",
@@ -329,12 +329,12 @@ def progress() -> Iterator[Any]:
             f"time() - virnucpro_last_progress_timestamp_seconds{{{RANK}}} and virnucpro_worker_up{{{RANK}}}",
             "{{rank}} {{host}} {{device}} {{model}}",
         ),
-        about="Seconds since a worker last finished a batch or made rows durable; workers that are done are left out.",
+        about="Seconds since a worker last finished a batch or made rows durable; without workers that are done.",
     )
 
 
 def batches() -> Iterator[Any]:
-    """How the work is cut, and how long a piece takes."""
+    """Batches: their size and duration."""
     buckets = f"sum by (le) (rate(virnucpro_batch_duration_seconds_bucket{{{RANK}}}[$__rate_interval]))"
     yield lines(
         8,
@@ -372,13 +372,13 @@ def batches() -> Iterator[Any]:
             "Packing efficiency",
             "percentunit",
             query(f"virnucpro_packing_efficiency_ratio{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
-            about="Real tokens over token budget, over all batches so far: what is missing to 100 % is not computed.",
+            about="Real tokens over token budget, over all batches so far: the rest to 100 % is not computed.",
         ).max(1)
     )
 
 
 def failures() -> Iterator[Any]:
-    """What went wrong, and what was left out."""
+    """Failures and skipped records."""
     yield lines(
         6,
         "Sequences without a row",
@@ -390,7 +390,7 @@ def failures() -> Iterator[Any]:
             f"sum by (model, reason) (virnucpro_quarantined_sequences_total{{{MODEL}}})",
             "quarantined: {{reason}} ({{model}})",
         ),
-        about="They stand in failed_sequences.tsv. Quarantined: computing them ended workers' processes.",
+        about="They are in failed_sequences.tsv. Quarantined: computing them ended workers' processes.",
     ).no_value("none")
     yield lines(
         6,
@@ -400,14 +400,14 @@ def failures() -> Iterator[Any]:
             f"sum by (host, device, failure) (virnucpro_worker_restarts_total{{{RANK}}})",
             "{{host}} {{device}}: {{failure}}",
         ),
-        about="Processes started again, by what ended the one before. No sequence is counted or computed twice for it.",
+        about="Restarted processes, by the failure before. No sequence is counted or computed twice for it.",
     ).no_value("none")
     yield lines(
         6,
         "Splits for want of memory",
         COUNT,
         query(f"sum by (host, device) (virnucpro_oom_splits_total{{{RANK}}})", "{{host}} {{device}}"),
-        about="Batches computed in halves because the device was out of memory. Many: give a smaller --token-budget.",
+        about="Batches computed in halves because the device was out of memory. Many: use a smaller --token-budget.",
     )
     yield bars(
         6,
@@ -421,7 +421,7 @@ def failures() -> Iterator[Any]:
 
 
 def gpus() -> Iterator[Any]:
-    """The cards themselves; no data without an NVIDIA driver."""
+    """The GPUs themselves; no data without an NVIDIA driver."""
     yield lines(
         8, "GPU utilisation", "percentunit", query(f"virnucpro_gpu_utilization_ratio{{{GPU}}}", "{{host}} {{device}}")
     ).max(1)
@@ -431,7 +431,7 @@ def gpus() -> Iterator[Any]:
         "bytes",
         query(f"virnucpro_gpu_memory_used_bytes{{{GPU}}}", "{{host}} {{device}} used"),
         query(f"virnucpro_gpu_memory_total_bytes{{{GPU}}}", "{{host}} {{device}} total"),
-        about="In use by whomever: other programs on the card are in it.",
+        about="Of all programs on the GPU.",
     )
     yield lines(8, "Power", "watt", query(f"virnucpro_gpu_power_watts{{{GPU}}}", "{{host}} {{device}}"))
     yield (
@@ -451,12 +451,12 @@ def gpus() -> Iterator[Any]:
             "{{host}} {{device}} {{reason}}",
         ),
         {0: ("no", GREY), 1: ("slowed down", ORANGE)},
-        "Why a card runs below its full clock; only reasons that were seen in this time range.",
+        "Why a GPU runs below its full clock; only reasons seen in this time range.",
     ).no_value("none")
 
 
 def stages() -> Iterator[Any]:
-    """What took how long; an identification has some fifteen stages."""
+    """Seconds of each stage; a prediction has some fifteen."""
     yield states(
         12,
         "Stages",
@@ -483,7 +483,7 @@ def workers() -> Iterator[Any]:
         "Workers",
         query(f"virnucpro_worker_up{{{RANK}}}", "{{rank}} {{host}} {{device}} {{model}}"),
         {0: ("down", RED), 1: ("up", GREEN)},
-        "Red: it failed or was lost. Nothing: it needs no process, being done or not begun.",
+        "Red: it failed or was lost. Nothing: it needs no process, as it is done or has not begun.",
     )
     yield lines(
         8,
@@ -494,7 +494,7 @@ def workers() -> Iterator[Any]:
             f"(rate(virnucpro_worker_cpu_seconds_total{{{RANK}}}[$__rate_interval]))",
             "{{rank}} {{host}} {{device}} {{model}}",
         ),
-        about="Cores that each worker keeps busy. Above one with an idle card: preparing the input is too slow.",
+        about="Cores that each worker keeps busy. Above one with an idle GPU: preparing the input is too slow.",
     )
     yield lines(
         8,
@@ -562,7 +562,7 @@ def make_dashboard() -> model.Dashboard:
     made = (
         dashboard.Dashboard("VirNucPro run")
         .uid(UID)
-        .description("One run of VirNucPro: how far, how fast, until when, on which card, and what failed.")
+        .description("One run of VirNucPro: progress, throughput, time left, devices, failures.")
         .tags(["virnucpro"])
         .timezone("browser")
         .time("now-3h", "now")
@@ -588,7 +588,7 @@ def make_dashboard() -> model.Dashboard:
         for each in panels:
             number += 1
             made.with_panel(each.id(number))
-    # Read once more: what Grafana adds to a panel that says nothing of it then stands in the file.
+    # Read once more, so that the file has the defaults that Grafana adds.
     plugins.register_default_plugins()
     return model.Dashboard.from_json(json.loads(as_json(made.build())))
 

@@ -1,0 +1,35 @@
+"""Settings as tests write them: by their names in the library, without boxes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from virnucpro.config import ModelConfig
+from virnucpro.knobs import from_flat, settings_of
+from virnucpro.models.configuration import configure_model
+from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
+from virnucpro.settings import EmbeddingSettings, PredictionSettings, Training, TrainingSettings
+from virnucpro.training.training_settings import TrainingConfig, configure_training
+
+SETTINGS = {setting.argument for setting in settings_of(EmbeddingSettings)}
+
+
+def embedding_config(device_type: str = "cpu", **settings: Any) -> ModelConfig:
+    return configure_model(from_flat(EmbeddingSettings, settings), device_type=device_type)
+
+
+def prediction_config(device_type: str = "cpu", **settings: Any) -> PredictionConfig:
+    return configure_prediction(from_flat(PredictionSettings, settings), device_type=device_type)
+
+
+def training_config(device_type: str = "cpu", **training: Any) -> TrainingConfig:
+    return configure_training(TrainingSettings(training=Training(**training)), device_type=device_type)
+
+
+def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """The same with other fields, or other settings by their names; those that are resolved are fields."""
+    fields = {name: value for name, value in changes.items() if name in ModelConfig.__dataclass_fields__}
+    flat = {name: value for name, value in changes.items() if name not in fields}
+    settings = from_flat(EmbeddingSettings, flat) if flat else config.settings
+    return replace(config, settings=settings, **fields)

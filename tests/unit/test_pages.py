@@ -1,0 +1,56 @@
+"""Pages: every link leads somewhere, every path exists, and every command has only options that exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.main import get_command
+
+from tests.conftest import REPOSITORY
+from virnucpro.cli import app
+
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *(path for folder in ("docs", "deployments", "examples") for path in sorted((REPOSITORY / folder).glob("**/*.md"))),
+]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+
+
+def anchors(page):
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def commands(page):
+    """Yield the words of every ``virnucpro`` command in a block of code."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        if match := re.match(r"(?:\$ )?virnucpro (.*)", line):
+            yield match[1].partition(" #")[0].split()
+
+
+@each_page
+def test_every_link_and_path_of_a_page_exists(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("https://", "http://")):
+            name, _, anchor = target.partition("#")
+            assert (page.parent / name).exists(), target
+            assert not anchor or anchor in anchors(page.parent / name if name else page), target
+    for path in re.findall(r"(?<![\w/])(?:benchmarks|deployments|docs|flows|tests)/[\w./-]*\w", text):
+        assert (REPOSITORY / path).exists() or (page.parent / path).exists(), path
+
+
+@each_page
+def test_the_commands_of_a_page_have_only_options_that_exist(page):
+    for name, *words in commands(page):
+        command = get_command(app).commands[name]
+        while getattr(command, "commands", None):
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, name
+
+
+def test_the_guides_have_commands():
+    assert len([words for page in PAGES for words in commands(page)]) > 20

@@ -1,0 +1,194 @@
+"""
+What a setting is: a field of a frozen model with a ``Knob``, and how settings are read from names without boxes.
+
+The settings themselves are in ``virnucpro/settings.py``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
+
+from virnucpro.errors import ConfigurationError, printable
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class Choice(StrEnum):
+    """Base of the settings that are one of a few words."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> core_schema.CoreSchema:
+        """Check as a literal, so that a form lists the words where the field stands."""
+        words = core_schema.literal_schema([str(one) for one in cls])
+        return core_schema.no_info_after_validator_function(cls, words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """What a field says beside its type, title, default and bounds."""
+
+    help: str
+    """Without what stands for "automatic"."""
+    option: str = ""
+    """On the command line; empty: the field's name with hyphens."""
+    metavar: str | None = None
+    argument: str = ""
+    """In the library; empty: the field's name."""
+    auto: str = ""
+    """What the default stands for; empty where it stands for itself."""
+    word: str = ""
+    """That stands for the default on the command line."""
+    unit: str = ""
+    env: str = ""
+    """Environment variable that is read where the field has its default."""
+    decides: bool = False
+    """Whether it decides the bytes of a result: a run that resumes needs the same."""
+    recorded: str = ""
+    """Name in the settings of ``run.json``; empty: the field's name."""
+    faces: str = "command form library"
+    """Where it can be set."""
+
+    @property
+    def automatic(self) -> str:
+        """What happens when the field is not set, the environment included."""
+        return f"{self.env}, else {self.auto}" if self.env else self.auto
+
+
+def knob(
+    default: object,
+    title: str,
+    help: str,  # noqa: A002
+    *,
+    pattern: str = "",
+    **more: Any,
+) -> Any:
+    """Return a field with its bounds (``ge``, ``gt``, ``le``, ``lt``), and what ``Knob`` says of it."""
+    bounds = {name: more.pop(name) for name in ("ge", "gt", "le", "lt", "min_length") if name in more}
+    said = Knob(help=help, **more)
+    unset = "None" if default is None else "0" if isinstance(default, int | float) else "Empty"
+    info: FieldInfo = Field(
+        default=default,
+        title=title,
+        description=f"{help} {unset}: {said.automatic}." if said.auto else help,
+        json_schema_extra={"pattern": pattern} if pattern else None,
+        **bounds,
+    )
+    info.metadata.append(said)
+    return info
+
+
+def matching(pattern: str, sentence: str, *, kind: str = "configuration") -> AfterValidator:
+    """Return a check of a text; *sentence* says what is taken, *kind* whether a mistake is one of usage."""
+
+    def check(text: str) -> str:
+        if not re.match(pattern, text):
+            raise PydanticCustomError(kind, "{given}: {sentence}", {"given": printable(text), "sentence": sentence})
+        return text
+
+    return AfterValidator(check)
+
+
+class Box(BaseModel):
+    """Settings that belong together: a box of the form. An unknown name in it is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field with the path to it through the boxes."""
+
+    path: tuple[str, ...]
+    info: FieldInfo
+    knob: Knob
+
+    @property
+    def argument(self) -> str:
+        """Its name where settings are not in boxes: in the library, and of an option's value."""
+        return self.knob.argument or self.path[-1]
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line."""
+        return self.knob.option or "--" + self.path[-1].replace("_", "-")
+
+
+def settings_of(kind: type[BaseModel], *, face: str = "", path: tuple[str, ...] = ()) -> list[Setting]:
+    """Return every setting of a kind of run, or of a box, that can be set on *face*; inherited ones last."""
+    found = []
+    own_first = dict.fromkeys([*vars(kind).get("__annotations__", {}), *kind.model_fields])
+    for name in own_first:
+        info = kind.model_fields[name]
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            found += settings_of(info.annotation, face=face, path=(*path, name))
+        else:
+            knob = next(one for one in info.metadata if isinstance(one, Knob))
+            if face in knob.faces:
+                found.append(Setting((*path, name), info, knob))
+    return found
+
+
+class UsageError(ConfigurationError):
+    """Settings that a command line refuses as it does an unknown option."""
+
+
+def from_flat(kind: type[Settings], values: Mapping[str, object]) -> Settings:
+    """
+    Return settings from values without boxes, as the library and the command line have them.
+
+    Args:
+        kind: Of run.
+        values: Argument -> value; what is None is not set.
+
+    Raises:
+        ConfigurationError: A value is out of bounds, or values exclude each other.
+        TypeError: There is no such argument.
+    """
+    known = {setting.argument: setting for setting in settings_of(kind)}
+    boxes: dict[str, Any] = {}
+    for argument, value in values.items():
+        if argument not in known:
+            raise TypeError(f"there is no setting {argument!r}: choose from {', '.join(sorted(known))}")
+        if value is not None:
+            *place, name = known[argument].path
+            box = reduce(lambda inner, part: inner.setdefault(part, {}), place, boxes)
+            box[name] = _plain(value)
+    try:
+        return kind.model_validate(boxes)
+    except ValidationError as error:
+        names = {setting.path: setting.argument for setting in known.values()}
+        refused = [_sentence(one, names) for one in error.errors(include_url=False)]
+        is_usage = any(one["type"] == "usage" for one in error.errors())
+        raise (UsageError if is_usage else ConfigurationError)("; ".join(refused)) from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _sentence(error: ErrorDetails, names: Mapping[tuple[str, ...], str]) -> str:
+    place = tuple(str(part) for part in error["loc"])
+    name = next((names[place[:end]] for end in range(len(place), 0, -1) if place[:end] in names), "")
+    if error["type"] in {"value_error", "usage", "configuration"}:
+        message = error["msg"].removeprefix("Value error, ")
+        return f"{name} is {message}" if name else message
+    return f"{name} is {printable(str(error['input']))}: {error['msg'].replace('Input should', 'it should')}"
+
+
+def recorded_settings(box: BaseModel) -> dict[str, Any]:
+    """Return the settings of *box* that decide the bytes of a result, by their names in ``run.json``."""
+    return {
+        setting.knob.recorded or setting.path[-1]: reduce(getattr, setting.path, box)
+        for setting in settings_of(type(box))
+        if setting.knob.decides
+    }

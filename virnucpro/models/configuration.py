@@ -1,0 +1,53 @@
+"""From what the user asked for to what a worker computes: the model's weights are found, open settings resolved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.config import ModelConfig
+from virnucpro.models.registry import resolve_model
+from virnucpro.settings import Precision, PrecisionChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virnucpro.settings import EmbeddingSettings
+
+
+def configure_model(
+    settings: EmbeddingSettings, *, device_type: str, on_download: Callable[[int, int | None], None] | None = None
+) -> ModelConfig:
+    """
+    Find a model's weights, fetching them once if it was named and they are not here, and resolve its settings.
+
+    Args:
+        settings: What the user asked for.
+        device_type: ``cpu`` or ``cuda``.
+        on_download: Called with bytes fetched and bytes in all.
+
+    Raises:
+        UnknownModelError: No such model.
+        WeightsError: Its weights cannot be had.
+    """
+    folders = settings.cache
+    weights_dir = Path(folders.weights_dir) if folders.weights_dir else None
+    resolved = resolve_model(settings.model, weights_dir=weights_dir, on_download=on_download)
+    family, precision = resolved.family, settings.hardware.precision
+    if folders.cache_dir:  # hosts of a cluster have another working directory
+        folders = folders.model_copy(update={"cache_dir": str(Path(folders.cache_dir).absolute())})
+    automatic = Precision.FP32 if device_type == "cpu" else family.gpu_precision
+    return ModelConfig(
+        model_name=resolved.name,
+        weights_path=str(resolved.weights_path),
+        weights_sha256=resolved.weights_sha256,
+        config_sha256=resolved.config_sha256,
+        hidden_dim=resolved.hidden_dim,
+        loader=family.loader,
+        sequence_kind=family.sequence_kind,
+        letters_per_token=family.letters_per_token,
+        precision=automatic if precision is PrecisionChoice.AUTO else Precision(precision),
+        token_budget=settings.hardware.token_budget,
+        max_residues=settings.sequences.max_residues or family.max_letters,
+        settings=settings.model_copy(update={"cache": folders}),
+    )

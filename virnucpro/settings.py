@@ -1,0 +1,504 @@
+"""
+Every setting of a run, once: title, help, bounds, default, unit, environment variable, and whether it decides bytes.
+
+Options of the commands, forms of the flows, arguments of the library, fingerprints, the settings in ``run.json`` and
+``docs/settings.md`` are made from these models. Nothing here opens a file. A number of 0 or an empty text stands for
+"automatic", so that no field changes its type.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from virnucpro.knobs import Box, Choice, knob, matching
+
+DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
+DEFAULT_DNA_MODEL = "virnucpro-tiny-dna"
+DEFAULT_CLASSIFIER = "virnucpro-tiny"
+AUTO_SHARDED_ROWS = 5_000_000
+"""Rows from which a result is sharded by default: a reader of a single file holds all ids in memory, 6 s and 0.7 GB
+for this many (``benchmarks/sharded_output.py``)."""
+AUTO_SHARDED_BYTES = 32 << 30
+"""Bytes of embeddings from which a result is sharded by default: a single file is written in the order of the blocks,
+scattered over all of it, and no longer fits the memory of most hosts."""
+UNLIMITED_LETTERS = 10**9
+"""Residues or nucleotides: no limit, since no record is as long."""
+DEFAULT_MAX_RESIDUES = 1022
+"""Residues: the length ESM-2 was trained with (1024 tokens less BOS and EOS), Lin et al. 2023. Rotary positions work
+beyond it, so it is a setting and not a limit."""
+AUTO_TOKEN_BUDGET = 0
+"""Stands for a budget resolved when a run begins: a committed number on a CPU, on GPUs what a trial finds."""
+DEFAULT_CACHE_GIB = 10.0
+"""Some 8 million rows of 320 numbers, or 1 million of 2560."""
+MAX_STARTS = 64
+"""Processes started for one rank, at most, however much each of them gets done."""
+MOST_PORT = 65535
+"""Largest port of TCP."""
+DEFAULT_PIECES = 12_000
+"""Pieces that train: some 28 million nucleotides."""
+LEAST_PIECES = 60
+"""Pieces below which nothing can be learnt or measured."""
+DEFAULT_HELD_OUT_SHARE = 0.1
+MOST_HELD_OUT_SHARE = 0.4
+DEFAULT_EPOCHS = 100
+LENGTHS_NT = {300: 1.0, 500: 1.0, 800: 1.0, 1000: 1.0, 2000: 1.0, 3000: 1.0, 5000: 1.0, 10_000: 0.5}
+"""Nucleotides of a piece -> how often, against the others."""
+
+RUNNERS = r"^(threads|ray|ray://[^\s/]+:\d+|dask|dask://slurm|dask://[^\s/]+:\d+)$"
+"""What does the work: this machine, or a cluster of Ray or Dask."""
+_UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
+DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
+"""Devices; which of them exist only the worker knows."""
+
+
+class Precision(Choice):
+    """Number format of the forward pass; embeddings are always stored as float32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class PrecisionChoice(Choice):
+    """A ``Precision``, or what suits device and model."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class LongPolicy(Choice):
+    """What happens to a sequence of more than ``max_residues`` residues."""
+
+    TRUNCATE = "truncate"
+    WINDOW = "window"
+    """It is embedded as the mean of half-overlapping windows of that length."""
+    ERROR = "error"
+
+
+class GapPolicy(Choice):
+    """What happens to ``-`` and ``.`` in a sequence."""
+
+    ERROR = "error"
+    REMOVE = "remove"
+
+
+class StopPolicy(Choice):
+    """What happens to ``*`` inside a protein; one at its end is always removed."""
+
+    ERROR = "error"
+    X = "x"
+
+
+class BadRecordPolicy(Choice):
+    """What happens to a record that breaks a rule."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class ResultForm(Choice):
+    """What the rows of an embedding run are written into."""
+
+    AUTO = "auto"
+    """Sharded from ``AUTO_SHARDED_ROWS`` rows or ``AUTO_SHARDED_BYTES``, else single."""
+    SINGLE = "single"
+    """One file, ``embeddings.h5``."""
+    SHARDED = "sharded"
+    """A folder, ``embeddings/``, of files of neighbouring rows and one index of their ids."""
+    PARQUET = "parquet"
+    """One Apache Parquet file, ``embeddings.parquet``."""
+
+
+class TableFormat(Choice):
+    """Formats of the table of contigs."""
+
+    TSV = "tsv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+class LogLevel(Choice):
+    """Least severe level that is logged."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+# A table: each setting in as few lines as it takes.
+# fmt: off
+
+
+class Hardware(Box):
+    """Which devices compute, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {
+                    "if": {"properties": {"devices": {"pattern": r"^\s*cpu\s*$"}}, "required": ["devices"]},
+                    "then": {"properties": {"workers_per_device": {"maximum": 1}}},
+                },
+                {
+                    "if": {
+                        "properties": {"devices": {"not": {"pattern": r"^\s*(auto|cpu)\s*$"}}},
+                        "required": ["devices"],
+                    },
+                    "then": {"properties": {"workers": {"maximum": 0}}},
+                },
+            ]
+        }
+    )
+
+    runner: Annotated[
+        str,
+        matching(RUNNERS, "choose threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT or dask://slurm", kind="usage"),
+    ] = knob(
+        "threads", "Runner",
+        "threads: this machine. ray or dask: a small cluster on this machine. ray://HOST:PORT or dask://HOST:PORT: a "
+        "running cluster. dask://slurm: workers that SLURM starts. All but threads run as the Prefect flow; all hosts "
+        "need the same folders.", pattern=RUNNERS,
+        metavar="threads|ray|dask|ray://HOST:PORT|dask://HOST:PORT|dask://slurm", faces="command form"
+    )
+    devices: Annotated[
+        str, matching(DEVICES, "give auto, auto:N, cpu, or a list of GPUs such as 0,1 or GPU-4e2c8d5a")
+    ] = knob(
+        "auto", "Devices",
+        "auto: every GPU that is free, else the CPU. auto:2: two free GPUs. cpu. Or a list such as 0,1. A run waits "
+        "for a GPU that another run on this host holds.", pattern=DEVICES, metavar="LIST"
+    )
+    workers: int = knob(
+        0, "CPU workers",
+        "Processes that compute on the CPU; on a cluster its tasks, at most; with SLURM the workers of its jobs. Not "
+        "for a list of GPUs.", ge=0, le=1024, metavar="N",
+        auto="one per core, as memory and input allow; what a cluster has; one with SLURM"
+    )
+    workers_per_device: int = knob(
+        1, "Workers per GPU", "Processes that share each GPU: several can pay for small models. 1 for the CPU.", ge=1,
+        le=64, metavar="N"
+    )
+    precision: PrecisionChoice = knob(
+        PrecisionChoice.AUTO, "Precision", "auto: fp32 on a CPU; on a GPU fp16 for ESM-2 and bf16 for DNABERT-S.",
+        decides=True
+    )
+    token_budget: int = knob(
+        AUTO_TOKEN_BUDGET, "Tokens in a block", "At most; never less than the longest sequence.", ge=0, le=10**9,
+        metavar="auto|TOKENS", unit="tokens", auto="a number that suits CPUs, or what a short trial on each GPU finds",
+        word="auto", decides=True
+    )
+    threads: int = knob(
+        1, "Threads", "Threads of each CPU worker. Other numbers give other last bits.", ge=1, le=1024, metavar="N",
+        decides=True, recorded="threads_per_worker"
+    )
+
+    @model_validator(mode="after")
+    def _rules_across_fields(self) -> Self:
+        devices = self.devices.strip()
+        if self.runner != "threads" and (devices not in {"auto", "cpu"} or self.workers_per_device > 1):
+            raise PydanticCustomError(
+                "usage",
+                "the runner {runner} gives each task its device: devices is auto or cpu, with one worker per device",
+                {"runner": self.runner},
+            )
+        if devices == "cpu" and self.workers_per_device > 1:
+            raise ValueError("several workers per device are for GPUs: with the CPU give the number of CPU workers")
+        if devices not in {"auto", "cpu"} and self.workers:
+            raise ValueError("CPU workers are given, but the devices are GPUs")
+        return self
+
+
+_GAPS = knob(GapPolicy.ERROR, "Gaps", "What happens to - and . in a sequence.", decides=True)
+_ON_BAD_RECORD = knob(
+    BadRecordPolicy.ERROR, "Bad records",
+    "What happens to a record that breaks a rule: nothing is computed, or it is skipped and listed in "
+    "failed_sequences.tsv.", decides=True
+)
+_ALLOW_EMPTY = knob(False, "Empty input", "An input without records gives an empty result instead of an error.")
+
+
+class SequenceRules(Box):
+    """How the sequences of the input are read."""
+
+    max_residues: int = knob(
+        0, "Longest sequence", "Residues (of DNA: nucleotides) of a sequence that are embedded.", ge=0,
+        le=UNLIMITED_LETTERS, metavar="RESIDUES", unit="residues",
+        auto=f"{DEFAULT_MAX_RESIDUES} for proteins, no limit for models of DNA", decides=True
+    )
+    gaps: GapPolicy = _GAPS
+    stop: StopPolicy = knob(
+        StopPolicy.ERROR, "Stops",
+        "What happens to * inside a protein; x reads it as X. One at the end is always removed.", decides=True,
+        recorded="stops"
+    )
+    on_bad_record: BadRecordPolicy = _ON_BAD_RECORD
+    allow_empty: bool = _ALLOW_EMPTY
+    long: LongPolicy = knob(
+        LongPolicy.TRUNCATE, "Longer sequences",
+        "They are truncated, embedded as the mean of half-overlapping windows of that length, or an error.",
+        decides=True, recorded="long_policy"
+    )
+
+
+class ContigRules(Box):
+    """How the contigs of the input are read."""
+
+    gaps: GapPolicy = _GAPS
+    on_bad_record: BadRecordPolicy = _ON_BAD_RECORD
+    allow_empty: bool = _ALLOW_EMPTY
+    min_length: int = knob(
+        0, "Shortest contig", "Nucleotides below which contigs are listed but not classified.", ge=0,
+        le=UNLIMITED_LETTERS, metavar="NT", unit="nt", auto="none", decides=True
+    )
+
+
+class Models(Box):
+    """Models other than those that the classifier was trained with: seldom what you want."""
+
+    dna_model: str = knob(
+        "", "Model of DNA", "A registered name or a path.", metavar="NAME|PATH",
+        auto="what the classifier was trained with", decides=True
+    )
+    protein_model: str = knob(
+        "", "Model of proteins", "A registered name or a path.", metavar="NAME|PATH",
+        auto="what the classifier was trained with", decides=True
+    )
+    chunk: int = knob(
+        0, "Chunk", "Nucleotides of a chunk, one of those that the classifier takes.", ge=0, le=10**6, metavar="NT",
+        unit="nt", auto="what the classifier was trained with", decides=True
+    )
+
+
+_ALLOW_PARTIAL = knob(
+    False, "Partial result",
+    "Succeed where some rows are missing, as long as there are any: exit code 0; under Prefect Completed with the "
+    "name Partial."
+)
+_RESTART = knob(
+    False, "Restart",
+    "Remove what the output folder holds of earlier runs, and nothing else in it, instead of continuing them."
+)
+
+
+class EmbeddingResult(Box):
+    """What becomes of the result."""
+
+    allow_partial: bool = _ALLOW_PARTIAL
+    restart: bool = _RESTART
+    form: ResultForm = knob(
+        ResultForm.AUTO, "Form",
+        "single: the file embeddings.h5. sharded: the folder embeddings, of files of neighbouring rows and an index of "
+        "their ids. parquet: the file embeddings.parquet (needs the extra parquet). "
+        f"auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB; a folder keeps its form.",
+        option="--result-form", argument="result_form", decides=True, recorded="result_form"
+    )
+    keep_shards: bool = knob(False, "Keep shards", "Keep each worker's shard beside the result.")
+
+
+class PredictionOutput(Box):
+    """What is written, and what becomes of it."""
+
+    allow_partial: bool = _ALLOW_PARTIAL
+    restart: bool = _RESTART
+    formats: list[TableFormat] = knob(
+        [], "Formats", "Formats of the table of contigs; TSV is always written. May be given twice.", option="--format",
+        auto="those of the folder, at first tsv"
+    )
+    keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks as FASTA, too.")
+
+
+class Cache(Box):
+    """Weights, and rows of earlier runs."""
+
+    weights_dir: str = knob(
+        "", "Weights", "Folder that is searched for weights first.", metavar="DIR", auto="none",
+        env="VIRNUCPRO_WEIGHTS"
+    )
+    cache_dir: str = knob(
+        "", "Cache of rows",
+        "Folder, on a local disk, that keeps rows for later runs and serves those of earlier ones: the same numbers "
+        "within the tolerance, not the same bytes.", metavar="DIR", auto="none"
+    )
+    cache_gib: float = knob(
+        DEFAULT_CACHE_GIB, "Size of the cache", "GiB that the cache takes, at most.", ge=0.001, le=1e6,
+        option="--cache-size", metavar="GIB", unit="GiB"
+    )
+
+
+class Monitoring(Box):
+    """Metrics, logs and the timeline."""
+
+    metrics_port: int | None = knob(
+        None, "Port of the metrics",
+        "Serve Prometheus metrics at http://127.0.0.1:PORT/metrics during the run; 0: a free port. On a cluster each "
+        "host serves its own, as the network says.", ge=0, le=MOST_PORT, metavar="PORT", auto="not served",
+        env="VIRNUCPRO_METRICS_PORT"
+    )
+    metrics_targets: str = knob(
+        "", "Targets of Prometheus",
+        "Folder of Prometheus' file_sd_configs that gets a file with the address during the run; on a cluster a "
+        "shared folder, with one file per host.", metavar="DIR", auto="none", env="VIRNUCPRO_METRICS_TARGETS"
+    )
+    metrics_network: str = knob(
+        "", "Network of the metrics",
+        "Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it: everyone there can read "
+        "them. A cluster's other hosts serve theirs only with it.", pattern="^(\\d{1,3}(\\.\\d{1,3}){3}(/\\d{1,2})?)?$",
+        metavar="NETWORK", auto="127.0.0.1", env="VIRNUCPRO_METRICS_NETWORK"
+    )
+    pushgateway: str = knob(
+        "", "Pushgateway", "Push metrics to this Prometheus pushgateway, too.", pattern="^(https?://\\S+)?$",
+        metavar="URL", auto="none", env="VIRNUCPRO_PUSHGATEWAY"
+    )
+    log_level: LogLevel = knob(LogLevel.INFO, "Level of the logs", "Of the workers' log files.")
+    profile: bool = knob(
+        False, "Timeline",
+        "Record when each worker did what to every batch, in OUT/trace.json, a timeline for ui.perfetto.dev."
+    )
+
+
+class Limits(Box):
+    """How long, and how often."""
+
+    worker_retries: int = knob(
+        2, "Retries of a worker",
+        "How often in a row a worker is restarted after it failed without progress, before its work goes to the "
+        "others.", ge=0, le=MAX_STARTS - 1, metavar="N"
+    )
+    time_limit_minutes: float = knob(
+        0, "Time limit",
+        "Minutes after which the run is stopped; what is done is kept, and the next run in the folder continues.", ge=0,
+        le=60.0 * 24 * 365, option="--time-limit", metavar="MINUTES", unit="minutes", auto="none"
+    )
+
+
+class Training(Box):
+    """What is trained, and on how much."""
+
+    name: str = knob("", "Name", "What outputs call the classifier.", auto="the name of its folder", decides=True)
+    chunk_nt: Literal[300, 500] = knob(
+        500, "Chunk", "Nucleotides of a chunk.", option="--chunk", metavar="300|500", unit="nt", decides=True,
+        recorded="chunk length"
+    )
+    also_chunk_nt: list[Literal[300, 500]] = knob(
+        [], "Other chunks", "Nucleotides of other chunks that the classifier is measured with, and may be used with.",
+        option="--also-chunk", metavar="300|500", unit="nt", auto="none", decides=True, recorded="other chunk lengths"
+    )
+    dna_model: str = knob(
+        DEFAULT_DNA_MODEL, "Model of DNA", "Embeds the DNA: a registered name or a path.", metavar="NAME|PATH"
+    )
+    protein_model: str = knob(
+        DEFAULT_PROTEIN_MODEL, "Model of proteins", "Embeds the proteins: a registered name or a path.",
+        metavar="NAME|PATH"
+    )
+    num_pieces: int = knob(
+        DEFAULT_PIECES, "Pieces",
+        "Contigs of 300 to 10,000 nt that are extracted from the genomes to train on, half of them viral; a sixth as "
+        "many stop the training, and a sixth measure it.", ge=LEAST_PIECES, le=10**8, option="--pieces", metavar="N",
+        decides=True, recorded="pieces"
+    )
+    held_out_share: float = knob(
+        DEFAULT_HELD_OUT_SHARE, "Held out",
+        "Share of each group's nucleotides that only measures, and as much that stops and calibrates.", gt=0,
+        le=MOST_HELD_OUT_SHARE, option="--held-out", metavar="SHARE", decides=True, recorded="held-out share"
+    )
+    most_epochs: int = knob(
+        0, "Passes", "Over the training frames, at most; validation may end it earlier.", ge=0, le=10**4,
+        option="--epochs", metavar="N", auto=f"{DEFAULT_EPOCHS}", decides=True, recorded="classifier most_epochs"
+    )
+    length_weights: dict[int, Annotated[float, Field(ge=0)]] = knob(
+        {}, "Weights of lengths",
+        "How often a piece has this many nucleotides, against the others; what is not named keeps its weight.",
+        option="--length-weight", metavar="NT=NUMBER",
+        auto=", ".join(f"{length}={weight:g}" for length, weight in LENGTHS_NT.items()), decides=True,
+        recorded="lengths of pieces"
+    )
+    group_weights: dict[str, Annotated[float, Field(ge=0)]] = knob(
+        {}, "Weights of groups", "How many of a label's pieces come from this group, against the others.",
+        option="--group-weight", metavar="GROUP=NUMBER", auto="the root of the group's nucleotides", decides=True,
+        recorded="group weights"
+    )
+    shuffle_labels: bool = knob(
+        False, "Shuffle labels",
+        "Permute the labels of the genomes: a check that the evaluation does not leak (AUROC near 0.5).", decides=True,
+        recorded="shuffled labels"
+    )
+    seed: int = knob(1, "Seed", "Of all random numbers.", ge=0, le=2**31 - 1, metavar="N", decides=True)
+    data_note: str = knob("", "Origin", "What the card says of the origin and licence of the genomes.", metavar="TEXT")
+    keep_work: bool = knob(False, "Keep embeddings", "Keep pieces and embeddings when the classifier is done.")
+    command: str = knob(
+        "", "Command", "What the card says makes the same classifier.", auto="this flow with these parameters",
+        faces="form"
+    )
+
+
+class TrainingOutput(Box):
+    """What becomes of the classifier."""
+
+    restart: bool = _RESTART
+
+
+_PATH = Annotated[str, Field(min_length=1)]
+
+
+class RunSettings(Box):
+    """What runs of every kind have."""
+
+    hardware: Hardware = Hardware()
+    cache: Cache = Cache()
+    limits: Limits = Limits()
+    monitoring: Monitoring = Monitoring()
+
+
+class EmbeddingSettings(RunSettings):
+    """Settings of ``virnucpro embed``."""
+
+    model: _PATH = knob(
+        DEFAULT_PROTEIN_MODEL, "Model",
+        "A name from `virnucpro models list`, or the path of a fair-esm .pt file or of DNABERT-S weights.",
+        metavar="NAME|PATH", auto="the bundled demonstration encoder", decides=True
+    )
+    sequences: SequenceRules = SequenceRules()
+    result: EmbeddingResult = EmbeddingResult()
+
+
+class PredictionSettings(RunSettings):
+    """Settings of ``virnucpro predict``."""
+
+    classifier: _PATH = knob(
+        DEFAULT_CLASSIFIER, "Classifier",
+        "A bundled classifier, or the folder of one that `virnucpro train` or `virnucpro models convert-classifier` "
+        "made.", metavar="NAME|PATH", auto=DEFAULT_CLASSIFIER, decides=True
+    )
+    threshold: float | None = knob(
+        None, "Threshold",
+        "P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.", gt=0,
+        lt=1, metavar="P", auto="that of the folder, at first the classifier's"
+    )
+    models: Models = Models()
+    contigs: ContigRules = ContigRules()
+    result: PredictionOutput = PredictionOutput()
+
+
+class TrainingSettings(RunSettings):
+    """Settings of ``virnucpro train``."""
+
+    labels: str = knob(
+        "", "Labels",
+        "Tab-separated, with a header: accession (of a record) or file, label (virus or nonviral), and optionally "
+        "group and genome.", metavar="TABLE", auto="what the names of the files say", decides=True
+    )
+    annotations: list[_PATH] = knob(
+        [], "Annotations",
+        "Proteins of the genomes: GenBank flat files, or FASTA of CDS translations. Reading frames then count only "
+        "where they are part of one. May be given again.", metavar="FILE", auto="none", decides=True
+    )
+    leave_out: list[_PATH] = knob(
+        [], "Leave out",
+        "Genomes or contigs that the classifier will be judged by: their relatives are not used. May be given again.",
+        metavar="FASTA", auto="none", decides=True
+    )
+    training: Training = Training()
+    result: TrainingOutput = TrainingOutput()
