@@ -33,7 +33,7 @@ from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
 from flows.telemetry import run_telemetry
 from virnucpro.config import ModelConfig, RunLimits
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.registry import is_path

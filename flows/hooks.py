@@ -29,7 +29,7 @@ from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
 from virnucpro.pipeline.run_status import RunStatus
 from virnucpro.pipeline.settlement import settle
-from virnucpro.report.artifacts import markdown_text
+from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.prediction_manifest import PredictionManifest
 from virnucpro.store.training_manifest import TrainingManifest

@@ -24,8 +24,8 @@ from flows.outcome import ended
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import call_contigs, classify_frames, fragments_of, index_contigs, report
 from flows.telemetry import run_telemetry
-from virnucpro.data.index_build import check_readable
-from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS
+from virnucpro.data.index.build import check_readable
+from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU

@@ -36,7 +36,7 @@ from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_r
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import MAX_STARTS, ResultForm
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence

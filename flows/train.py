@@ -42,7 +42,7 @@ from virnucpro.training.classifier_training import (
     stages_to_embed,
     training_result,
 )
-from virnucpro.training.labelled_genomes import check_files
+from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_run import TrainingRun, training_failure_noted
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 

@@ -38,7 +38,7 @@ from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction_verification import verify_folder
-from virnucpro.report.artifacts import report_markdown
+from virnucpro.report.prediction.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.settings import DEFAULT_CLASSIFIER, BadRecordPolicy, TableFormat
 from virnucpro.store.contig_table import Call, read_contig_calls

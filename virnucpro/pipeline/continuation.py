@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
-from virnucpro.data.input_files import hash_content, open_regular
+from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.errors import BadInputError, SettingsChangedError
 
 if TYPE_CHECKING:

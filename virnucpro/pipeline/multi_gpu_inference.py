@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from virnucpro.config import ModelConfig, RunLimits
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of

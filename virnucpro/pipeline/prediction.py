@@ -19,7 +19,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.fragment_files import write_fragments
+from virnucpro.data.fragments import write_fragments
 from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.pipeline.contig_scores import score_contigs
 from virnucpro.pipeline.cpu_workers import devices_for
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
 CLASSIFIER = "virnucpro.models.classifier"
-CONTIG_MODEL = "virnucpro.models.contig_model"
+CONTIG_MODEL = "virnucpro.models.contigs.contig_model"
 """By name: they import torch, which this process does without until its workers have ended."""
 
 

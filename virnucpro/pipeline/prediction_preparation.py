@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.data.index_file import content_is_intact
-from virnucpro.data.input_files import holds_reads
+from virnucpro.data.index.file import content_is_intact
+from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ConfigurationError, OutputError, printable
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.fasta_scan import COUNTED
+from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError, StoppedError
 from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.validation import validate_result

@@ -23,9 +23,9 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
-from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
+from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
@@ -226,7 +226,7 @@ def prepare_run(
             model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
         )
         probes = [probe.to_json() for probe in found]
-    budget = settle_token_budget(
+    budget = resolve_token_budget(
         model_config.token_budget or DEFAULT_TOKEN_BUDGET,
         index.lengths[:],
         max_residues=model_config.max_residues,
@@ -365,7 +365,7 @@ def _open_manifest(
             "blocks": len(plan),
             "sequences": len(plan.positions),
             "tokens": int(plan.tokens.sum()),
-            "longest_sequence_tokens": settle_token_budget(
+            "longest_sequence_tokens": resolve_token_budget(
                 0,
                 index.lengths[:],
                 max_residues=run.model_config.max_residues,

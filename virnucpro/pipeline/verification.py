@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
 from virnucpro.pipeline.result.validation import validate_result

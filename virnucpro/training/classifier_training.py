@@ -26,11 +26,11 @@ from virnucpro.run_layout import TrainingLayout
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.training.embedded_pieces import cut_frames
-from virnucpro.training.encoder_data import training_data_of
-from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
-from virnucpro.training.genomes import read_genomes
-from virnucpro.training.pieces import PieceRules, cut_pieces, write_pieces
+from virnucpro.training.fitting.embedded_pieces import cut_frames
+from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
+from virnucpro.training.genomes.encoder_data import training_data_of
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
+from virnucpro.training.genomes.related import read_genomes
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.run_result import RunResult
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
 EMBEDDING_STAGES = ("dna", "protein")
-FITTING = "virnucpro.training.classifier_fitting"
+FITTING = "virnucpro.training.fitting.classifier_fitting"
 """By name: it imports torch, which this process does without until its workers have ended."""
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.input_files import hash_content, open_regular
+from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.models.classifier_card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.classifier_files.card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.fresh_start import remove_run
 from virnucpro.pipeline.prediction_run import is_intact
@@ -28,7 +28,7 @@ from virnucpro.pipeline.run_preparation import COMPUTING_PACKAGES, installed_ver
 from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.prediction_manifest import StageRecord
 from virnucpro.store.training_manifest import TrainingManifest
-from virnucpro.training.labelled_genomes import LabelledInput, files_of, read_labelled
+from virnucpro.training.genomes.labelled_genomes import LabelledInput, files_of, read_labelled
 from virnucpro.training.training_settings import CHUNKS_NT
 
 if TYPE_CHECKING:
