@@ -31,7 +31,7 @@ from virnucpro import read_embeddings
 from virnucpro.config import ModelConfig
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import ResultForm

@@ -34,7 +34,7 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
 from virnucpro.pipeline.rank_runner import RankOutcome
-from virnucpro.pipeline.result_passes import ResultPasses
+from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry

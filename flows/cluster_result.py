@@ -1,5 +1,5 @@
 """
-The sharded result of a run on a cluster: its hosts check, write and validate its files, with the driver.
+The result of many files of a run on a cluster: its hosts check, write and validate its files, with the driver.
 
 One task a slot, as for the embedding. A task that finds no slot in time, or fails, costs only time: the driver does
 what no task does.
@@ -18,15 +18,15 @@ from prefect.runtime import task_run
 
 from flows.cluster import Cluster
 from virnucpro.errors import printable
-from virnucpro.pipeline.result_passes import ResultPasses, help_with_result
+from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
 from virnucpro.pipeline.run_preparation import PreparedRun
-from virnucpro.settings import ResultForm
+from virnucpro.store.results.forms import FORMS
 from virnucpro.this_host import host_name
 
 LOOK_S = 0.2
-"""Seconds between two looks whether the tasks have ended."""
+"""Seconds between checks whether the tasks have ended."""
 LEAVE_S = 10.0
-"""Seconds that tasks have to end once the result is there; they look every second whether it is."""
+"""Seconds that tasks have to end once the result is whole; they look every second."""
 
 
 def _name() -> str:
@@ -35,7 +35,7 @@ def _name() -> str:
 
 @task(name="write_result_on_host", task_run_name=_name, cache_policy=NO_CACHE, persist_result=False)
 def write_result_on_host(run: PreparedRun, rank: int) -> int:
-    """Take part in putting the result together, until it is there; returns the files that were looked at or written."""
+    """Take part in making the result until it is whole; returns the number of files checked or written."""
     num_done = help_with_result(run)
     get_run_logger().info(
         "host %s, task %s: %s files of the result checked, written or validated", host_name(), rank, num_done
@@ -46,15 +46,15 @@ def write_result_on_host(run: PreparedRun, rank: int) -> int:
 @contextmanager
 def result_on_hosts(cluster: Cluster, run: PreparedRun) -> Iterator[ResultPasses | None]:
     """
-    Have the hosts of *cluster* take part in the result of *run* for the time of the block.
+    Have the hosts of *cluster* take part in the result of *run* while the block runs.
 
     Yields:
-        Who does, or None: a single file has one writer.
+        Their passes, or None where the result is one file, which has one writer.
 
     Raises:
         OutputError: The folder cannot be written.
     """
-    if run.result_form is not ResultForm.SHARDED:
+    if not FORMS[run.result_form].has_many_files:
         yield None
         return
     with ResultPasses(run) as passes:

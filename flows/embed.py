@@ -47,6 +47,7 @@ from virnucpro.settings import (
     Monitoring,
     SequenceRules,
 )
+from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options
 
 MAX_RANKS = 64
@@ -105,6 +106,7 @@ def embed(
             models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
         )
         check_readable(fasta_files)
+        require_form(result.form)
         metrics = metrics_options(monitoring)
 
         settings = EmbeddingSettings(

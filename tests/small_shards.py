@@ -7,15 +7,15 @@ Only the driver cuts them. On a cluster it lets a host begin with each pass over
 import time
 
 import virnucpro.cli
-from virnucpro.pipeline import result_passes
-from virnucpro.store import result_shards
+from virnucpro.pipeline.result import passes
+from virnucpro.store.results import sharded
 
 LONGEST_WAIT_S = 60.0
 
 
 def main() -> None:
-    result_shards.SHARD_ROWS = 50
-    take_part = result_passes._take_part
+    sharded.SHARD_ROWS = 50
+    take_part = passes._take_part
 
     def after_a_host(run, layout, stop):
         end_s = time.monotonic() + LONGEST_WAIT_S
@@ -23,7 +23,7 @@ def main() -> None:
             time.sleep(0.05)
         return take_part(run, layout, stop)
 
-    result_passes._take_part = after_a_host
+    passes._take_part = after_a_host
     virnucpro.cli.main()
 
 

@@ -26,6 +26,7 @@ from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingSettings, PredictionSettings
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
+from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -91,6 +92,7 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
     _log_to_stderr()
     files = _listed(fasta_files)
     check_readable(files)
+    require_form(asked.result.form)
     workers = asked.hardware.workers or None
     claim = claim_devices(asked.hardware.devices, workers=workers, workers_per_device=asked.hardware.workers_per_device)
     config = configure_model(asked, device_type=claim.type)

@@ -98,25 +98,19 @@ class ShardedLayout:
 class RunLayout(FolderLayout):
     """The files of an embedding run, under one output folder."""
 
+    def result(self, suffix: str, *, is_partial: bool) -> Path:
+        """The result in the form with this suffix; a partial one is removed by the run that completes it."""
+        return self.output_dir / f"embeddings{'.partial' if is_partial else ''}{suffix}"
+
     @property
     def embeddings(self) -> Path:
         """The result as one file. This name exists only when every row that can be had is in it."""
-        return self.output_dir / "embeddings.h5"
+        return self.result(".h5", is_partial=False)
 
     @property
     def partial_embeddings(self) -> Path:
         """The rows that exist, when some are missing; removed by the run that completes it."""
-        return self.output_dir / "embeddings.partial.h5"
-
-    @property
-    def sharded_embeddings(self) -> ShardedLayout:
-        """The result as a folder of shards. Its index exists only when every row that can be had is in them."""
-        return ShardedLayout(self.output_dir / "embeddings")
-
-    @property
-    def partial_sharded_embeddings(self) -> ShardedLayout:
-        """The rows that exist, when some are missing; removed by the run that completes it."""
-        return ShardedLayout(self.output_dir / "embeddings.partial")
+        return self.result(".h5", is_partial=True)
 
     @property
     def index(self) -> Path:

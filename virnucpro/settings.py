@@ -110,6 +110,8 @@ class ResultForm(Choice):
     """One file, ``embeddings.h5``."""
     SHARDED = "sharded"
     """A folder, ``embeddings/``, of files of neighbouring rows and one index of their ids."""
+    PARQUET = "parquet"
+    """One Apache Parquet file, ``embeddings.parquet``."""
 
 
 class TableFormat(Choice):
@@ -291,8 +293,8 @@ class EmbeddingResult(Box):
     form: ResultForm = knob(
         ResultForm.AUTO, "Form",
         "single: the file embeddings.h5. sharded: the folder embeddings, of files of neighbouring rows and an index of "
-        f"their ids. auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB; a folder keeps "
-        "its form.",
+        "their ids. parquet: the file embeddings.parquet (needs the extra parquet). "
+        f"auto: sharded from {AUTO_SHARDED_ROWS:,} rows or {AUTO_SHARDED_BYTES >> 30} GiB; a folder keeps its form.",
         option="--result-form", argument="result_form", decides=True, recorded="result_form"
     )
     keep_shards: bool = knob(False, "Keep shards", "Keep each worker's shard beside the result.")

@@ -94,7 +94,7 @@ def test_the_shards_of_a_result_are_written_by_the_tasks_of_a_cluster(examples_d
         program = {"program": ("tests.small_shards",)}
         with command(environment, examples_dir / "proteins.fasta", layout.output_dir, *options, **program) as run:
             assert run.wait(300) == 0, said(layout.output_dir)
-        found[runner] = {path.name: path.read_bytes() for path in layout.sharded_embeddings.folder.iterdir()}
+        found[runner] = {path.name: path.read_bytes() for path in layout.result("", is_partial=False).iterdir()}
     assert len(found["threads"]) == 8 + 1
     assert found[engine] == found["threads"]
     passes = re.findall(r"result_passes.done kind=(\w+) files=(\d+) here=(\d+)", said(layout.output_dir))

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes import hash_config
 from tests.faults.forked import left_over, run_forked, small_input, state_of
 from tests.faults.processes import make_proteins
-from virnucpro.pipeline import disk_space
+from virnucpro.pipeline.result import disk_space
 
 TMPFS_BYTES = 4 << 20
 

@@ -9,13 +9,13 @@ import pytest
 from tests.faults.forked import left_over, state_of
 from tests.faults.write_faults import ShardedTrial, fail_each_step, kill_at_steps
 from virnucpro.errors import ResultError
-from virnucpro.store import result_shards
 from virnucpro.store.reader import read_embeddings
+from virnucpro.store.results import sharded
 
 
 @pytest.fixture
 def trial(tmp_path, monkeypatch):
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 4)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 4)
     return ShardedTrial(tmp_path)
 
 

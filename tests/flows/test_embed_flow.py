@@ -115,7 +115,11 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
 
 @pytest.mark.slow
 def test_the_flow_gives_the_bytes_that_the_command_line_gives(tmp_path, small):
-    results = {"single": ["embeddings.h5"], "sharded": ["embeddings/shard-00000-of-00001.h5", "embeddings/ids.index"]}
+    results = {
+        "single": ["embeddings.h5"],
+        "sharded": ["embeddings/shard-00000-of-00001.h5", "embeddings/ids.index"],
+        "parquet": ["embeddings.parquet"],
+    }
     for form, names in results.items():
         flow, plain = tmp_path / f"flow_{form}", tmp_path / f"plain_{form}"
         embed([str(small)], str(flow), hardware={"devices": "cpu", "workers": 2}, result={"form": form})

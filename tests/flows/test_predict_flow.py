@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from virnucpro.store.results import forms
+
 pytest.importorskip("prefect")
 
 from prefect.testing.utilities import prefect_test_harness
@@ -18,7 +20,6 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline import result_form
 from virnucpro.pipeline.verification import verify_run
 
 
@@ -37,7 +38,7 @@ def contigs(tmp_path):
 
 @pytest.mark.slow
 def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifacts(tmp_path, contigs, monkeypatch):
-    monkeypatch.setattr(result_form, "AUTO_SHARDED_ROWS", 1)  # the classification reads single files, however large
+    monkeypatch.setattr(forms, "AUTO_SHARDED_ROWS", 1)  # the classification reads single files, however large
     out = tmp_path / "out"
     settings = {"classifier": str(real_classifier(tmp_path)), "hardware": {"devices": "cpu", "workers": 1}}
     killer = FirstWorkerKiller(kills=1)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.strategies import MadeRun
 from virnucpro.errors import DiskSpaceError
-from virnucpro.pipeline import disk_space
+from virnucpro.pipeline.result import disk_space
 from virnucpro.store import schema
 
 WIDTH = 1000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.strategies import flip_bit
 from virnucpro.errors import ResultError
-from virnucpro.store import id_index
-from virnucpro.store.id_index import IdIndex, bytes_at_most, id_hashes, write_id_index
+from virnucpro.store.results import id_index
+from virnucpro.store.results.id_index import IdIndex, bytes_at_most, id_hashes, write_id_index
 
 
 def write(path, hashes, **changes):

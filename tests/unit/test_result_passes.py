@@ -13,17 +13,17 @@ import pytest
 from tests.strategies import MadeRun, flip_bit
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, SourceGoneError
-from virnucpro.pipeline import host_watch, result_passes, unit_claims
+from virnucpro.pipeline import host_watch, unit_claims
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.finished_blocks import seal_shard
-from virnucpro.pipeline.result_passes import ResultPasses, help_with_result
-from virnucpro.pipeline.result_validation import validate_result
-from virnucpro.pipeline.result_writer import StoredRows
+from virnucpro.pipeline.result import passes
+from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.settings import ResultForm
-from virnucpro.store import result_shards
 from virnucpro.store.parts import SealedBlocks
+from virnucpro.store.results import sharded
 
 SHARDS = 6
 HOST = "a host"
@@ -32,8 +32,8 @@ HOST = "a host"
 
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch):
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 7)
-    monkeypatch.setattr(result_passes, "LOOK_S", 0.01)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
+    monkeypatch.setattr(passes, "LOOK_S", 0.01)
     monkeypatch.setattr(host_watch, "WATCH_INTERVAL_S", 0.01)
 
 
@@ -125,8 +125,8 @@ def together(monkeypatch):
         return made
 
     monkeypatch.setattr(unit_claims, "LOOK_INTERVAL_S", 0.01)
-    for kind, make in result_passes._KINDS.items():
-        monkeypatch.setitem(result_passes._KINDS, kind, with_the_host(make))
+    for kind, make in passes._KINDS.items():
+        monkeypatch.setitem(passes._KINDS, kind, with_the_host(make))
     return begun
 
 
@@ -179,30 +179,31 @@ def test_rows_that_two_files_hold_are_taken_once(run):
 
 
 def _die_in_the_middle(prepared):
-    write = StoredRows.write
+    write, written = passes.write_file, []
 
-    def die_at_the_second(rows, path, which):
-        if which.start:
-            result_passes.os.kill(result_passes.os.getpid(), 9)
-        write(rows, path, which)
+    def die_at_the_second(path, rows):
+        if written:
+            passes.os.kill(passes.os.getpid(), 9)
+        write(path, rows)
+        written.append(path)
 
-    StoredRows.write = die_at_the_second
-    result_passes.LOOK_S = 0.01
+    passes.write_file = die_at_the_second
+    passes.LOOK_S = 0.01
     help_with_result(prepared)
 
 
 def test_the_files_of_a_host_that_died_are_done_by_others(run, monkeypatch):
     alone = bytes_of(aggregate(run).output_path)
     host_process = multiprocessing.get_context("fork").Process(target=_die_in_the_middle, args=(run.prepared,))
-    write = StoredRows.write
+    write = passes.write_file
 
-    def once_it_is_dead(rows, path, which):
+    def once_it_is_dead(path, rows):
         host_process.join(30)
-        write(rows, path, which)
+        write(path, rows)
 
     with ResultPasses(run.prepared, lease_s=1.2) as hosts:
         host_process.start()
-        monkeypatch.setattr(StoredRows, "write", once_it_is_dead)
+        monkeypatch.setattr(passes, "write_file", once_it_is_dead)
         result = aggregate(run, hosts)
     assert host_process.exitcode == -9
     assert bytes_of(result.output_path) == alone
@@ -230,14 +231,14 @@ def test_a_host_that_cannot_read_a_file_is_not_believed(run, monkeypatch, method
 @pytest.mark.usefixtures("together")
 def test_a_host_that_cannot_write_leaves_and_the_others_write(run, monkeypatch):
     alone = bytes_of(aggregate(run).output_path)
-    write = StoredRows.write
+    write = passes.write_file
 
-    def refused_to_the_host(rows, path, which):
+    def refused_to_the_host(path, rows):
         if is_host():
             raise OutputError(path, "Read-only file system")
-        write(rows, path, which)
+        write(path, rows)
 
-    monkeypatch.setattr(StoredRows, "write", refused_to_the_host)
+    monkeypatch.setattr(passes, "write_file", refused_to_the_host)
     with ResultPasses(run.prepared) as hosts, host(run) as done:
         result = aggregate(run, hosts)
         hosts.end()
@@ -249,15 +250,15 @@ def test_a_host_that_cannot_write_leaves_and_the_others_write(run, monkeypatch):
 @pytest.mark.parametrize("who", ["driver", "host"])
 def test_where_a_source_went_all_is_read_again(run, monkeypatch, who):
     alone = bytes_of(aggregate(run).output_path)
-    write, gone = StoredRows.write, []
+    write, gone = passes.write_file, []
 
-    def gone_once(rows, path, which):
+    def gone_once(path, rows):
         if not gone and is_host() == (who == "host"):
             gone.append(path)
             raise SourceGoneError(path)
-        write(rows, path, which)
+        write(path, rows)
 
-    monkeypatch.setattr(StoredRows, "write", gone_once)
+    monkeypatch.setattr(passes, "write_file", gone_once)
     with ResultPasses(run.prepared) as hosts, host(run) as done:
         result = aggregate(run, hosts)
         validate(run, result, hosts)
@@ -310,13 +311,13 @@ def test_a_host_ends_when_it_is_told_when_the_driver_is_gone_and_when_the_folder
 
 def test_hosts_write_where_only_the_driver_moves_it_from(run, monkeypatch):
     places = []
-    write = StoredRows.write
+    write = passes.write_file
 
-    def noted(rows, path, which):
+    def noted(path, rows):
         places.append(path)
-        write(rows, path, which)
+        write(path, rows)
 
-    monkeypatch.setattr(StoredRows, "write", noted)
+    monkeypatch.setattr(passes, "write_file", noted)
     with ResultPasses(run.prepared) as hosts:
         aggregate(run, hosts)
     assert len(places) == SHARDS

@@ -20,7 +20,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.pipeline import finished_blocks
 from virnucpro.pipeline.finished_blocks import seal_shard
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import ResultForm
@@ -431,9 +431,9 @@ def drop_a_row(file):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (swap_ids, "'s7' is not the input's, or stands in the wrong place"),
-        (repeat_an_id, "'s3' is not the input's"),
-        (rename_an_id, "'somebody' is not the input's"),
+        (swap_ids, "'s7' is not in the input, or in the wrong place"),
+        (repeat_an_id, "'s3' is not in the input"),
+        (rename_an_id, "'somebody' is not in the input"),
         (put_nan, "not finite"),
         (drop_a_row, "has 39 rows, expected 40"),
     ],

@@ -20,21 +20,21 @@ from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.finished_blocks import seal_shard
-from virnucpro.pipeline.result_form import settle_form
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
-from virnucpro.store import id_index, result_shards, sharded_rows
 from virnucpro.store.reader import Embeddings
-from virnucpro.store.result_shards import most_rows_of_shard, shard_bounds
+from virnucpro.store.results import id_index, sharded, sharded_rows
+from virnucpro.store.results.forms import choose_result_form
+from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
 
 SHARDED, SINGLE = ResultForm.SHARDED, ResultForm.SINGLE
 
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 7)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
 
 
 @pytest.fixture
@@ -116,25 +116,25 @@ def check_mapping(path, wanted):
 def test_shards_hold_what_one_file_holds_whatever_the_input_and_what_is_missing(
     tmp_path_factory, records, rows, cut, data
 ):
-    result_shards.SHARD_ROWS = rows
+    sharded.SHARD_ROWS = rows
     run = MadeRun(tmp_path_factory.mktemp("run"), records, token_budget=40, max_residues=cut)
     done = data.draw(st.sets(st.sampled_from(range(len(run.plan)))))
     for block in done:
         run.write_part([block])
-    single, sharded = aggregate(run, SINGLE), aggregate(run)
-    assert (single.num_rows, single.num_truncated) == (sharded.num_rows, sharded.num_truncated)
-    assert single.missing_positions.tolist() == sharded.missing_positions.tolist()
+    single, in_shards = aggregate(run, SINGLE), aggregate(run)
+    assert (single.num_rows, single.num_truncated) == (in_shards.num_rows, in_shards.num_truncated)
+    assert single.missing_positions.tolist() == in_shards.missing_positions.tolist()
     if not done:
-        assert sharded.output_path is None
+        assert in_shards.output_path is None
         return
-    assert sharded.output_path.name == single.output_path.name.removesuffix(".h5")
-    assert contents(sharded.output_path) == contents(single.output_path)
-    files = {f"{sharded.output_path.name}/{name}" for name in bytes_of(sharded.output_path)}
-    assert sharded.files == {name: durable.sha256_of(run.layout.output_dir / name) for name in files}
-    assert len(files) == 1 + -(-sharded.num_rows // rows)
-    validate_result(sharded.output_path, run.index, expected_rows=sharded.num_rows, expected_files=sharded.files)
+    assert in_shards.output_path.name == single.output_path.name.removesuffix(".h5")
+    assert contents(in_shards.output_path) == contents(single.output_path)
+    files = {f"{in_shards.output_path.name}/{name}" for name in bytes_of(in_shards.output_path)}
+    assert in_shards.files == {name: durable.sha256_of(run.layout.output_dir / name) for name in files}
+    assert len(files) == 1 + -(-in_shards.num_rows // rows)
+    validate_result(in_shards.output_path, run.index, expected_rows=in_shards.num_rows, expected_files=in_shards.files)
     names = run.names_of(done)
-    check_mapping(sharded.output_path, {name: run.vector(name) for name, _ in records if name in names})
+    check_mapping(in_shards.output_path, {name: run.vector(name) for name, _ in records if name in names})
 
 
 @given(data=st.data())
@@ -201,7 +201,7 @@ def test_an_id_that_stands_twice_is_not_guessed_at(run):
     )
     with read_embeddings(path) as found:
         assert found["s2"].tobytes() == run.vector("s2").tobytes()
-        with pytest.raises(ResultError, match="an id stands for more than one row"):
+        with pytest.raises(ResultError, match="an id has more than one row"):
             found["s1"]
 
 
@@ -317,8 +317,8 @@ def lead_astray(path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (swap_files, "'s14' is not the input's, or stands in the wrong place"),
-        (swap_ids, "'s11' is not the input's"),
+        (swap_files, "'s14' is not in the input, or in the wrong place"),
+        (swap_ids, "'s11' is not in the input"),
         (put_nan, r"shard-00005-of-00006\.h5: a number in rows 0 to 8191 is not finite"),
         (lead_astray, r"ids\.index: does not lead to the ids of its shards"),
     ],
@@ -341,7 +341,7 @@ def test_validation_wants_every_row(run):
 def test_shards_of_another_number_and_an_old_index_do_not_stay_beside_the_new_ones(run, monkeypatch):
     path = finished(run)
     (path / "notes.txt").write_text("somebody's")
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 30)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 30)
     assert finished(run) == path
     assert {each.name for each in path.iterdir()} == {
         "ids.index",
@@ -358,14 +358,14 @@ def test_the_index_goes_before_a_shard_is_written_over(run, monkeypatch):
     def refuse(*_args, **_options):
         raise OutputError(path, "refused")
 
-    monkeypatch.setattr("virnucpro.pipeline.result_writer.RowWriter", refuse)
+    monkeypatch.setattr("virnucpro.store.results.single.RowWriter", refuse)
     with pytest.raises(OutputError, match="refused"):
         aggregate(run)
     assert not (path / "ids.index").exists()
     with pytest.raises(ResultError, match=r"ids\.index: is missing"):
         read_embeddings(run.layout.output_dir)
     monkeypatch.undo()
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 7)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
     finished(run)
     assert bytes_of(path) == whole
 
@@ -375,7 +375,7 @@ def test_a_whole_result_of_before_does_not_stand_beside_one_with_missing_rows(ru
     shutil.rmtree(run.layout.parts_dir)
     run.write_part([0])
     result = aggregate(run)
-    assert result.output_path == run.layout.partial_sharded_embeddings.folder
+    assert result.output_path == run.layout.result("", is_partial=True)
     assert not path.exists()
     with pytest.raises(ResultError, match=r"partial result only: open .*embeddings\.partial if that is enough"):
         read_embeddings(run.layout.output_dir)
@@ -397,13 +397,13 @@ def test_a_whole_result_of_before_does_not_stand_beside_one_with_missing_rows(ru
     ],
 )
 def test_large_results_are_sharded_by_themselves(num_rows, hidden_dim, form):
-    assert settle_form(ResultForm.AUTO, num_rows=num_rows, hidden_dim=hidden_dim) is form
+    assert choose_result_form(ResultForm.AUTO, num_rows=num_rows, hidden_dim=hidden_dim) is form
     for asked in (SINGLE, SHARDED):
-        assert settle_form(asked, num_rows=num_rows, hidden_dim=hidden_dim) is asked
+        assert choose_result_form(asked, num_rows=num_rows, hidden_dim=hidden_dim) is asked
 
 
 def test_a_shard_has_a_gibibyte_of_rows_or_a_million_of_them(monkeypatch):
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", 1 << 20)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", 1 << 20)
     assert most_rows_of_shard(2560) * 2560 * 4 <= 1 << 30 < (most_rows_of_shard(2560) + 1) * 2560 * 4
     assert most_rows_of_shard(8) == most_rows_of_shard(0) == 1 << 20
     assert most_rows_of_shard(1 << 30) == 1

@@ -12,15 +12,15 @@ from tests.faults.forked import run_forked
 from tests.strategies import edit_manifest, flip_bit
 from virnucpro.config import RunLimits
 from virnucpro.errors import OutputError, SettingsChangedError
-from virnucpro.pipeline import disk_space, result_form
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.settings import AUTO_SHARDED_ROWS, ResultForm
-from virnucpro.store import result_shards
 from virnucpro.store.reader import read_embeddings
+from virnucpro.store.results import forms, sharded
 from virnucpro.store.run_lock import RunLock
 
 SHARDED, SINGLE, AUTO = ResultForm.SHARDED, ResultForm.SINGLE, ResultForm.AUTO
@@ -29,7 +29,7 @@ ROWS_OF_SHARD = 25
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(result_shards, "SHARD_ROWS", ROWS_OF_SHARD)
+    monkeypatch.setattr(sharded, "SHARD_ROWS", ROWS_OF_SHARD)
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_the_form_is_chosen_by_size_and_a_folder_keeps_its_own(tmp_path, protein
     fasta, sequences = proteins
     large, small = tmp_path / "large", tmp_path / "small"
     assert AUTO_SHARDED_ROWS > 1_000_000
-    monkeypatch.setattr(result_form, "AUTO_SHARDED_ROWS", 81)
+    monkeypatch.setattr(forms, "AUTO_SHARDED_ROWS", 81)
     run(fasta, large, AUTO)
-    monkeypatch.setattr(result_form, "AUTO_SHARDED_ROWS", 82)
+    monkeypatch.setattr(forms, "AUTO_SHARDED_ROWS", 82)
     run(fasta, small, AUTO)
     assert (large / "embeddings" / "ids.index").exists()
     assert (small / "embeddings.h5").exists()
     (large / "embeddings" / "ids.index").unlink()
-    monkeypatch.setattr(result_form, "AUTO_SHARDED_ROWS", 81)
+    monkeypatch.setattr(forms, "AUTO_SHARDED_ROWS", 81)
     (small / "embeddings.h5").write_bytes(b"damaged")
     for out in (large, small):  # both are computed again, in the form that they had
         run(fasta, out, AUTO)

@@ -17,6 +17,7 @@ from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
+from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def embed(
 
     Starting the same command again continues what is missing.
     """
+    require_form(settings.result.form)
     if "model" not in settings.model_fields_set:
         say(
             f"No --model given: using the bundled demonstration encoder {settings.model} "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.budget_probe import DeviceProbe
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.recovery import Recovery
-    from virnucpro.pipeline.result_passes import ResultPasses
+    from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.run_completion import Reasons
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.pipeline.worker_process import WorkerFunction

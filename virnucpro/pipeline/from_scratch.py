@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.pipeline.result_form import existing_results, remove_results
 from virnucpro.pipeline.run import remove_files
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
+from virnucpro.store.results.forms import existing_results, remove_results
 from virnucpro.store.worker_lock import taking_part
 
 if TYPE_CHECKING:

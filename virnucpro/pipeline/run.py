@@ -16,10 +16,10 @@ from virnucpro import durable
 from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError, StoppedError
-from virnucpro.pipeline.disk_space import release
-from virnucpro.pipeline.result_form import remove_unfinished_results
+from virnucpro.pipeline.result.disk_space import release
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import read_manifest
+from virnucpro.store.results.forms import remove_unfinished_results
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry

@@ -14,21 +14,21 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError
-from virnucpro.pipeline import disk_space
-from virnucpro.pipeline.result_form import remove_results, result_path
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result import disk_space
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run import remove_unpacked
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
+from virnucpro.store.results.forms import remove_results, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.rank_runner import RankOutcome
-    from virnucpro.pipeline.result_passes import ResultPasses
+    from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
 
@@ -180,7 +180,7 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
     _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
-        output_path=result_path(run.layout, run.result_form, is_partial=False),
+        output_path=result_of(run.layout, run.result_form, is_partial=False).path,
         state="complete",
         num_records=manifest.counts["records"],
         num_rows=manifest.counts["rows"],

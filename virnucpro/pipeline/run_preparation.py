@@ -27,10 +27,9 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.disk_space import release, take_space
 from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.recovery import Recovery
-from virnucpro.pipeline.result_form import existing_results, is_intact, name_of, proof_of, result_path, settle_form
+from virnucpro.pipeline.result.disk_space import release, take_space
 from virnucpro.pipeline.run import (
     about_indexed,
     ensure_index,
@@ -43,6 +42,12 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.settings import AUTO_TOKEN_BUDGET, LongPolicy, ResultForm
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
+from virnucpro.store.results.forms import (
+    choose_result_form,
+    existing_results,
+    require_form,
+    result_of,
+)
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.this_host import host_name
 
@@ -79,7 +84,7 @@ class PreparedRun:
     already_complete: bool
     """The folder holds the finished result of this very run."""
     result_form: ResultForm
-    """Single or sharded."""
+    """Any but ``auto``."""
 
     @property
     def layout(self) -> RunLayout:
@@ -179,6 +184,7 @@ def prepare_run(
         ConfigurationError: A GPU cannot be used.
         StoppedError: *stop* was set.
     """
+    require_form(result_form)
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
 
@@ -191,7 +197,7 @@ def prepare_run(
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
-        result_form = earlier.result_form if result_form is ResultForm.AUTO else result_form
+        result_form = require_form(earlier.result_form if result_form is ResultForm.AUTO else result_form)
         earlier.settings["result_form"] = str(earlier.result_form)
         expected = _expected_settings(model_config, earlier, claim.type, result_form)
         same = is_same_input(layout.output_dir, earlier, fasta_files, expected)
@@ -227,7 +233,7 @@ def prepare_run(
         probes = [probe.to_json() for probe in found]
     budget = model_config.token_budget or DEFAULT_TOKEN_BUDGET
     model_config = replace(model_config, token_budget=_tokens_needed(index, model_config, budget))
-    result_form = settle_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
+    result_form = choose_result_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
     settings = _settings(model_config, claim.type, result_form)
     if earlier is not None:
         refuse_other_settings(layout.output_dir, earlier, settings)
@@ -292,19 +298,15 @@ def _finished_as_asked(
     layout: RunLayout, earlier: RunManifest, model_config: ModelConfig, expected: dict[str, Any]
 ) -> bool:
     """Whether the folder holds the whole, undamaged result of the settings *expected*; refuses other ones."""
-    path = result_path(layout, earlier.result_form, is_partial=False)
-    if (
-        earlier.state != "complete"
-        or name_of(proof_of(path), path) not in earlier.files
-        or not proof_of(path).is_file()
-    ):
+    result = result_of(layout, earlier.result_form, is_partial=False)
+    if earlier.state != "complete" or result.name_of(result.proof) not in earlier.files or not result.proof.is_file():
         return False
     if model_config.settings.sequences.long is LongPolicy.ERROR and earlier.counts.get("truncated"):
         return False  # indexing names the sequences that are too long
     if earlier.counts.get("records") == 0 and not model_config.settings.sequences.allow_empty:
         return False  # indexing says that there is nothing
     refuse_other_settings(layout.output_dir, earlier, expected)
-    return is_intact(earlier.files, path)
+    return result.is_intact(earlier.files)
 
 
 def _expected_settings(

@@ -1,13 +1,14 @@
 """
-From shards and left-over parts to one result, in the order of the input.
+From shards and remaining parts to one result, in the order of the input.
 
-Blocks are taken by number, each once, from whatever checked file holds them. What has no row is listed by id: nothing
-is dropped in silence.
+Blocks are taken by number, each once, from any checked file that holds them. Every record without a row is listed by
+id.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import SourceGoneError
 from virnucpro.pipeline.finished_blocks import find_all_finished
-from virnucpro.pipeline.result_form import files_of, is_sharded, name_of, remove_results, result_path
-from virnucpro.pipeline.result_writer import ResultRows
-from virnucpro.run_layout import ShardedLayout
+from virnucpro.pipeline.result import disk_space
+from virnucpro.pipeline.result.rows import rows_of_parts
 from virnucpro.settings import ResultForm
 from virnucpro.store import schema
+from virnucpro.store.results.forms import remove_results, result_of
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.finished_blocks import FinishedBlocks
-    from virnucpro.pipeline.result_passes import ResultPasses
+    from virnucpro.pipeline.result.passes import ResultPasses
+    from virnucpro.pipeline.result.rows import ResultRows
     from virnucpro.run_layout import RunLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ FAILED_HEADER = "sequence_id\treason\tattempts\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """What came out of putting a run together."""
+    """What was written and what is missing."""
 
     output_path: Path | None
     """The result file, or the folder of its shards; its partial name where rows are missing, None where there is no
@@ -56,7 +57,7 @@ class Aggregation:
     num_missing: int
     """Records of the input without a row, copies counted."""
     num_truncated: int
-    """Rows whose sequence was cut to the residue limit."""
+    """Rows whose sequence was truncated to the residue limit."""
     missing_positions: IntArray = field(compare=False)
     """int64 (num_missing,): index positions of those records, in the order of the input."""
     num_resplit_blocks: int = 0
@@ -83,7 +84,7 @@ def aggregate_shards(
     """
     Write the result from everything that is finished.
 
-    Ranks may be sealing still, of hosts that nobody waits for: where a file went while it was read, all is read again.
+    Ranks on hosts that no longer count may still seal shards: where a file vanishes meanwhile, all is read again.
 
     Args:
         layout: The run's folder.
@@ -91,20 +92,20 @@ def aggregate_shards(
         plan: Of the run.
         max_residues: Residues of a sequence that were embedded.
         hidden_dim: Width of a row, used where there is none.
-        result_form: Single or sharded.
-        hosts: Check what is there and write the shards of a sharded result; None for this process.
+        result_form: Any but ``auto``.
+        hosts: Check what exists and write the shards of a sharded result; None for this process.
 
     Returns:
         What was written and what is missing.
 
     Raises:
-        OutputError: The result cannot be written; the name that says whole is absent or as it was.
+        OutputError: The result cannot be written; the file that proves it whole is absent or as before.
     """
     while True:
         finished = find_all_finished(layout, plan, check=None if hosts is None else hosts.check)
-        rows = ResultRows(index, finished.sources, hidden_dim=hidden_dim, max_residues=max_residues)
+        rows, missing = rows_of_parts(index, finished.sources, hidden_dim=hidden_dim, max_residues=max_residues)
         try:
-            return _aggregated(layout, finished, rows, result_form, hosts)
+            return _aggregated(layout, finished, rows, missing, result_form, hosts)
         except SourceGoneError as error:
             log.info("result.begun_again", source=Path(error.path).name)
 
@@ -113,37 +114,35 @@ def _aggregated(
     layout: RunLayout,
     finished: FinishedBlocks,
     rows: ResultRows,
+    missing: IntArray,
     result_form: ResultForm,
     hosts: ResultPasses | None,
 ) -> Aggregation:
-    """Write the result; ``SourceGoneError`` says that it must be begun again."""
-    if len(rows.missing):  # a result of before, found damaged, must not stand under the name that says complete
+    """Write the result; ``SourceGoneError`` where it must be done again."""
+    if len(missing):  # an earlier result, found damaged, must not keep the name of a complete one
         remove_results(layout, is_partial=False)
-    if len(rows.missing) and not len(rows):
+    if len(missing) and not len(rows):
         remove_results(layout, is_partial=True)
         return Aggregation(
             output_path=None,
             files={},
             num_rows=0,
-            num_missing=len(rows.missing),
+            num_missing=len(missing),
             num_truncated=0,
-            missing_positions=rows.missing,
+            missing_positions=missing,
         )
-    path = result_path(layout, result_form, is_partial=len(rows.missing) > 0)
-    told: Mapping[Path, str] = {}
-    if is_sharded(path):
-        told = rows.write_sharded(ShardedLayout(path), layout, hosts=hosts)
-    else:
-        rows.write_single(path, layout)
+    result = result_of(layout, result_form, is_partial=len(missing) > 0)
+    known = result.write(rows, give_way=partial(disk_space.give_way_to_result, layout), hosts=hosts)
     origins = [origin for source in finished.sources for origin in source.blocks[:, 2].tolist()]
-    log.info("result.written", result=path.name, rows=len(rows), copies=rows.num_copies, missing=len(rows.missing))
+    copies = len(rows) - int(rows.starts[-1])
+    log.info("result.written", result=result.path.name, rows=len(rows), copies=copies, missing=len(missing))
     return Aggregation(
-        output_path=path,
-        files={name_of(file, path): told.get(file) or durable.sha256_of(file) for file in files_of(path)},
+        output_path=result.path,
+        files={result.name_of(file): known.get(file) or durable.sha256_of(file) for file in result.files()},
         num_rows=len(rows),
-        num_missing=len(rows.missing),
-        num_truncated=rows.num_truncated,
-        missing_positions=rows.missing,
+        num_missing=len(missing),
+        num_truncated=int((rows.truncated_from() > 0).sum()),
+        missing_positions=missing,
         num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
         num_cached_blocks=origins.count(BlockOrigin.CACHED),
     )
@@ -156,7 +155,7 @@ def write_failed_sequences(
     why: Callable[[int], tuple[str, int]],
 ) -> None:
     """
-    List every record without a row, those left out at reading first; an earlier run's list goes when there is none.
+    List every record without a row, those skipped at reading first; removes an earlier list where there is none.
 
     Args:
         layout: The run's folder.

@@ -1,4 +1,4 @@
-"""Lines in the order of their bytes, however many: sorted piece by piece in files without a name, then merged."""
+"""Any number of lines in the order of their bytes: runs are sorted in unnamed files, then merged."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
 
 LINES_IN_MEMORY = 1 << 19
 MOST_FILES = 200
-"""Sorted pieces that are open at once, before they become one."""
+"""Sorted runs that are open at once, before they are merged into one."""
 _LINES_PER_PIECE = 1 << 13
 
 
 class SortedLines:
     """
-    Context manager that collects lines.
+    Context manager that collects lines; sorted runs go to unnamed files in *folder* until it ends.
 
-    Args:
-        folder: Where sorted pieces go; what is there vanishes with this object, or with the process.
-        lines_in_memory: Lines that are sorted in memory.
+    *lines_in_memory*: lines sorted in memory at a time.
     """
 
     def __init__(self, folder: Path, *, lines_in_memory: int = LINES_IN_MEMORY) -> None:
@@ -36,10 +34,10 @@ class SortedLines:
 
     def add(self, lines: Iterable[bytes]) -> None:
         """
-        Take lines, each with its line feed.
+        Add lines, each with its line feed.
 
         Raises:
-            OutputError: They cannot be kept.
+            OutputError: The system refused.
         """
         self._lines.extend(lines)
         if len(self._lines) < self._lines_in_memory:

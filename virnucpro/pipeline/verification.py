@@ -16,11 +16,11 @@ from virnucpro import durable
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
-from virnucpro.pipeline.result_form import files_of, name_of, proof_of, result_path
-from virnucpro.pipeline.result_validation import validate_result
+from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.manifest import COUNTED, FINISHED, PredictionManifest, RunManifest, read_manifest
+from virnucpro.store.results.forms import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,15 +137,15 @@ def _check_files(layout: RunLayout | PredictionLayout, manifest: AnyManifest, *,
 
 
 def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str) -> list[str]:
-    path = result_path(layout, manifest.result_form, is_partial=manifest.state != "complete")
-    for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
+    result = result_of(layout, manifest.result_form, is_partial=manifest.state != "complete")
+    for name in map(result.name_of, {result.proof, *result.files()}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
     problems = _check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
     if problems:
         return problems
     try:
-        validate_result(path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)
+        validate_result(result.path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)
     except (IndexFormatError, ResultError) as error:
         return [str(error)]
     return []

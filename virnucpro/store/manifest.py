@@ -153,7 +153,7 @@ class RunManifest(Manifest):
 
     @property
     def result_form(self) -> ResultForm:
-        """Single or sharded; folders from before there was a choice are single."""
+        """Any but ``auto``; folders older than the choice are single."""
         return ResultForm(self.settings.get("result_form", ResultForm.SINGLE))
 
     def end(self, state: str) -> None:
@@ -163,7 +163,8 @@ class RunManifest(Manifest):
 
     def problem(self) -> str | None:
         """See ``Manifest.problem``."""
-        if self.settings.get("result_form", ResultForm.SINGLE) not in (ResultForm.SINGLE, ResultForm.SHARDED):
+        resolved = [form for form in ResultForm if form is not ResultForm.AUTO]
+        if self.settings.get("result_form", ResultForm.SINGLE) not in resolved:
             return "'settings' with a 'result_form' that does not exist"
         counted = ["records", *(["rows", "copies", "truncated"] if self.state == "complete" else [])]
         numbers: list[tuple[Mapping[str, Any], str, list[str]]] = [

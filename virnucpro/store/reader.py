@@ -1,58 +1,34 @@
-"""Reading a result: a mapping from id to vector that touches the disk only for the rows that are asked for."""
+"""Reading a result: a mapping from id to vector that reads only the rows that are accessed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from virnucpro.errors import ResultError
-from virnucpro.run_layout import RunLayout, ShardedLayout
-from virnucpro.store import schema
-from virnucpro.store.sharded_rows import ShardedRows
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.results.forms import all_results, result_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from virnucpro.store.results.result import Result
+
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Rows(Protocol):
-    """The rows of a result, in whichever form."""
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Sequence ids in the order of the rows."""
-
-    @property
-    def hidden_dim(self) -> int:
-        """Width of a row."""
-
-    def rows_of(self, sequence_ids: Sequence[str]) -> IntArray:
-        """Return the number of the row of each id, int64 (ids,); ``KeyError`` tells the first that has none."""
-
-    def read(self, rows: slice | IntArray) -> FloatArray:
-        """Return rows by a slice of step 1, or by their ascending numbers; float32 (rows, hidden_dim)."""
-
-    def __contains__(self, sequence_id: object) -> bool:
-        """Whether there is a row of this id."""
-
-    def close(self) -> None:
-        """Close the files."""
 
 
 class Embeddings(Mapping[str, "FloatArray"]):
     """
     The rows of a result by sequence id, in the order of the input.
 
-    Rows are read when asked for. The ids of a single file are in memory, those of a sharded result are not. Use it as a
+    Rows are read on access. The ids of a single file are in memory, those of a sharded result are not. Use it as a
     context manager, or ``close`` it.
 
     Args:
-        path: The HDF5 file, or the folder of shards.
+        path: A file, or the folder of shards.
 
     Raises:
         ResultError: Not a result.
@@ -60,7 +36,7 @@ class Embeddings(Mapping[str, "FloatArray"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows: Rows = ShardedRows(ShardedLayout(path)) if path.is_dir() else _OneFile(path)
+        self._rows = result_at(path).open()
 
     @property
     def ids(self) -> Sequence[str]:
@@ -120,50 +96,12 @@ class Embeddings(Mapping[str, "FloatArray"]):
         return f"Embeddings({str(self.path)!r}: {len(self)} sequences x {self.hidden_dim})"
 
 
-class _OneFile:
-    """The rows of one embeddings file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file, self._rows = schema.open_embeddings(path)
-        try:
-            self.ids = tuple(name for names in schema.iter_sequence_ids(self._file, path) for name in names)
-            self._row_of = _row_numbers(self.ids, path)
-        except ResultError:
-            self._file.close()
-            raise
-
-    @property
-    def hidden_dim(self) -> int:
-        return int(self._rows.shape[1])
-
-    def rows_of(self, sequence_ids: Sequence[str]) -> IntArray:
-        return np.array([self._row_of[name] for name in sequence_ids], dtype=np.int64)
-
-    def __contains__(self, sequence_id: object) -> bool:
-        return sequence_id in self._row_of
-
-    def read(self, rows: slice | IntArray) -> FloatArray:
-        is_nothing = not isinstance(rows, slice) and not len(rows)
-        found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
-        return found
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _row_numbers(ids: Sequence[str], path: Path) -> dict[str, int]:
-    numbers = {name: row for row, name in enumerate(ids)}
-    if len(numbers) < len(ids):
-        raise ResultError(path, "an id stands for more than one row")
-    return numbers
-
-
 def read_embeddings(path: str | Path) -> Embeddings:
     """
     Open a result.
 
     Args:
-        path: The output folder of a complete run, or its result: an embeddings file, or a folder of shards.
+        path: The output folder of a complete run, or its result: a file, or a folder of shards.
 
     Returns:
         A mapping from sequence id to vector, with ``.ids`` and ``.to_numpy()``.
@@ -172,17 +110,18 @@ def read_embeddings(path: str | Path) -> Embeddings:
         ResultError: There is no result, or it is not one of ours.
     """
     where = Path(path)
-    if where.is_dir() and not ShardedLayout(where).index.exists() and not ShardedLayout(where).shards():
-        where = _result_in(RunLayout(where))
+    if where.is_dir() and not result_at(where).files():
+        where = _result_in(RunLayout(where)).path
     return Embeddings(where)
 
 
-def _result_in(layout: RunLayout) -> Path:
-    """Return the result in the folder of a run."""
-    sharded, partial = layout.sharded_embeddings, layout.partial_sharded_embeddings
-    if layout.embeddings.exists() or sharded.index.exists():
-        return layout.embeddings if layout.embeddings.exists() else sharded.folder
-    for path, proof in ((layout.partial_embeddings, layout.partial_embeddings), (partial.folder, partial.index)):
-        if proof.exists():
-            raise ResultError(layout.output_dir, f"holds a partial result only: open {path} if that is enough")
-    return sharded.folder if sharded.shards() else layout.embeddings
+def _result_in(layout: RunLayout) -> Result:
+    """Return the result in the folder of a run; where nothing is whole, the one whose error says what is missing."""
+    whole = all_results(layout, is_partial=False)
+    for result in whole:
+        if result.proof.exists():
+            return result
+    for result in all_results(layout, is_partial=True):
+        if result.proof.exists():
+            raise ResultError(layout.output_dir, f"holds a partial result only: open {result.path} if that is enough")
+    return next((result for result in whole if result.files()), whole[0])

@@ -35,39 +35,39 @@ EMBEDDINGS = "embeddings"
 SEQUENCE_IDS = "sequence_ids"
 """Variable-length UTF-8 (num_sequences,)."""
 TRUNCATED_FROM = "truncated_from"
-"""int64 (num_sequences,), only in files where a sequence was cut: its residues before the cut, 0 where it was whole."""
+"""int64 (num_sequences,), only in files with a truncated sequence: its residues before, 0 where it is whole."""
 LOW_INFORMATION = "low_information"
-"""uint8 (num_sequences,), only in files where there is one: 1 where a sequence is nothing but unknown residues (X) or
-nucleotides (N), whose row says nothing about it."""
+"""uint8 (num_sequences,), only in files that have one: 1 where a sequence has only unknown residues (X) or nucleotides
+(N), so that its row says nothing about it."""
 POSITIONS = "positions"
 """int64 (num_sequences,): position of each row's sequence in the sequence index. Parts and shards only."""
 BLOCKS = "blocks"
-"""int64 (num_blocks, 3): block number, its rows, its ``BlockOrigin``; rows stand in the order of this table. Parts and
+"""int64 (num_blocks, 3): block number, its rows, its ``BlockOrigin``; rows are in the order of this table. Parts and
 shards only."""
 PLAN_FINGERPRINT = "plan_fingerprint"
 """Attribute: the plan that the rows were computed by. Parts and shards only."""
 
 
 class BlockOrigin(IntEnum):
-    """How the rows of a block came to be, which decides what is promised of them."""
+    """How the rows of a block were computed, which decides how exactly they can be reproduced."""
 
     COMPUTED = 0
     """In one forward pass over the whole block: the same bytes again for the same plan, device type and versions."""
     RESPLIT = 1
     """In several passes, because the whole block did not fit the device: the same numbers within the tolerance."""
     CACHED = 2
-    """Taken from the embedding cache, computed there in other company: the same numbers within the tolerance."""
+    """From the embedding cache, computed there in other batches: the same numbers within the tolerance."""
 
 
 UTF8 = h5py.string_dtype(encoding="utf-8")
 OVERHEAD_BYTES = 1 << 16
-"""Bytes of an HDF5 file of ours besides its rows and ids, at the most."""
+"""Most bytes of an HDF5 file of ours besides its rows and ids."""
 IDS_PER_WRITE = 8192
-"""Sequences: ids converted at a time, which bounds the memory of reading and writing them."""
+"""Ids converted at a time."""
 _ROWS_BYTES = 4 << 20
 """Bytes of embeddings read or checked at a time."""
 _GAP_BYTES = 1 << 14
-"""Bytes between two rows that are read along rather than skipped: about what a read of its own costs."""
+"""Bytes between two rows that are read rather than skipped: about what a second read costs."""
 
 
 def open_checked(path: Path) -> h5py.File:
@@ -100,12 +100,8 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
     """
     Begin an HDF5 file in *new* and close it when the block ends.
 
-    HDF5 tells late of a full disk, and can then crash at the end of the process. So it never meets one: the file
-    begins as an image made in memory and has its space before HDF5 opens it, which gives back what it did not use.
-
-    Args:
-        new: Just made.
-        most_bytes: Bytes that the block's datasets take at the most, as ``bytes_at_most`` tells.
+    HDF5 reports a full disk late, and can then crash at the end of the process. So the file begins as an image made
+    in memory, and its space (*most_bytes*, of ``bytes_at_most``) is reserved before HDF5 opens it.
 
     Raises:
         OSError: The system refused.
@@ -117,7 +113,7 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
 
 
 def _empty_image() -> bytes:
-    """Return the HDF5 file of nothing. HDF5 takes two files in memory of one name for one: a thread has its own."""
+    """Return an empty HDF5 file. HDF5 takes two files in memory of one name for the same: each thread has its own."""
     with h5py.File(f"empty {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
         file.flush()
         image: bytes = file.id.get_file_image()
@@ -126,15 +122,10 @@ def _empty_image() -> bytes:
 
 def bytes_at_most(num_sequences: int, hidden_dim: int, *, id_bytes: int) -> int:
     """
-    Return what a file of rows takes at the most.
+    Return the most bytes that a file of rows takes; *id_bytes* is of all ids together.
 
     An id takes 16 bytes and its own, up to the next multiple of 8, in heaps of 4096 bytes with a head of 16, of which
     an id of 1024 bytes that did not fit leaves 1040 unused; and a reference of 16. Each row has up to two integers.
-
-    Args:
-        num_sequences: Rows.
-        hidden_dim: Numbers of a row.
-        id_bytes: Bytes of all ids together.
     """
     in_heaps = (id_bytes + num_sequences * (16 + 7)) * 4096 // (4096 - 16 - 1040)
     return num_sequences * (hidden_dim * 4 + 16 + 2 * 8) + in_heaps + OVERHEAD_BYTES
@@ -153,7 +144,7 @@ def _refuse_foreign_storage(file: h5py.File, path: Path) -> None:
 
 
 def _refuse_absent_storage(file: h5py.File, item: h5py.Dataset, path: Path) -> None:
-    """Refuse a dataset that states more elements than the file has bytes for: reading it would take all memory."""
+    """Refuse a dataset that states more elements than the file has: reading it would take all memory."""
     stated_bytes = item.size * item.id.get_type().get_size() if item.size else 0
     if not stated_bytes or item.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
         return
@@ -240,30 +231,30 @@ def sequence_ids_in(file: h5py.File, path: Path, rows: slice) -> list[str]:
 
 
 def rows_at_once(hidden_dim: int) -> int:
-    """Return how many rows of *hidden_dim* numbers are read or checked at a time, which bounds the memory of it."""
+    """Return how many rows of *hidden_dim* numbers are read or checked at a time."""
     return max(1, min(IDS_PER_WRITE, _ROWS_BYTES // max(1, hidden_dim * 4)))
 
 
 def gap_rows(hidden_dim: int) -> int:
-    """Return how many rows of *hidden_dim* numbers from one to the next are read along rather than skipped."""
+    """Return the largest step from one row to the next that is read rather than skipped."""
     return 1 + _GAP_BYTES // max(1, hidden_dim * 4)
 
 
 def near_runs(numbers: IntArray, *, most_gap: int, most_rows: int) -> Iterator[slice]:
     """
-    Cut ascending row numbers, which may repeat, into runs that are worth one read each.
+    Split ascending row numbers, which may repeat, into runs that are worth one read each.
 
     Args:
         numbers: int64 (n,).
-        most_gap: Rows from one number to the next that are read along.
-        most_rows: Rows that one read spans at the most, and numbers in a run.
+        most_gap: Largest step from one number to the next within a run.
+        most_rows: Most rows that a read spans, and most numbers in a run.
 
     Yields:
         Consecutive slices of *numbers*, which cover all of them.
     """
-    cuts = np.flatnonzero((np.diff(numbers) > most_gap) | (np.diff(numbers // most_rows) > 0)) + 1
+    ends = np.flatnonzero((np.diff(numbers) > most_gap) | (np.diff(numbers // most_rows) > 0)) + 1
     start = 0
-    for end in [*cuts.tolist(), len(numbers)]:
+    for end in [*ends.tolist(), len(numbers)]:
         for first in range(start, end, most_rows):
             yield slice(first, min(first + most_rows, end))
         start = end
@@ -277,11 +268,9 @@ def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
 
 def early_allocated(file: h5py.File, name: str, shape: tuple[int, int]) -> int | None:
     """
-    Create the float32 dataset *name* with its space reserved and unwritten.
+    Create the float32 dataset *name* with its space reserved and unwritten; return the offset of its first byte.
 
-    Returns:
-        The byte offset of its first element in the file, so that rows can be written there with plain writes; None
-        when it has no elements.
+    Rows are written there with plain writes. None where it has no elements.
     """
     space = h5py.h5s.create_simple(shape)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

@@ -1,7 +1,7 @@
 """
-The rows of a sharded result, found by id without holding the ids: ten million open in milliseconds.
+Reading a sharded result by id without holding the ids: ten million open in milliseconds.
 
-An id is looked for in the index of ids, and compared with the one in the shard before its row is believed. Shards are
+An id is looked up in the index of ids, and compared with the one in the shard before its row is used. Shards are
 opened when they are first read, some of them at a time.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from virnucpro.errors import ResultError
 from virnucpro.store import schema
-from virnucpro.store.id_index import IdIndex
+from virnucpro.store.results.id_index import IdIndex
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_OPEN_SHARDS = 128
-"""Shards that are kept open; systems allow a process 1,024 files as a rule."""
+"""Shards kept open; most systems allow a process 1,024 files."""
 _NEAR_IDS = 128
-"""Ids between two that are read along rather than skipped: about what a read of its own costs."""
+"""Ids between two that are read rather than skipped: about what a second read costs."""
 
 
 class ShardedRows:
     """
     The rows of a sharded result by id and by number. May be used from several threads.
-
-    Args:
-        layout: Its folder.
 
     Raises:
         ResultError: The index is missing or damaged, or a shard is missing.
@@ -57,7 +54,7 @@ class ShardedRows:
                 self.close()
                 raise ResultError(self._path(number), "is missing")
         self.ids = ShardedIds(self)
-        """Ids in the order of the rows, read when asked for."""
+        """Ids in the order of the rows, read on access."""
 
     @property
     def hidden_dim(self) -> int:
@@ -86,7 +83,7 @@ class ShardedRows:
             if not own:
                 raise KeyError(name)
             if len(own) > 1:
-                raise ResultError(self._layout.folder, "an id stands for more than one row")
+                raise ResultError(self._layout.folder, "an id has more than one row")
             found[place] = own[0]
         return found
 
@@ -152,7 +149,7 @@ class ShardedRows:
         return self._layout.shard(number, len(self._index.shard_bytes))
 
     def _opened(self, number: int) -> tuple[h5py.File, h5py.Dataset]:
-        """Return an open shard and its rows; the one that was not asked for the longest is closed for it."""
+        """Return an open shard and its rows; closes the least recently used one."""
         if number not in self._open:
             self._open[number] = self._open_shard(number)
             if len(self._open) > MOST_OPEN_SHARDS:
@@ -180,7 +177,7 @@ class ShardedRows:
 
 
 class ShardedIds(Sequence[str]):
-    """The ids of a sharded result in the order of its rows; they are read when asked for."""
+    """The ids of a sharded result in the order of its rows, read on access."""
 
     def __init__(self, rows: ShardedRows) -> None:
         self._rows = rows

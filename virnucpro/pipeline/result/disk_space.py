@@ -18,7 +18,7 @@ from virnucpro.errors import DiskSpaceError, OutputError
 from virnucpro.settings import ResultForm
 from virnucpro.store import schema
 from virnucpro.store.parts import part_paths
-from virnucpro.store.result_shards import sharded_bytes_at_most
+from virnucpro.store.results.forms import FORMS
 
 if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
@@ -32,7 +32,7 @@ def take_space(
     layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, result_form: ResultForm = ResultForm.SINGLE
 ) -> None:
     """
-    Make sure that a run fits its disk, and reserve what its result takes.
+    Check that a run fits its disk, and reserve the space of its result.
 
     While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes beside them.
     What the folder holds of parts and shards already is not needed again.
@@ -45,8 +45,7 @@ def take_space(
     """
     release(layout)
     num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
-    bytes_at_most = sharded_bytes_at_most if result_form is ResultForm.SHARDED else schema.bytes_at_most
-    result_bytes = bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
+    result_bytes = FORMS[result_form].bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
     rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
     finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
     needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + MANIFEST_BYTES
@@ -64,7 +63,7 @@ def take_space(
 
 def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
     """
-    Free *num_bytes* of what was reserved for the result: a file of that size is written next.
+    Free *num_bytes* of the reservation: a file of that size is written next.
 
     Raises:
         OutputError: The system refused.

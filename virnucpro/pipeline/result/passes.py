@@ -1,13 +1,10 @@
 """
-The result of a run over several hosts, put together by all of them: one pass after the other over its files.
+The sharded result of a run over several hosts, made by all of them: one pass after the other over its files.
 
-The parts and shards of the ranks are checked; the shards of the result are written; each is validated, mostly by
-another host than wrote it. The files of a pass are claimed in the shared folder as the units of the embedding are, and
-the driver takes part: it needs nobody, and whoever comes or goes changes only how long it takes. What a host has
-written is moved to its place by the driver alone, which holds the folder's lock: a host that wakes up late can harm
-nothing.
-
-What a host finds wrong is not believed: the driver looks at that file itself, and says what is wrong with it.
+The parts and shards of the ranks are checked, the shards of the result written, then validated, most of them by
+another host than wrote them. Hosts claim the files of a pass in the shared folder, as they claim units of the
+embedding. The driver takes part and needs no host. It alone holds the folder's lock and moves what a host has written
+to its place, so that a host that wakes up late does no harm. The driver rechecks every file that a host reports as bad.
 """
 
 from __future__ import annotations
@@ -25,39 +22,36 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, SourceGoneError, VirNucProError
 from virnucpro.pipeline.host_watch import watching_driver
-from virnucpro.pipeline.result_validation import ShardProof
-from virnucpro.pipeline.result_writer import StoredRows
+from virnucpro.pipeline.result.rows import ResultRows
+from virnucpro.pipeline.result.validation import RowsOfInput
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, numbers_in, read_units, write_units
-from virnucpro.run_layout import ShardedLayout, UnitsLayout
+from virnucpro.run_layout import UnitsLayout
 from virnucpro.store.lease import LEASE_S, Lease
 from virnucpro.store.manifest import read_object
 from virnucpro.store.parts import SealedBlocks
+from virnucpro.store.results.sharded import ShardProof, Shards
+from virnucpro.store.results.single import write_file
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from virnucpro.pipeline.result_writer import ResultRows
     from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.store.results.result import NewRows
 
     Answer = dict[str, Any]
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two looks of a host for the next pass."""
+"""Seconds after which a host looks again for the next pass."""
 
 
 class ResultPasses:
     """
     Context manager of the driver, which holds the folder's lock: the passes over the files of a result.
 
-    Args:
-        run: Whose result it is.
-        lease_s: Seconds without a sign of life after which a host's files are others'.
-
-    Raises:
-        OutputError: The folder cannot be written.
+    *lease_s*: seconds without a heartbeat after which another host takes over a host's files.
     """
 
     def __init__(self, run: PreparedRun, *, lease_s: float = LEASE_S) -> None:
@@ -81,16 +75,13 @@ class ResultPasses:
         self._lease.__exit__()
 
     def end(self) -> None:
-        """Tell every host to stop after the file at hand."""
-        with suppress(OSError):  # else they stop because they miss our sign of life
+        """Tell every host to stop after its current file."""
+        with suppress(OSError):  # else they stop because they miss our heartbeat
             self._lease.say(stopping=True)
 
     def check(self, paths: Sequence[Path]) -> dict[Path, bytes]:
         """
-        Have parts and shards of ranks checked, every byte and number.
-
-        Returns:
-            The seals of those that are right.
+        Have parts and shards of ranks checked, every byte and number; return the seals of those that are right.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -99,17 +90,9 @@ class ResultPasses:
         seals = ((path, answer["seal"]) for path, answer in zip(paths, answers, strict=True))
         return {path: bytes.fromhex(seal) for path, seal in seals if seal is not None}
 
-    def write(self, rows: ResultRows, bounds: Sequence[range], paths: Sequence[Path]) -> dict[Path, str]:
+    def write(self, rows: NewRows, bounds: Sequence[range], paths: Sequence[Path]) -> dict[Path, str]:
         """
-        Have shards written.
-
-        Args:
-            rows: Of the result.
-            bounds: Which of them each shard has.
-            paths: Name of each.
-
-        Returns:
-            The hex sha256 of each.
+        Have shards of these rows written; return the hex sha256 of each.
 
         Raises:
             OutputError: The system refused.
@@ -140,9 +123,9 @@ class ResultPasses:
             OutputError: The folder cannot be written.
         """
         task = {
-            "folder": str(proof.layout.folder),
+            "folder": str(proof.result.path),
             "rows_per_shard": proof.rows_per_shard,
-            "files": dict(proof.expected_files),
+            "files": dict(proof.expected.files or {}),
         }
         for number, answer in enumerate(self._through(_VALIDATE, task, len(proof))):
             if not answer["holds"]:
@@ -160,7 +143,7 @@ class ResultPasses:
     def _through(
         self, kind: str, task: Mapping[str, Any], num_items: int, layout: UnitsLayout | None = None
     ) -> list[Answer]:
-        """Do a pass with whoever takes part; return what has come of each item."""
+        """Do a pass with the hosts that take part; return the answer to each item."""
         layout = self._new_pass() if layout is None else layout
         durable.write_bytes(layout.task, json.dumps({"kind": kind, **task}).encode())
         write_units(
@@ -179,12 +162,12 @@ class ResultPasses:
 
 def help_with_result(run: PreparedRun, *, stop: threading.Event | None = None, lease_s: float = LEASE_S) -> int:
     """
-    Take part in putting the result of a run together, until its driver says that it is done, or is gone.
+    Take part in making the result of a run until its driver says that it is done, or is gone.
 
     Args:
         run: As its driver has prepared it, under a path that leads to the same folder here.
-        stop: Set it to stop after the file at hand.
-        lease_s: Seconds without a sign of life after which the driver is gone.
+        stop: Set it to stop after the current file.
+        lease_s: Seconds without a heartbeat after which the driver is gone.
 
     Returns:
         Files that were checked, written or validated here.
@@ -203,14 +186,14 @@ def help_with_result(run: PreparedRun, *, stop: threading.Event | None = None, l
                 continue
             try:
                 num_done += _take_part(run, UnitsLayout(layout.folder / f"{num_passes:06d}"), stop)
-            except SourceGoneError as error:  # the driver will see that, too, and begin another pass
+            except SourceGoneError as error:  # the driver will see that, too, and start another pass
                 log.info("result_passes.source_gone", source=Path(error.path).name)
             num_passes += 1
     return num_done
 
 
 def _begun(folder: Path) -> set[int]:
-    """Return the numbers of the passes that can be taken part in; none where the run has tidied up."""
+    """Return the numbers of the passes that have begun; none where the run has removed them."""
     try:
         found = numbers_in(folder, afresh=True)
     except OSError:
@@ -219,7 +202,7 @@ def _begun(folder: Path) -> set[int]:
 
 
 def _take_part(run: PreparedRun, layout: UnitsLayout, stop: threading.Event) -> int:
-    """Do files of a pass until all are done, by whomever; return how many were done here."""
+    """Do files of a pass until all are done, here or elsewhere; return how many were done here."""
     task = read_object(layout.task)
     do = _KINDS[task["kind"]](run, layout, task)
     owner, num_done = new_owner(), 0
@@ -242,7 +225,7 @@ def _take_part(run: PreparedRun, layout: UnitsLayout, stop: threading.Event) -> 
 def _release(claims: UnitClaims) -> None:
     try:
         claims.release()
-    except VirNucProError as error:  # the folder is gone, or the claims are free once our lease has lapsed
+    except VirNucProError as error:  # the folder is gone, or the claims are free once our lease has expired
         log.warning("units.not_released", reason=str(error))
 
 
@@ -259,20 +242,20 @@ def _checker(_: PreparedRun, __: UnitsLayout, task: Mapping[str, Any]) -> Callab
 
 
 def _writer(run: PreparedRun, layout: UnitsLayout, task: Mapping[str, Any]) -> Callable[[int], Answer]:
-    rows = StoredRows(layout.folder, task["rows"], run.open_index())
+    rows = ResultRows.stored(layout.folder, task["rows"], run.open_index())
 
     def write(item: int) -> Answer:
         path = _written(layout, item)
-        rows.write(path, range(*task["bounds"][item]))
+        write_file(path, rows.subset(range(*task["bounds"][item])))
         return {"sha256": durable.sha256_of(path)}
 
     return write
 
 
 def _validator(run: PreparedRun, _: UnitsLayout, task: Mapping[str, Any]) -> Callable[[int], Answer]:
-    result = ShardedLayout(Path(task["folder"]))
     index = run.open_index()
-    proof = ShardProof(result, index, rows_per_shard=task["rows_per_shard"], expected_files=task["files"])
+    expected = RowsOfInput(index, len(index), task["files"])
+    proof = ShardProof(Shards(Path(task["folder"])), expected, rows_per_shard=task["rows_per_shard"])
 
     def validate(item: int) -> Answer:
         try:

@@ -2,12 +2,12 @@
 The index of a sharded result: from an id to its row, without an id in memory.
 
 It is one file: a preamble, a JSON text about the shards, a directory, and a table of (hash of the id, row) sorted by
-hash. The first bits of a hash say in which bucket of the table it stands; the directory says where each bucket ends,
-and its checksum. Opening reads the directory, 12 bytes for up to 256 rows; finding an id reads one bucket, some 4 KiB.
-The hash says only where to look: whoever asks compares the id in the shard, so that ids of the same hash do no harm.
+hash. The first bits of a hash are the number of its bucket in the table; the directory has the end of each bucket and
+its checksum. Opening reads the directory, 12 bytes for up to 256 rows; finding an id reads one bucket, some 4 KiB.
+The hash only says where to look: callers compare the id in the shard, so that ids of the same hash do no harm.
 
-Little-endian; 16 bytes a row, and the directory. The same ids and shards give the same bytes, and no byte is believed
-without its checksum. This module knows hashes and rows; it does not know HDF5.
+Little-endian; 16 bytes a row, and the directory. The same ids and shards give the same bytes, and no byte is used
+without a check of its checksum. This module knows hashes and rows, not HDF5.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ VERSION = 1
 _PREAMBLE = struct.Struct("<8sIIQQ")
 """Magic, version, bits of the directory, rows, bytes of the description."""
 _CHECKSUM = struct.Struct("<I")
-"""CRC-32 of preamble, description and directory, in this order; it stands behind the preamble."""
+"""CRC-32 of preamble, description and directory, in this order; written after the preamble."""
 _BUCKET = np.dtype([("end", "<u8"), ("crc32", "<u4")])
 """Where a bucket of the table ends, in entries, and the CRC-32 of its bytes."""
 _ENTRY = np.dtype([("hash", "<u8"), ("row", "<u8")])
 _BUCKET_ENTRIES = 256
-"""Entries of a bucket on average, at the most."""
+"""Most entries of a bucket on average."""
 _BUCKETS_AT_ONCE = 4096
 """Buckets made or compared at a time, which bounds the memory of it."""
 _NUMBERS = ("hidden_dim", "rows_per_shard")
@@ -61,7 +61,7 @@ def id_hashes(sequence_ids: Iterable[str]) -> HashArray:
 
 
 def bytes_at_most(num_rows: int, num_shards: int) -> int:
-    """Return what an index of *num_rows* ids in *num_shards* shards takes at the most."""
+    """Return the most bytes that an index of *num_rows* ids in *num_shards* shards takes."""
     head_bytes = _PREAMBLE.size + _CHECKSUM.size + 256 + 24 * num_shards
     return head_bytes + (_BUCKET.itemsize << _directory_bits(num_rows)) + _ENTRY.itemsize * num_rows
 
@@ -166,7 +166,7 @@ class IdIndex:
 
     def candidates(self, sequence_id: str) -> list[int]:
         """
-        Return the rows that an id may have, as far as its hash tells: as a rule one, or none where it has no row.
+        Return the rows that an id may have by its hash: usually one, or none where it has no row.
 
         Raises:
             ResultError: What was read of the index is damaged.
@@ -179,10 +179,7 @@ class IdIndex:
 
     def check(self, hashes: HashArray) -> None:
         """
-        Compare the whole index with what it must hold.
-
-        Args:
-            hashes: uint64 (num_rows,): hash of the id of each row.
+        Compare the whole index with the hash of the id of each row, uint64 (num_rows,).
 
         Raises:
             ResultError: It holds something else.
@@ -194,7 +191,7 @@ class IdIndex:
             raise ResultError(self.path, "does not lead to the ids of its shards")
 
     def _entries(self, buckets: slice) -> EntryArray:
-        """Return the entries of neighbouring buckets, each of which is compared with its checksum."""
+        """Return the entries of neighbouring buckets, each compared with its checksum."""
         size = _ENTRY.itemsize
         bounds = _bounds(self._directory["end"], buckets)
         data = self._pread((bounds[-1] - bounds[0]) * size, self._table_at + bounds[0] * size)
@@ -213,7 +210,7 @@ class IdIndex:
             pieces.append(data)
             num_bytes, at_bytes = num_bytes - len(data), at_bytes + len(data)
         if num_bytes:
-            raise ResultError(self.path, "damaged: cut short")
+            raise ResultError(self.path, "damaged: truncated")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @property
@@ -222,12 +219,12 @@ class IdIndex:
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file; nothing can be found any more."""
+        """Close the file."""
         self._file.close()
 
 
 def _directory_bits(num_rows: int) -> int:
-    """Return of how many bits the number of a bucket is."""
+    """Return the number of bits of a bucket's number."""
     return max(0, -(-num_rows // _BUCKET_ENTRIES) - 1).bit_length()
 
 

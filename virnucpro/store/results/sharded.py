@@ -1,0 +1,180 @@
+"""
+A result in shards: a folder of HDF5 files of neighbouring rows, and one index of their ids.
+
+The shards follow from the number of rows and their width alone. The index is written after every shard and removed
+before any of them, so that a folder without it holds no result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.errors import OutputError
+from virnucpro.run_layout import ShardedLayout
+from virnucpro.store import schema
+from virnucpro.store.results import id_index
+from virnucpro.store.results.id_index import IdIndex, id_hashes
+from virnucpro.store.results.result import IdOrder, Result, check_rows
+from virnucpro.store.results.sharded_rows import ShardedRows
+from virnucpro.store.results.single import check_file, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
+
+    HashArray = np.ndarray[Any, np.dtype[np.uint64]]
+
+SHARD_BYTES = 1 << 30
+"""Most bytes of embeddings in a shard: rows arrive in any order and are sorted by the page cache, which must hold a
+shard, and object stores take no more than 5 GB at once."""
+SHARD_ROWS = 1 << 20
+"""Most rows in a shard."""
+
+
+def most_rows_of_shard(hidden_dim: int) -> int:
+    """Return the rows of every shard but the last, for rows of *hidden_dim* numbers."""
+    return max(1, min(SHARD_ROWS, SHARD_BYTES // max(1, hidden_dim * 4)))
+
+
+def shard_bounds(num_rows: int, *, rows_per_shard: int) -> list[range]:
+    """Return which rows each shard has; a result without rows has one shard without rows."""
+    starts = range(0, max(1, num_rows), rows_per_shard)
+    return [range(first, min(first + rows_per_shard, num_rows)) for first in starts]
+
+
+class Shards(Result):
+    """A folder of shards and their index."""
+
+    suffix = ""
+    has_many_files = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.layout = ShardedLayout(path)
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        return path.is_dir()
+
+    @staticmethod
+    def bytes_at_most(num_rows: int, hidden_dim: int, *, id_bytes: int) -> int:
+        num_shards = len(shard_bounds(num_rows, rows_per_shard=most_rows_of_shard(hidden_dim)))
+        in_shards = schema.bytes_at_most(num_rows, hidden_dim, id_bytes=id_bytes) + num_shards * schema.OVERHEAD_BYTES
+        return in_shards + id_index.bytes_at_most(num_rows, num_shards)
+
+    @property
+    def proof(self) -> Path:
+        return self.layout.index
+
+    def files(self) -> list[Path]:
+        return [*self.layout.shards(), *super().files()]
+
+    def write(self, rows: NewRows, *, give_way: Callable[[int], None], hosts: Hosts | None = None) -> dict[Path, str]:
+        rows_per_shard = most_rows_of_shard(rows.hidden_dim)
+        bounds = shard_bounds(len(rows), rows_per_shard=rows_per_shard)
+        paths = [self.layout.shard(number, len(bounds)) for number in range(len(bounds))]
+        self._remove_index()
+        for path in self.layout.shards():
+            if path not in paths:
+                durable.remove(path)
+        digests: dict[Path, str] = {}
+        if hosts is None:
+            for path, shard in zip(paths, map(rows.subset, bounds), strict=True):
+                give_way(schema.bytes_at_most(len(shard), shard.hidden_dim, id_bytes=shard.id_bytes))
+                write_file(path, shard)
+        else:
+            most_bytes = schema.bytes_at_most(len(rows), rows.hidden_dim, id_bytes=rows.id_bytes)
+            give_way(most_bytes + len(bounds) * schema.OVERHEAD_BYTES)
+            digests = hosts.write(rows, bounds, paths)
+        give_way(id_index.bytes_at_most(len(rows), len(bounds)))
+        id_index.write_id_index(
+            self.layout.index,
+            _hashes(rows.iter_ids(), len(rows)),
+            hidden_dim=rows.hidden_dim,
+            rows_per_shard=rows_per_shard,
+            shard_bytes=[path.stat().st_size for path in paths],
+        )
+        return digests
+
+    def validate(self, expected: ExpectedRows, *, hosts: Hosts | None = None) -> None:
+        self.check_bytes(self.proof, expected)
+        ids = IdIndex(self.proof)
+        try:
+            check_rows(ids.num_rows, expected.num_rows, self.proof)
+            if hosts is not None and expected.is_complete and expected.files is not None:
+                hosts.validate(ShardProof(self, expected, rows_per_shard=ids.rows_per_shard))
+                ids.check(_hashes(expected.iter_ids(), expected.num_rows))
+                return
+            order = IdOrder(expected)
+            bounds = shard_bounds(expected.num_rows, rows_per_shard=ids.rows_per_shard)
+
+            def checked() -> Iterable[list[str]]:
+                for number, rows in enumerate(bounds):
+                    shard = self.layout.shard(number, len(bounds))
+                    self.check_bytes(shard, expected)
+                    yield from check_file(shard, len(rows), order)
+
+            ids.check(_hashes(checked(), expected.num_rows))
+        finally:
+            ids.close()
+
+    def open(self) -> ShardedRows:
+        return ShardedRows(self.layout)
+
+    def remove(self) -> None:
+        """Remove index and shards, whole or not, and nothing else that may be in the folder."""
+        if not self.path.is_dir():
+            return
+        durable.remove_strays(self.path)
+        self._remove_index()
+        for path in self.layout.shards():
+            durable.remove(path)
+        durable.remove_empty(self.path)
+
+    def remove_unfinished(self) -> None:
+        if not self.proof.exists():
+            self.remove()
+
+    def _remove_index(self) -> None:
+        if self.proof.exists():
+            durable.remove(self.proof)
+            try:
+                durable.sync_folder(self.path)
+            except OSError as error:
+                raise OutputError(self.proof, error.strerror or str(error)) from error
+
+
+class ShardProof:
+    """The proof of a complete sharded result, shard by shard, in any order and on any host."""
+
+    def __init__(self, result: Shards, expected: ExpectedRows, *, rows_per_shard: int) -> None:
+        self.result = result
+        self.expected = expected
+        self.rows_per_shard = rows_per_shard
+        self._bounds = shard_bounds(expected.num_rows, rows_per_shard=rows_per_shard)
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def check(self, number: int) -> None:
+        """Raise ``ResultError`` unless bytes, shape, ids and their order hold and all numbers are finite."""
+        rows = self._bounds[number]
+        shard = self.result.layout.shard(number, len(self._bounds))
+        self.result.check_bytes(shard, self.expected)
+        for _ in check_file(shard, len(rows), IdOrder(self.expected, rows)):
+            pass
+
+
+def _hashes(ids: Iterable[list[str]], num_rows: int) -> HashArray:
+    """Return the hash of each id: uint64 (num_rows,)."""
+    hashes = np.empty(num_rows, dtype=np.uint64)
+    filled = 0
+    for names in ids:
+        hashes[filled : filled + len(names)] = id_hashes(names)
+        filled += len(names)
+    return hashes
