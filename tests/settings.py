@@ -9,7 +9,7 @@ from virnucpro.config import ModelConfig
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
-from virnucpro.settings import EmbeddingSettings, PredictionSettings, Training, TrainingSettings
+from virnucpro.settings import EmbeddingSettings, PredictionSettings, TrainingSettings
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
 _RECORDED = {setting.knob.recorded: setting.argument for setting in settings_of(EmbeddingSettings)}
@@ -25,7 +25,7 @@ def prediction_config(device_type: str = "cpu", **settings: Any) -> PredictionCo
 
 
 def training_config(device_type: str = "cpu", **training: Any) -> TrainingConfig:
-    return configure_training(TrainingSettings(training=Training(**training)), device_type=device_type)
+    return configure_training(from_flat(TrainingSettings, training), device_type=device_type)
 
 
 def changed(config: ModelConfig, **changes: Any) -> ModelConfig:

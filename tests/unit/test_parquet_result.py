@@ -275,7 +275,7 @@ def test_the_command_without_pyarrow_ends_with_78_and_leaves_no_folder(tmp_path,
 def test_the_reservation_has_room_for_the_file(tmp_path, proteins):
     fasta, _ = proteins
     prepared = prepare_run([fasta], tmp_path / "out", fakes.hash_config(), [CPU], run_id="one", result_form=PARQUET)
-    reserved_bytes = prepared.layout.reservation.stat().st_size - disk_space.LAST_WORDS_BYTES
+    reserved_bytes = prepared.layout.reservation.stat().st_size - disk_space.MANIFEST_BYTES
     run(fasta, tmp_path / "out")
     assert reserved_bytes >= (tmp_path / "out" / "embeddings.parquet").stat().st_size
 

@@ -189,16 +189,16 @@ def test_shuffled_labels_are_said_loudly(finished, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"chunk_nt": 400}, "choose one of 300 and 500"),
-        ({"num_pieces": 10}, "at least 60"),
+        ({"chunk_nt": 400}, "chunk_nt is 400: it should be 300 or 500"),
+        ({"num_pieces": 10}, "num_pieces is 10: it should be greater than or equal to 60"),
         ({"dna_model": "virnucpro-tiny-protein"}, "it is no DNA model"),
         ({"protein_model": "nonsense"}, "unknown model"),
         ({"name": ""}, "--name"),
-        ({"group_weights": {"phage": -1.0}}, "must be 0 or above"),
+        ({"group_weights": {"phage": -1.0}}, "group_weights is -1.0: it should be greater than or equal to 0"),
         ({"length_weights": {200: 1.0}}, "lengths of 300 nt and more"),
         ({"length_weights": dict.fromkeys(LENGTHS_NT, 0.0)}, "pieces of no length"),
     ],
 )
-def test_settings_that_cannot_work_are_told_in_a_sentence(changes, says):
+def test_settings_that_cannot_work_are_refused_in_a_sentence(changes, says):
     with pytest.raises(ConfigurationError, match=says):
         training_config(**{"name": "x", **changes})
