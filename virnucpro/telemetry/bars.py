@@ -1,8 +1,8 @@
 """
-The lines that a terminal shows of a run: a bar a rank, one for all of them, and what goes on around.
+The lines that a terminal shows of a running run: one bar for each rank, one for all, and notes.
 
-Every line fits the terminal: where it is narrow, words get shorter and figures go; where it is low, the ranks that a
-person would look for are shown, and the others are counted.
+Every line fits the terminal. A narrow one gets shorter labels and fewer figures; a low one shows the ranks in trouble
+and the slowest, and counts the others.
 """
 
 from __future__ import annotations
@@ -40,39 +40,36 @@ _STYLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What lines must fit."""
+    """The space that lines must fit."""
 
     columns: int
-    """Characters of a line."""
+    """Characters in a line."""
     lines: int
-    """Lines of the terminal."""
     is_ascii: bool = False
-    """It shows no other characters."""
+    """The terminal shows ASCII only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One line with a bar."""
-
     name: str
     share: float
     sequences: int
     rate: float
     seconds_left: float | None
     state: str | None
-    """Instead of rate and time left."""
+    """Shown instead of rate and time left."""
     style: str
 
 
 def lines_of(snapshot: RunSnapshot, screen: Screen, *, tick: int, is_stopping: bool = False) -> list[Text]:
     """
-    Return the lines of a run that goes on; none where nothing does.
+    Return the lines of a run, none between stages.
 
     Args:
         snapshot: The run.
-        screen: What they must fit.
-        tick: Counts the calls, so that something moves.
-        is_stopping: The run was told to stop.
+        screen: The space that the lines must fit.
+        tick: Number of this call; turns the spinner.
+        is_stopping: The run is stopping.
     """
     stage, embedding = snapshot.stage, snapshot.embedding
     if stage is None:
@@ -104,7 +101,7 @@ def _of_embedding(embedding: EmbeddingSnapshot, screen: Screen, *, now: float) -
 
 
 def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> list[RankSnapshot]:
-    """Return *number* ranks, by rank: those in trouble first, then the slowest."""
+    """Return *number* ranks in rank order: those in trouble first, then the slowest."""
 
     def urgency(rank: RankSnapshot) -> tuple[bool, bool, float]:
         is_in_trouble = rank.state in {RankState.FAILED, RankState.LOST} or wording.silence(rank, now=now) is not None
@@ -141,10 +138,10 @@ def _of_all(embedding: EmbeddingSnapshot) -> _Row:
 
 
 def _in_columns(rows: Sequence[_Row], screen: Screen) -> list[Text]:
-    """Return a line a row, with as many figures as leave room for a bar."""
+    """Return one line for each row, with as many figures as leave space for a bar."""
     names = max(len(row.name) for row in rows)
-    for words in range(4):
-        figures = _figures(rows, words)
+    for brevity in range(4):
+        figures = _figures(rows, brevity)
         bar = screen.columns - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
         if bar >= _LEAST_BAR:
             break
@@ -164,19 +161,17 @@ def _in_columns(rows: Sequence[_Row], screen: Screen) -> list[Text]:
     return lines
 
 
-def _figures(rows: Sequence[_Row], words: int) -> list[str]:
+def _figures(rows: Sequence[_Row], brevity: int) -> list[str]:
     """
-    Return sequences, rate and time left of each row, in columns.
+    Return sequences, rate and time left of each row, aligned in columns.
 
-    Args:
-        rows: They.
-        words: 0 says all, 1 says it short, 2 leaves the sequences out, 3 the rate as well.
+    *brevity* 0 shows all, 1 shortens the units, 2 drops the sequences, 3 the rate too.
     """
-    sequences, tokens, left = (" sequences", " tokens/s", " left") if words == 0 else (" seqs", " tok/s", "")
+    sequences, tokens, left = (" sequences", " tokens/s", " left") if brevity == 0 else (" seqs", " tok/s", "")
     table = [
         (
-            f"{row.sequences:,}{sequences}" if words < 2 else "",
-            f"{row.rate:,.0f}{tokens}" if words < 3 and row.state is None else "",
+            f"{row.sequences:,}{sequences}" if brevity < 2 else "",
+            f"{row.rate:,.0f}{tokens}" if brevity < 3 and row.state is None else "",
             f"{wording.clock(row.seconds_left)}{left}" if row.seconds_left is not None and row.state is None else "",
         )
         for row in rows

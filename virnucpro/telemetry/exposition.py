@@ -1,9 +1,8 @@
 """
-A run's metrics for whoever asks: over HTTP, and as a file at the end.
+A run's metrics over HTTP while it runs, and as a file at its end.
 
-Both collect a ``prometheus_client`` registry at the moment of asking; neither knows what is in it. A reader that is
-slow, hangs or goes away holds up nobody but itself, and one that asks regularly can be waited for at the end, so that
-the last figures are seen.
+Each scrape collects the registry anew. A slow client holds up only itself. A scraper that comes regularly is awaited
+at the end of a run, so that it sees the last values.
 """
 
 from __future__ import annotations
@@ -31,24 +30,21 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 METRICS_PATH = "/metrics"
 SCRAPER_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
-"""What Prometheus and its relatives send with each request, and people with curl or a browser do not."""
+"""Sent by Prometheus and compatible scrapers, not by curl or browsers."""
 READER_LIMIT_S = 10.0
-"""Seconds for a reader to send its request, and again to take the answer."""
+"""Seconds for a client to send its request, and again to take the answer."""
 MOST_READERS = 16
-"""At the same time; more are turned away."""
+"""Clients served at once; more are refused."""
 LEAST_PATIENCE_S = 5.0
-"""Seconds for which a scraper that has come before is waited for in any case: a busy machine keeps no rhythm."""
+"""Least seconds to wait for a scraper that came before: on a busy machine intervals vary."""
 LONGEST_PATIENCE_S = 30.0
-"""Seconds that the end of a run waits for a scraper at the most."""
+"""Most seconds that the end of a run waits for a scraper."""
 _POLL_S = 0.2
 
 
 def own_address(network: str) -> str:
     """
-    Return the IPv4 address by which this host is reached within a network.
-
-    Args:
-        network: As in 10.1.0.0/16; empty for this host alone, which is ``LOOPBACK``.
+    Return this host's IPv4 address within *network* (such as 10.1.0.0/16); ``LOOPBACK`` when it is empty.
 
     Raises:
         OSError: This host has no address in it.
@@ -66,12 +62,12 @@ def own_address(network: str) -> str:
 
 class MetricsServer:
     """
-    Serves a registry at ``http://ADDRESS:PORT/metrics``, from threads of its own that never keep a process alive.
+    Serves a registry at ``http://ADDRESS:PORT/metrics`` from daemon threads.
 
     Args:
-        registry: Collected anew for each reader.
-        port: 0 for a free one.
-        address: Of the interface; the default is reached from this host only.
+        registry: Collected anew for each scrape.
+        port: 0 takes a free one.
+        address: Interface to listen on; by default reachable from this host only.
     """
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str = LOOPBACK) -> None:
@@ -83,10 +79,10 @@ class MetricsServer:
 
     def start(self) -> int:
         """
-        Serve from now on; return the port.
+        Start serving and return the port.
 
         Raises:
-            OSError: The port is taken, or not ours to use.
+            OSError: The port is in use or not permitted.
         """
         self._server = _Server((self.address, self._port), self._registry)
         self._thread = threading.Thread(
@@ -98,24 +94,19 @@ class MetricsServer:
     @property
     def patience_s(self) -> float:
         """
-        Seconds within which a scraper's next visit is to be expected; 0 when none has come.
+        Seconds within which the next scrape is expected; 0 before the first.
 
-        Twice the time between its last two visits, ``LEAST_PATIENCE_S`` at the least; after a single one, and at the
-        most, ``LONGEST_PATIENCE_S``.
+        Twice the interval of the last two scrapes, between ``LEAST_PATIENCE_S`` and ``LONGEST_PATIENCE_S``; after a
+        single scrape the latter.
         """
         return self._server.visits.patience_s if self._server is not None else 0.0
 
     def wait_for_scrape(self, limit_s: float) -> bool:
-        """
-        Wait until a scraper has come that asked after this call began; return whether one has.
-
-        Args:
-            limit_s: Seconds to wait at the most. An exception from a signal handler ends the wait at once.
-        """
+        """Wait at most *limit_s* for a scrape that begins after this call; return whether one came."""
         return self._server is not None and self._server.visits.wait_for_next(limit_s)
 
     def stop(self) -> None:
-        """Serve no more; does nothing where nothing was started. Readers that are being served are not waited for."""
+        """Stop serving, without waiting for open requests."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
@@ -125,7 +116,7 @@ class MetricsServer:
 
 
 class _Visits:
-    """When scrapers came."""
+    """Times of the scrapes."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -133,7 +124,7 @@ class _Visits:
         self._last: float | None = None
 
     def note(self, asked_s: float) -> None:
-        """Take in that a scraper that asked at *asked_s* (monotonic) has its answer."""
+        """Record that the scrape begun at *asked_s* (monotonic) was answered."""
         with self._changed:
             self._before, self._last = self._last, asked_s
             self._changed.notify_all()
@@ -154,7 +145,7 @@ class _Visits:
 
 
 class _Server(ThreadingHTTPServer):
-    """Takes a bounded number of readers, each in a daemon thread."""
+    """Serves at most ``MOST_READERS`` clients at once, each in a daemon thread."""
 
     request_queue_size = MOST_READERS
 
@@ -165,26 +156,25 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Take the port; the parent's version also asks the name service, which may take its time."""
+        """Bind without the parent's reverse DNS look-up, which may block."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a reader in a thread, or turn it away."""
+        """Serve in a thread, or close the connection when all places are taken."""
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a reader."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of readers that went away or were too slow; anything else is a defect of ours."""
+        """Ignore clients that disconnect or time out; anything else is our fault."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -194,7 +184,6 @@ class _Handler(MetricsHandler):
     server: _Server
 
     def do_GET(self) -> None:  # noqa: N802  the base class's name
-        """Answer a reader."""
         if urlsplit(self.path).path != METRICS_PATH:
             self.send_error(404, f"metrics are at {METRICS_PATH}")
             return
@@ -207,9 +196,9 @@ class _Handler(MetricsHandler):
 
 def write_textfile(registry: CollectorRegistry, path: Path) -> None:
     """
-    Write what *registry* holds now in Prometheus' text format, whole or not at all.
+    Write the metrics of *registry* in Prometheus' text format, atomically.
 
     Raises:
-        OutputError: The system refused.
+        OutputError: The file cannot be written.
     """
     durable.write_bytes(path, generate_latest(registry))

@@ -1,10 +1,9 @@
 """
-How the run's GPUs do, as the driver tells through NVML.
+Samples of the run's GPUs from the driver (NVML).
 
-NVML numbers GPUs by their place on the bus and knows nothing of ``CUDA_VISIBLE_DEVICES``; so a GPU is found by its
-UUID, or by its number only where CUDA counts as NVML does. Without a driver there are no samples. What the driver does
-not tell, or no more, is absent by itself. All calls are made by one daemon thread, so that a driver that hangs (a GPU
-that fell off the bus can do that) holds up nobody.
+NVML numbers GPUs by bus position and ignores ``CUDA_VISIBLE_DEVICES``, so a GPU is found by UUID, or by number only
+where CUDA and NVML count alike. Values that the driver does not give are None. One daemon thread makes all calls: a
+driver that hangs, as after a GPU falls off the bus, blocks nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ANSWER_LIMIT_S = 1.0
-"""Seconds that the driver may take for a sample; one that comes later is shown the next time."""
+"""Seconds to wait for a sample; a later one is returned by the next call."""
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 NVML_ORDER = "PCI_BUS_ID"
 THROTTLE_REASONS = {
@@ -35,7 +34,7 @@ THROTTLE_REASONS = {
     "hardware_thermal": "nvmlClocksEventReasonHwThermalSlowdown",
     "power_brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
-"""What slows a GPU down -> NVML's name of its bit. Being idle and clocks that somebody has set are none of it."""
+"""Reason -> NVML's name of its bit, without idleness and clocks set by an operator."""
 
 
 class GpuMonitor:
@@ -43,10 +42,10 @@ class GpuMonitor:
     Samples the GPUs of a run; used by one thread.
 
     Args:
-        devices: Label and token of each worker's device; the token is what the worker's ``CUDA_VISIBLE_DEVICES`` is,
-            empty for the CPU. Workers that share a GPU have one label and get one sample.
-        nvml: The module, or something with its functions.
-        environ: Where the order of CUDA's numbers is looked up, by default this process's environment.
+        devices: Label of each worker's device and its ``CUDA_VISIBLE_DEVICES``, empty for the CPU. Workers that share a
+            GPU share its label and its sample.
+        nvml: The pynvml module, or a stand-in.
+        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class GpuMonitor:
             self._thread.start()
 
     def found(self, label: str, uuid: str) -> None:
-        """Take in which GPU a worker computes on: *uuid* as CUDA or the framework has it, with or without a prefix."""
-        self._driver.said[label] = uuid
+        """Note the UUID of a worker's GPU, with or without its prefix."""
+        self._driver.reported[label] = uuid
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Return a sample of each GPU that could be found and tells something, within ``ANSWER_LIMIT_S``."""
+        """Return a sample of each GPU that answers within ``ANSWER_LIMIT_S``."""
         if self._thread is None:
             return ()
         if not self._is_waiting:
@@ -81,7 +80,7 @@ class GpuMonitor:
         return samples
 
     def close(self) -> None:
-        """Leave the driver; not waited for when it hangs."""
+        """Leave the driver; a hung one is abandoned."""
         if self._thread is not None:
             self._questions.put(False)
             self._thread.join(ANSWER_LIMIT_S)
@@ -97,12 +96,12 @@ class GpuMonitor:
 
 def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """
-    Return the UUIDs of GPUs and MIG instances; what the driver does not tell for certain is left out.
+    Return the UUID of each GPU or MIG instance that the driver identifies with certainty.
 
     Args:
-        tokens: Numbers as CUDA counts, and UUIDs or their beginnings.
-        nvml: The module, or something with its functions.
-        environ: Where the order of CUDA's numbers is looked up, by default this process's environment.
+        tokens: Numbers in CUDA's order, UUIDs, or prefixes of UUIDs.
+        nvml: The pynvml module, or a stand-in.
+        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
     """
     driver = _Driver(
         nvml, {token: token for token in tokens}, (os.environ if environ is None else environ).get(ORDER_VARIABLE)
@@ -116,16 +115,16 @@ def uuids_of(tokens: Sequence[str], *, nvml: Any = pynvml, environ: Mapping[str,
 
 
 class _Driver:
-    """NVML itself, for one thread; the keys of *tokens* are the labels of the GPUs that are sampled."""
+    """NVML, for one thread; the keys of *tokens* are the labels of the sampled GPUs."""
 
     def __init__(self, nvml: Any, tokens: Mapping[str, str], order: str | None) -> None:
         self._nvml = nvml
         self._order = order
         self.tokens = tokens
-        self.said: dict[str, str] = {}
-        """Label -> UUID, as the workers said."""
+        self.reported: dict[str, str] = {}
+        """Label -> UUID reported by its worker."""
         self._found: dict[str, tuple[str | None, Any]] = {}
-        """Label -> what had been said when it was looked for, and the GPU's handle or None."""
+        """Label -> the reported UUID at the last look-up, and the handle or None."""
 
     def open(self) -> bool:
         """Return whether there is a driver."""
@@ -145,55 +144,55 @@ class _Driver:
         return tuple(sample for sample in samples if sample is not None)
 
     def uuid(self, label: str) -> str | None:
-        """Return the UUID of a GPU, None where it is not certain."""
+        """Return the UUID of a GPU, None where it is uncertain."""
         handle = self._handle(label)
-        return None if handle is None else self._tell("nvmlDeviceGetUUID", handle)
+        return None if handle is None else self._query("nvmlDeviceGetUUID", handle)
 
     def _handle(self, label: str) -> Any:
-        said = self.said.get(label)
-        if label not in self._found or self._found[label][0] != said:
-            self._found[label] = said, self._look_for(self.tokens[label], said)
+        reported = self.reported.get(label)
+        if label not in self._found or self._found[label][0] != reported:
+            self._found[label] = reported, self._look_for(self.tokens[label], reported)
         return self._found[label][1]
 
-    def _look_for(self, token: str, said: str | None) -> Any:
-        """Return the handle of the GPU or MIG instance, or None where it is not certain which it is."""
+    def _look_for(self, token: str, reported: str | None) -> Any:
+        """Return the handle of the GPU or MIG instance, None where it is uncertain."""
         if token.startswith("MIG-"):
-            return self._tell("nvmlDeviceGetHandleByUUID", token)
+            return self._query("nvmlDeviceGetHandleByUUID", token)
         handles = self._handles()
-        uuids = [self._tell("nvmlDeviceGetUUID", handle) or "" for handle in handles]
+        uuids = [self._query("nvmlDeviceGetUUID", handle) or "" for handle in handles]
         if token.isdigit():
-            if said is None:
+            if reported is None:
                 return handles[int(token)] if int(token) < len(handles) and self._counts_as_cuda(handles) else None
-            bare = said.removeprefix("GPU-").removeprefix("MIG-")
+            bare = reported.removeprefix("GPU-").removeprefix("MIG-")
             if f"GPU-{bare}" in uuids:
                 return handles[uuids.index(f"GPU-{bare}")]
-            return self._tell("nvmlDeviceGetHandleByUUID", f"MIG-{bare}")
+            return self._query("nvmlDeviceGetHandleByUUID", f"MIG-{bare}")
         matching = [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid.startswith(token)]
-        return matching[0] if len(matching) == 1 else None  # CUDA takes the beginning of a UUID where it is one GPU's
+        return matching[0] if len(matching) == 1 else None  # CUDA takes a unique prefix of a UUID
 
     def _handles(self) -> list[Any]:
-        """Return the handles of all GPUs, None for one that is lost."""
-        count = self._tell("nvmlDeviceGetCount") or 0
-        return [self._tell("nvmlDeviceGetHandleByIndex", number) for number in range(count)]
+        """Return the handles of all GPUs, None for a lost one."""
+        count = self._query("nvmlDeviceGetCount") or 0
+        return [self._query("nvmlDeviceGetHandleByIndex", number) for number in range(count)]
 
     def _counts_as_cuda(self, handles: Sequence[Any]) -> bool:
-        """Whether CUDA's numbers are NVML's: it leaves out lost GPUs, puts fast ones first, and splits by MIG."""
-        names = [self._tell("nvmlDeviceGetName", handle) for handle in handles]
-        modes = [self._tell("nvmlDeviceGetMigMode", handle) or [0, 0] for handle in handles]
+        """Whether CUDA numbers GPUs as NVML does: CUDA skips lost ones, sorts by speed and splits by MIG."""
+        names = [self._query("nvmlDeviceGetName", handle) for handle in handles]
+        modes = [self._query("nvmlDeviceGetMigMode", handle) or [0, 0] for handle in handles]
         if None in names or any(current for current, _ in modes):
             return False
         return self._order == NVML_ORDER or len(set(names)) == 1
 
     def _sample(self, label: str, handle: Any) -> GpuSample | None:
         nvml = self._nvml
-        rates = self._tell("nvmlDeviceGetUtilizationRates", handle)
-        memory = self._tell("nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2)
-        milliwatts = self._tell("nvmlDeviceGetPowerUsage", handle)
-        celsius = self._tell("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
-        megahertz = self._tell("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
-        reasons = self._tell("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        uuid = self._tell("nvmlDeviceGetUUID", handle)
-        if uuid is None or all(told is None for told in (rates, memory, milliwatts, celsius, megahertz, reasons)):
+        rates = self._query("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._query("nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2)
+        milliwatts = self._query("nvmlDeviceGetPowerUsage", handle)
+        celsius = self._query("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
+        megahertz = self._query("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
+        reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        uuid = self._query("nvmlDeviceGetUUID", handle)
+        if uuid is None or all(value is None for value in (rates, memory, milliwatts, celsius, megahertz, reasons)):
             return None  # lost
         return GpuSample(
             device=label,
@@ -210,11 +209,11 @@ class _Driver:
             else {reason: bool(reasons & getattr(nvml, name)) for reason, name in THROTTLE_REASONS.items()},
         )
 
-    def _tell(self, function: str, *arguments: Any) -> Any:
-        """Return what the driver tells, or None."""
+    def _query(self, function: str, *arguments: Any) -> Any:
+        """Return the driver's answer, None on any error."""
         if None in arguments:
             return None
         try:
             return getattr(self._nvml, function)(*arguments)
-        except Exception:  # noqa: BLE001  an older library lacks functions, a broken driver may tell anything
+        except Exception:  # noqa: BLE001  an older library lacks functions, a broken driver may raise anything
             return None

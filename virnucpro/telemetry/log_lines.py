@@ -1,9 +1,8 @@
 """
-One line of a worker's log: read from its JSON, and put into words for a person.
+One line of a worker's log: parsed from JSON, and formatted for users.
 
-``log_sentence`` is the one form in which a log line is shown, on the terminal, in ``virnucpro logs`` and under Prefect.
-Whatever a line holds, what is shown of it is one line without control characters or escape sequences: a value that
-could be taken for something else stands in quotes.
+``log_sentence`` is the one form shown on the terminal, in ``virnucpro logs`` and under Prefect: a single line without
+control characters, with ambiguous values in quotes.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-"""From the least to the most severe."""
+"""Least severe first."""
 BOUND = ("run_id", "task", "host", "rank", "device", "attempt")
-"""What every line of a worker is bound with."""
+"""Fields that every line of a worker carries."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
-"""Of text before the first line that has a time."""
+"""Time of text before the first line that has one."""
 
 _PLAIN_VALUE = re.compile(r"[^\s\"'`=|\\]+")
 
@@ -34,28 +33,26 @@ class LogEntry:
     """One line of a worker's log."""
 
     event: str
-    """What happened; of a line that is not ours to read, the line itself."""
+    """Event name; of a line of text, the line itself."""
     level: str = "INFO"
     """One of ``LEVELS``."""
     time: datetime = NO_TIME
-    """When, in UTC."""
+    """UTC."""
     bound: Mapping[str, Any] = field(default_factory=dict)
-    """Those of ``BOUND`` that the line has."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that it says."""
     exception: Sequence[Mapping[str, Any]] = ()
-    """The exception that was raised last, then what it came from, as structlog's ``ExceptionDictTransformer`` does."""
+    """The exception raised last, then its causes, as structlog's ``ExceptionDictTransformer`` gives them."""
     is_text: bool = False
-    """Whether it is no line of ours: torn, or written by somebody else."""
+    """Not a JSON line of ours: torn, or written by another program."""
 
     @property
     def process(self) -> tuple[Any, Any]:
-        """Run and attempt: which process wrote it."""
+        """Run and attempt of the process that wrote the line."""
         return self.bound.get("run_id"), self.bound.get("attempt")
 
 
 def parse_line(line: bytes) -> LogEntry:
-    """Read one line without its line end; what is no JSON line of ours becomes an entry of text."""
+    """Parse a line without its line end; one that is not JSON of ours becomes an entry of text."""
     try:
         found = json.loads(line)
         time = datetime.fromisoformat(found.pop("timestamp"))
@@ -82,23 +79,23 @@ def _text(line: bytes) -> LogEntry:
 
 
 def log_sentence(message: Mapping[str, Any]) -> str:
-    """Return the line that a person sees of *message*: ``event``, and ``fields`` by name."""
+    """Return the line shown for a message's ``event`` and ``fields``."""
     fields = dict(message.get("fields") or {})
-    logger = fields.pop("logger", None)  # of a library: its event is any text
+    logger = fields.pop("logger", None)  # set for lines of libraries, whose event is free text
     event = printable(str(message["event"]))
-    said = [event if logger is None else f"{_shown(logger)}: {event}"]
-    said += [f"{_shown(name)}={_shown(value)}" for name, value in fields.items()]
-    return " ".join(said)
+    parts = [event if logger is None else f"{_shown(logger)}: {event}"]
+    parts += [f"{_shown(name)}={_shown(value)}" for name, value in fields.items()]
+    return " ".join(parts)
 
 
 def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> str:
     """
-    Return the one line that a person sees of *entry*, without its exception's frames.
+    Return the line shown for *entry*, without the frames of its exception.
 
     Args:
-        entry: The line.
-        stage: Put before the rank, where an identification has several.
-        rank: Of the worker whose file it is; by default it is left out, with the device.
+        entry: The parsed line.
+        stage: Shown before the rank, where a prediction has several.
+        rank: Rank of the worker; None hides rank and device.
     """
     time = "" if entry.time == NO_TIME else f"{entry.time:%Y-%m-%d %H:%M:%S}.{entry.time.microsecond // 1000:03d}Z"
     head = f"{time:24} {entry.level if not entry.is_text else '':7}"
@@ -107,7 +104,7 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
     if entry.is_text:
         return f"{head} | {printable(entry.event)}"
     fields = dict(entry.fields)
-    if entry.event == "worker.started":  # once a process
+    if entry.event == "worker.started":  # once for each process
         fields |= {name: entry.bound[name] for name in ("host", "run_id", "task") if entry.bound.get(name)}
     if entry.exception:
         fields["exception"] = exception_sentence(entry.exception)
@@ -115,18 +112,12 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
 
 
 def exception_sentence(exception: Sequence[Mapping[str, Any]]) -> str:
-    """Return type and text of the exception that was raised last, as they are."""
+    """Return type and text of the exception raised last."""
     return _kind_and_text(exception[0])
 
 
 def frame_lines(exception: Sequence[Mapping[str, Any]], *, frames: int = 30) -> Iterator[str]:
-    """
-    Yield where an exception was raised, innermost frame first, and the same of those that it came from.
-
-    Args:
-        exception: As an entry has it.
-        frames: Frames of each at the most.
-    """
+    """Yield the frames of an exception, innermost first and at most *frames* each, then those of its causes."""
     for number, one in enumerate(exception):
         if number:
             yield f"{'caused by' if one.get('is_cause') else 'while handling'} {printable(_kind_and_text(one))}"

@@ -1,8 +1,8 @@
 """
-The workers' log files of a run, read back in the order of time.
+The workers' log files of a run, merged in order of time.
 
-Files are read line by line, so their size does not matter; they may grow, be cut or be replaced while they are read.
-A line that is torn or not ours is text, at the time of the line before it.
+Files are read line by line and may grow, be truncated or be replaced meanwhile. A line that is torn or not ours is
+text, with the time of the line before.
 """
 
 from __future__ import annotations
@@ -25,23 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_LINE_BYTES = 1 << 20
-"""Bytes of a line that are read; a longer one is text, and its rest is passed over."""
+"""Bytes read of a line; the rest of a longer one is skipped."""
 _WINDOW_BYTES = 256 << 10
-"""Bytes at the end of a file that are looked at first for its last lines."""
+"""Bytes at the end of a file that are searched first for its last lines."""
 _RANK = re.compile(r"worker_(\d+)\.log")
 
 
 class LogFile:
-    """
-    One worker's log; context manager that closes it.
-
-    Args:
-        path: The file; it may not be there yet.
-
-    Attributes:
-        path: As given.
-        rank: Of the worker, as its name has it.
-    """
+    """One worker's log, which may not exist yet; a context manager."""
 
     def __init__(self, path: Path) -> None:
         match = _RANK.fullmatch(path.name)
@@ -50,12 +41,12 @@ class LogFile:
         self._file: BinaryIO | None = None
         self._before = LogEntry(event="")
 
-    def read_on(self, *, is_over: bool = True) -> Iterator[LogEntry]:
+    def read_new(self, *, is_over: bool = True) -> Iterator[LogEntry]:
         """
-        Yield the lines that were not read yet.
+        Yield the lines not read yet.
 
         Args:
-            is_over: Nothing more will be written: what stands at the end without a line end is a line too.
+            is_over: No more will be written, so an unfinished last line counts.
 
         Raises:
             ResultError: The file cannot be read.
@@ -66,22 +57,12 @@ class LogFile:
         if self._file is None:
             self._file = self._open()
         if self._file is not None:
-            if os.fstat(self._file.fileno()).st_size < self._file.tell():  # cut: it begins again
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():  # truncated
                 self._file.seek(0)
             yield from self._lines(self._file, is_over=is_over)
 
     def last(self, count: int, is_wanted: Callable[[LogEntry], bool], *, is_over: bool = True) -> list[LogEntry]:
-        """
-        Return the last *count* lines that are wanted; ``read_on`` goes on behind them.
-
-        Args:
-            count: Lines at the most.
-            is_wanted: Which are counted.
-            is_over: As ``read_on`` has it.
-
-        Raises:
-            ResultError: The file cannot be read.
-        """
+        """Return the last *count* wanted lines; ``read_new`` continues after them."""
         self._file = self._open()
         found: deque[LogEntry] = deque(maxlen=count)
         if self._file is not None:
@@ -92,7 +73,7 @@ class LogFile:
                 start = max(0, size_bytes - window_bytes)
                 self._file.seek(max(0, start - 1))
                 if start:
-                    self._pass_over_line(self._file)
+                    self._skip_line(self._file)
                 found.extend(entry for entry in self._lines(self._file, is_over=is_over) if is_wanted(entry))
                 if len(found) == count or not start:
                     break
@@ -127,7 +108,7 @@ class LogFile:
         while line := self._read_line(file):
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
-                    self._pass_over_line(file)
+                    self._skip_line(file)
                 elif not is_over:  # the rest is being written
                     file.seek(-len(line), os.SEEK_CUR)
                     return
@@ -139,7 +120,7 @@ class LogFile:
             self._before = entry
             yield entry
 
-    def _pass_over_line(self, file: BinaryIO) -> None:
+    def _skip_line(self, file: BinaryIO) -> None:
         while (rest := self._read_line(file)) and not rest.endswith(b"\n"):
             pass
 
@@ -152,21 +133,21 @@ class LogFile:
 
 @dataclass(frozen=True)
 class FoundEntry:
-    """A line, and whose it is."""
+    """A line with its rank and stage."""
 
     entry: LogEntry
     rank: int
     stage: str
-    """``dna`` or ``protein`` within an identification, else empty."""
+    """``dna`` or ``protein`` in a prediction, else empty."""
 
 
 class RunLogs:
     """
-    All workers' logs of a run; a context manager that closes them.
+    All workers' logs of a run; a context manager.
 
     Args:
-        output_dir: Folder of an embedding run, or of an identification with its two.
-        is_wanted: Which lines are read.
+        output_dir: Folder of an embedding run or a prediction.
+        is_wanted: Selects lines.
         rank: Only this one.
     """
 
@@ -185,16 +166,11 @@ class RunLogs:
         self._to_close = ExitStack()
 
     def ranks(self) -> list[int]:
-        """Return the ranks that have a log."""
         return sorted({LogFile(path).rank for layout in self._folders.values() for path in layout.worker_logs()})
 
     def last(self, count: int, *, is_over: bool = True) -> list[FoundEntry]:
         """
-        Return the last *count* lines of all; ``read_on`` goes on behind them.
-
-        Args:
-            count: Lines at the most.
-            is_over: Nothing more will be written.
+        Return the last *count* lines of all logs together; ``read_new`` continues after them.
 
         Raises:
             ResultError: A file cannot be read.
@@ -206,12 +182,9 @@ class RunLogs:
         )
         return list(deque(_by_time(found), maxlen=count))
 
-    def read_on(self, *, is_over: bool = True) -> Iterator[FoundEntry]:
+    def read_new(self, *, is_over: bool = True) -> Iterator[FoundEntry]:
         """
-        Yield the lines that were not read yet, those of new files included.
-
-        Args:
-            is_over: Nothing more will be written.
+        Yield the lines not read yet, new files included.
 
         Raises:
             ResultError: A file cannot be read.
@@ -220,7 +193,7 @@ class RunLogs:
         yield from _by_time(self._wanted_of(stage, file, is_over=is_over) for stage, file in self._files.values())
 
     def _wanted_of(self, stage: str, file: LogFile, *, is_over: bool) -> Iterator[FoundEntry]:
-        for entry in file.read_on(is_over=is_over):
+        for entry in file.read_new(is_over=is_over):
             if self._is_wanted(entry):
                 yield FoundEntry(entry, file.rank, stage)
 
@@ -241,13 +214,7 @@ class RunLogs:
 
 def last_of_process(path: Path, *, attempt: int, run_id: str, count: int) -> list[LogEntry]:
     """
-    Return the last lines of a log that one process wrote.
-
-    Args:
-        path: The file; without it there are none.
-        attempt: Of the process.
-        run_id: Of its start of the run.
-        count: Lines at the most.
+    Return the lines of one process among the last *count* of a log.
 
     Raises:
         ResultError: The file cannot be read.

@@ -1,8 +1,8 @@
 """
-Every metric of a run, declared once: its name, kind, labels and help, and where in a ``RunSnapshot`` its values are.
+Every metric of a run, declared once: name, kind, unit, labels, help, and how a ``RunSnapshot`` gives its values.
 
-``RunCollector`` reads them when somebody asks, so that nothing is counted twice and nothing is spent while nobody does.
-Names follow Prometheus: base units, ``_total`` on counters, and no label whose values grow with the input.
+``RunCollector`` reads them at each scrape. Names follow Prometheus: base units, ``_total`` on counters, and no label
+whose values grow with the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
     Sample = tuple[tuple[str, ...], float | BatchSeconds]
-    """Values of the labels, and the value."""
+    """Label values, and the value."""
     Reader = Callable[[RunSnapshot], Iterable[Sample]]
 
 RANK = ("rank", "host", "device", "model")
@@ -41,20 +41,14 @@ GPU = ("host", "device", "uuid")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric."""
-
     name: str
-    """As Prometheus shows it."""
     kind: str
     """counter, gauge or histogram."""
     unit: str
-    """What its values count, or are measured in."""
     labels: tuple[str, ...]
-    """Names of its labels."""
     help: str
-    """What it is, with its unit."""
     read: Reader
-    """Label values and value of each of its series; a series that has no value yet is left out."""
+    """Label values and value of each series that has a value."""
 
 
 def _of_ranks(value: Callable[[RankSnapshot], float | BatchSeconds | None]) -> Reader:
@@ -199,7 +193,7 @@ METRICS = (
         "counter",
         "processes",
         (*RANK, "failure"),
-        "Worker processes started again, by the class of the failure before.",
+        "Restarts of worker processes, by the class of the failure before.",
         _restarts,
     ),
     Metric(
@@ -239,7 +233,7 @@ METRICS = (
         "counter",
         "records",
         MODEL,
-        "Records that break a rule of the input and were left out, as was asked for.",
+        "Invalid records of the input that were skipped, as the run's settings allow.",
         _of_embeddings(lambda embedding: embedding.skipped),
     ),
     Metric(
@@ -335,7 +329,7 @@ METRICS = (
         "gauge",
         "0 or 1",
         STAGE,
-        "1 while a stage goes on, 0 once it has ended.",
+        "1 while a stage runs, 0 once it has ended.",
         _stage_running,
     ),
     Metric(
@@ -367,7 +361,7 @@ METRICS = (
         "gauge",
         "bytes",
         GPU,
-        "Bytes of GPU memory in use, by whomever.",
+        "Bytes of GPU memory in use, by any process.",
         _of_gpus(lambda gpu: gpu.memory_used_bytes),
     ),
     Metric(
@@ -427,22 +421,16 @@ METRICS = (
         _run_info,
     ),
 )
-"""All of them."""
 
 
 class RunCollector(Collector):
-    """
-    Gives the metrics of a run to whoever asks.
-
-    Args:
-        snapshot: Returns how the run is now; called from the thread of the one who asks.
-    """
+    """Gives the metrics of a run; *snapshot* is called in the thread of the scrape."""
 
     def __init__(self, snapshot: Callable[[], RunSnapshot]) -> None:
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[MetricFamily]:
-        """Return nothing: there may be no run yet whose series could be named."""
+        """Return nothing: there may be no run yet."""
         return []
 
     def collect(self) -> Iterator[MetricFamily]:
@@ -470,7 +458,7 @@ def _family(metric: Metric, samples: list[Sample]) -> MetricFamily:
 
 
 def _cumulative(seconds: BatchSeconds) -> list[tuple[str, float]]:
-    """Return Prometheus' buckets: upper bound and batches up to it."""
+    """Return Prometheus' buckets: upper bound, and batches up to it."""
     buckets, through = [], 0
     for bound, count in zip((*seconds.bounds, float("inf")), seconds.counts, strict=True):
         through += count

@@ -1,7 +1,7 @@
 """
-What workers cost: processor time and memory of each rank's process, with the processes that it started.
+Processor time and memory of each rank's process, child processes included.
 
-Linux tells a process's children directly, so that a look costs the same however many processes the host has.
+Children are read from /proc, so the cost does not depend on the number of processes of the host.
 """
 
 from __future__ import annotations
@@ -19,28 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """One rank's process at one moment, with the processes that it started."""
+    """One rank's process and its children at one moment."""
 
     cpu_s: float
-    """Processor seconds, user and system, since it began; never less than the sample before said."""
+    """Processor seconds, user and system, since the start; never less than in the sample before."""
     resident_bytes: int
-    """Resident memory; what they share counts once for each."""
+    """Resident memory; shared pages count once for each process."""
 
 
 class ProcessMonitor:
-    """Looks at processes; remembers what each had used, for the seconds of a child that nobody waited for are lost."""
+    """Samples processes; keeps the highest time of each, as seconds of a child never waited for get lost."""
 
     def __init__(self) -> None:
         self._highest: dict[tuple[int, float], float] = {}
-        """Process and when it began -> seconds."""
+        """Process and its start time -> seconds."""
 
     def sample(self, pids: Mapping[int, int]) -> dict[int, ProcessSample]:
-        """
-        Return how it is now, by rank.
-
-        Args:
-            pids: Rank -> its process. A rank whose process has gone, or cannot be read, is left out.
-        """
+        """Return a sample for each rank whose process still runs; *pids* maps rank to process."""
         samples = {}
         for rank, pid in pids.items():
             with suppress(psutil.Error):
@@ -50,7 +45,7 @@ class ProcessMonitor:
     def _sample(self, process: psutil.Process) -> ProcessSample:
         cpu_s, resident_bytes = _usage(process)
         for child in _descendants(process.pid):
-            with suppress(psutil.Error):  # it has just ended, and its seconds are its parent's next time
+            with suppress(psutil.Error):  # it has just ended; its parent has its seconds the next time
                 child_s, child_bytes = _usage(psutil.Process(child))
                 cpu_s, resident_bytes = cpu_s + child_s, resident_bytes + child_bytes
         key = process.pid, process.create_time()
@@ -59,7 +54,7 @@ class ProcessMonitor:
 
 
 def _usage(process: psutil.Process) -> tuple[float, int]:
-    """Return processor seconds, those of children that were waited for included, and bytes of resident memory."""
+    """Return processor seconds, those of children waited for included, and bytes of resident memory."""
     with process.oneshot():
         times, memory = process.cpu_times(), process.memory_info()
     return times.user + times.system + times.children_user + times.children_system, memory.rss

@@ -1,8 +1,8 @@
 """
-What a person sees while a run goes on: a bar a rank on a terminal, plain lines otherwise.
+What the user sees of a run: a bar for each rank on a terminal, plain lines elsewhere.
 
-Progress is by tokens, not by sequences: the long ones come first. A terminal or a pipe that is closed in the middle
-never harms the run.
+Progress counts tokens, not sequences, because the long ones come first. A terminal or pipe that closes never harms the
+run.
 """
 
 from __future__ import annotations
@@ -39,19 +39,14 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 30.0
 """Seconds between two plain lines."""
 _WORTH_A_LINE_S = 1.0
-"""Seconds from which on a finished stage leaves a line on a terminal."""
+"""A stage of at least so many seconds leaves a line on a terminal."""
 _CLOCK_JITTER_S = 0.001
 
 
 class StandardError(io.TextIOBase):
-    """
-    ``sys.stderr`` as it is at each write: above the bars where there are some.
-
-    When nobody reads it any more (a closed pipe), what is written is lost, and the run goes on.
-    """
+    """``sys.stderr`` at the moment of each write, so that text appears above the bars; a closed pipe is ignored."""
 
     def write(self, text: str) -> int:
-        """Write *text*, if anybody reads it."""
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -61,17 +56,17 @@ class StandardError(io.TextIOBase):
 
 
 def say(text: str) -> None:
-    """Print a line for a person on standard error; when nobody looks any more, the run goes on."""
+    """Print a line on standard error; a closed one is ignored."""
     StandardError().write(f"{text}\n")
 
 
 def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None) -> View:
     """
-    Return what shows a run on standard error: bars on a terminal, plain lines elsewhere.
+    Return the view for standard error: bars on a terminal, plain lines elsewhere.
 
     Args:
-        is_quiet: Show nothing but what goes wrong.
-        stop: Set when the run was told to stop, after the terminal was told so past the view.
+        is_quiet: Show errors and warnings only.
+        stop: Set when the run is stopping, after its message was written to the terminal directly.
     """
     if is_quiet:
         return QuietView()
@@ -80,28 +75,25 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
 
 
 class QuietView:
-    """Shows nothing but what goes wrong."""
+    """Shows messages only."""
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Ignore it."""
+        pass
 
     def say(self, text: str) -> None:
-        """Print it."""
         say(text)
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class TerminalView:
     """
-    The last lines of a terminal: a bar a rank while sequences are computed, a line of what is done otherwise.
-
-    What is printed to ``sys.stderr`` meanwhile comes above them.
+    Bars on the last lines of a terminal; text written to ``sys.stderr`` appears above them.
 
     Args:
-        terminal: Where.
-        stop: Set when the run was told to stop.
+        terminal: Where to draw.
+        stop: Set when the run is stopping.
     """
 
     def __init__(self, terminal: Terminal, *, stop: threading.Event | None = None) -> None:
@@ -111,10 +103,9 @@ class TerminalView:
         self._ticks = 0
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Draw the run as it is."""
         is_stopping = self._stop is not None and self._stop.is_set()
         above = [
-            Text(_ended_words(stage, snapshot), style="dim")
+            Text(_ended_line(stage, snapshot), style="dim")
             for stage in self._ended.new_of(snapshot)
             if stage.seconds >= _WORTH_A_LINE_S
         ]
@@ -130,12 +121,11 @@ class TerminalView:
         self._terminal.draw(None, above=[Text(line) for line in text.split("\n")])
 
     def close(self) -> None:
-        """Take the bars away."""
         self._terminal.close()
 
 
 class PlainView:
-    """Lines for a log: one when a stage begins, one every ``PLAIN_INTERVAL_S``, one at the end of a long stage."""
+    """Lines for a log: at the start of a stage, every ``PLAIN_INTERVAL_S``, and at the end of a long stage."""
 
     def __init__(self) -> None:
         self._announced = 0
@@ -143,49 +133,47 @@ class PlainView:
         self._last_line_s: float | None = None
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Print what there is to say by now."""
         if self._last_line_s is None:
             self._last_line_s = snapshot.now
         time_of_day = time.strftime("%H:%M:%S", time.localtime(snapshot.now))
         lines = [
-            _ended_words(stage, snapshot) for stage in self._ended.new_of(snapshot) if stage.seconds >= PLAIN_INTERVAL_S
+            _ended_line(stage, snapshot) for stage in self._ended.new_of(snapshot) if stage.seconds >= PLAIN_INTERVAL_S
         ]
         lines += [wording.stage_title(stage) for stage in snapshot.stages[self._announced :] if not stage.is_over]
         self._announced = len(snapshot.stages)
         if not lines and snapshot.now - self._last_line_s >= PLAIN_INTERVAL_S:
-            lines = _plain_words(snapshot)
+            lines = _plain_line(snapshot)
         for line in lines:
             self._last_line_s = snapshot.now
             say(f"{time_of_day}  {line}")
 
     def say(self, text: str) -> None:
-        """Print it."""
         say(text)
 
     def close(self) -> None:
-        """Do nothing: every line stands for itself."""
+        pass
 
 
 class _EndedStages:
-    """Which stages have ended that nobody was told of."""
+    """Stages that have ended since the last look."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._seen: set[int] = set()
 
     def new_of(self, snapshot: RunSnapshot) -> list[StageSnapshot]:
-        """Return those that have ended since the last call, without those that others were part of."""
-        ended = {number for number, stage in enumerate(snapshot.stages) if stage.is_over} - self._told
-        self._told |= ended
+        """Return them, without stages that contain others."""
+        ended = {number for number, stage in enumerate(snapshot.stages) if stage.is_over} - self._seen
+        self._seen |= ended
         return [snapshot.stages[number] for number in sorted(ended) if not _has_parts(snapshot.stages[number:])]
 
 
 def _has_parts(stages: Sequence[StageSnapshot]) -> bool:
-    """Whether the first of *stages* went on when a later one began; the clocks of begin and length differ a little."""
+    """Whether the first of *stages* still ran when a later one began, within the jitter of the clocks."""
     outer, *later = stages
     return any(stage.started < outer.started + outer.seconds - _CLOCK_JITTER_S for stage in later)
 
 
-def _ended_words(stage: StageSnapshot, snapshot: RunSnapshot) -> str:
+def _ended_line(stage: StageSnapshot, snapshot: RunSnapshot) -> str:
     embedding = next((item for item in reversed(snapshot.embeddings) if item.model == stage.model), None)
     if stage.name != "embed" or embedding is None:
         return f"{wording.stage_title(stage)}: {wording.duration(stage.seconds)}"
@@ -197,8 +185,8 @@ def _ended_words(stage: StageSnapshot, snapshot: RunSnapshot) -> str:
     return f"{title}: {rows} after {wording.duration(stage.seconds)}{at}"
 
 
-def _plain_words(snapshot: RunSnapshot) -> list[str]:
-    """Return the line of a moment in the middle of a stage."""
+def _plain_line(snapshot: RunSnapshot) -> list[str]:
+    """Return the line for a moment within a stage."""
     stage, embedding = snapshot.stage, snapshot.embedding
     if stage is None:
         return []
@@ -213,12 +201,7 @@ def _plain_words(snapshot: RunSnapshot) -> list[str]:
 
 
 class DownloadProgress:
-    """
-    Context manager around something that may fetch weights; shows a bar from the first byte on.
-
-    Args:
-        is_quiet: Show nothing.
-    """
+    """Context manager around a possible download; shows a bar from the first byte on."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
@@ -226,7 +209,6 @@ class DownloadProgress:
         self._task: TaskID | None = None
 
     def advance(self, done_bytes: int, total_bytes: int | None) -> None:
-        """Show that *done_bytes* of *total_bytes* are here."""
         if self._is_quiet:
             return
         if self._bar is None or self._task is None:

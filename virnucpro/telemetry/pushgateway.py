@@ -1,8 +1,8 @@
 """
-A run's metrics to a Prometheus Pushgateway, for hosts that no Prometheus can reach.
+A run's metrics pushed to a Prometheus Pushgateway, for hosts that no Prometheus can reach.
 
-A gateway that is down, slow or answers nonsense costs one sentence and nothing else: everything is said to it by one
-daemon thread. A gateway never forgets, so a run first removes what earlier runs of this host left there.
+A gateway that is down or slow costs one warning: a daemon thread does all requests. A gateway keeps groups for ever, so
+a run first removes those that earlier runs of this host left.
 """
 
 from __future__ import annotations
@@ -30,24 +30,17 @@ JOB = "virnucpro"
 INTERVAL_S = 10.0
 """Seconds between pushes."""
 REQUEST_LIMIT_S = 5.0
-"""Seconds that the gateway may take for each step of an answer."""
+"""Seconds for each step of a request."""
 LAST_PUSH_LIMIT_S = 12.0
 """Seconds that the end of a run waits for the last push."""
 FORGOTTEN_S = 600.0
-"""Seconds since its last push after which a group of this host is nobody's any more."""
+"""Seconds since the last push after which a group of this host is stale."""
 _MOST_BYTES = 1 << 26
 _MOST_REASON_BYTES = 300
 
 
 class Pushgateway:
-    """
-    Pushes a registry to a gateway, under job, instance (this host) and run_id.
-
-    Args:
-        url: Of the gateway, as ``MetricsOptions`` takes it.
-        registry: Collected anew for each push.
-        run_id: Of the run.
-    """
+    """Pushes a registry under job, instance (this host) and run_id."""
 
     def __init__(self, url: str, registry: CollectorRegistry, run_id: str) -> None:
         self.url = url.rstrip("/")
@@ -57,17 +50,12 @@ class Pushgateway:
         self._thread: threading.Thread | None = None
 
     def start(self, warn: Callable[[str], None]) -> None:
-        """
-        Remove forgotten groups, then push every ``INTERVAL_S`` seconds, all from a thread of its own.
-
-        Args:
-            warn: Told the first time that a push fails, from that thread.
-        """
-        self._thread = threading.Thread(target=self._go_on, args=(warn,), name="pushgateway", daemon=True)
+        """Remove stale groups, then push every ``INTERVAL_S`` in a thread, which calls *warn* once on failure."""
+        self._thread = threading.Thread(target=self._run, args=(warn,), name="pushgateway", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Push a last time, within ``LAST_PUSH_LIMIT_S``, and end; does nothing where nothing was started."""
+        """Push a last time within ``LAST_PUSH_LIMIT_S`` and end."""
         if self._thread is None:
             return
         self._ending.set()
@@ -75,7 +63,7 @@ class Pushgateway:
         self._thread = None
 
     def push(self) -> str | None:
-        """Push once; return what went wrong, as a sentence."""
+        """Push once; return the error as a sentence, None on success."""
         try:
             push_to_gateway(self.url, JOB, self._registry, self._group, timeout=REQUEST_LIMIT_S)
         except HTTPError as error:
@@ -85,8 +73,8 @@ class Pushgateway:
         return None
 
     def remove_forgotten(self) -> None:
-        """Remove the groups of this host that were last pushed to more than ``FORGOTTEN_S`` seconds ago."""
-        # another kind of server may take pushes without this list, and then there is nothing of ours to remove
+        """Remove groups of this host whose last push is older than ``FORGOTTEN_S``."""
+        # other servers accept pushes but have no such list; then there is nothing to remove
         with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, IndexError, AttributeError):
             address = f"{self.url}/api/v1/metrics"
             with urlopen(address, timeout=REQUEST_LIMIT_S) as answer:  # noqa: S310  http or https, checked
@@ -103,14 +91,14 @@ class Pushgateway:
             if labels["instance"] == self._group["instance"] and time.time() - pushed > FORGOTTEN_S:
                 yield labels
 
-    def _go_on(self, warn: Callable[[str], None]) -> None:
+    def _run(self, warn: Callable[[str], None]) -> None:
         self.remove_forgotten()
-        was_told = False
+        has_warned = False
         while True:
             is_last = self._ending.is_set()
             problem = self.push()
-            if problem is not None and not was_told:
-                was_told = True
+            if problem is not None and not has_warned:
+                has_warned = True
                 warn(problem)
             if is_last:
                 return
@@ -118,9 +106,9 @@ class Pushgateway:
 
 
 def _reason(error: HTTPError) -> str:
-    """Return the beginning of what the gateway said, or what its number means."""
+    """Return the first line of the gateway's answer, or the reason of its status."""
     with suppress(OSError, HTTPException):
-        said = error.read(_MOST_REASON_BYTES).decode("utf-8", "replace").strip()
-        if said:
-            return printable(said.splitlines()[0])
+        answer = error.read(_MOST_REASON_BYTES).decode("utf-8", "replace").strip()
+        if answer:
+            return printable(answer.splitlines()[0])
     return printable(str(error.reason))

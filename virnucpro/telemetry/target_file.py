@@ -1,9 +1,8 @@
 """
-Tells a Prometheus where a run's metrics are: one file a run, for ``file_sd_configs``; on a cluster one more a host.
+Addresses of a run's metrics for Prometheus (``file_sd_configs``): one file for each run, or host of a cluster run.
 
-A file is locked (``flock``) as long as its run lives and removed at its end. A run that was killed leaves it behind,
-and Prometheus shows its target as down, until the next run of this host that uses the folder removes it, or the next
-Prefect worker that is started with it.
+A file is locked (``flock``) while its run lives and removed at its end. One left by a killed run shows its target as
+down, until the next run or Prefect worker of this host removes it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
 class TargetFile:
     """
-    The file of one run, or of what one host of a cluster serves of it.
+    The file of one run, or of one host's share of it.
 
     Args:
-        folder: What ``file_sd_configs`` names, as ``FOLDER/*.json``; made when it is not there. Hosts may share it
-            where the addresses in it mean the same to all.
-        run_id: Of the run.
-        address: Where the metrics are served, with the port.
-        is_of_host: They are what this host knows of the run, not the run's own: its name becomes the label ``host``.
+        folder: Named by ``file_sd_configs`` as ``FOLDER/*.json``; made when absent. Hosts may share it where its
+            addresses mean the same to all.
+        run_id: Becomes a label.
+        address: HOST:PORT of the metrics.
+        is_of_host: The metrics are this host's only; its name becomes the label ``host``.
     """
 
     def __init__(self, folder: Path, run_id: str, address: str, *, is_of_host: bool = False) -> None:
@@ -44,7 +43,7 @@ class TargetFile:
 
     def start(self) -> None:
         """
-        Remove what runs of this host that have ended left behind, and put our file there.
+        Remove the files of ended runs of this host and add this one.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -54,7 +53,9 @@ class TargetFile:
             durable.make_folder(self.path.parent)
             remove_forgotten_targets(self.path.parent)
             self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has its name: never unheld
+            fcntl.flock(
+                self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # before the rename: the file is never unlocked
             os.write(self._descriptor, json.dumps(self._content).encode())
             temporary.replace(self.path)
         except OSError as error:
@@ -64,10 +65,9 @@ class TargetFile:
             raise OutputError(self.path, error.strerror or str(error)) from error
 
     def stop(self) -> None:
-        """Remove our file; does nothing where there is none."""
         if self._descriptor is None:
             return
-        with suppress(OSError):  # the next run removes it: nobody holds it any more
+        with suppress(OSError):  # the next run removes it: it is no longer locked
             self.path.unlink()
         os.close(self._descriptor)
         self._descriptor = None
@@ -75,7 +75,7 @@ class TargetFile:
 
 def remove_forgotten_targets(folder: Path) -> None:
     """
-    Remove the files of runs of this host that have ended without doing so.
+    Remove the files that ended runs of this host left.
 
     Raises:
         OSError: The folder cannot be read.
@@ -83,25 +83,25 @@ def remove_forgotten_targets(folder: Path) -> None:
     of_this_host = re.compile(rf"virnucpro-{re.escape(host_name())}-[^-]+\.json")
     for path in folder.iterdir():
         if of_this_host.fullmatch(path.name):
-            with suppress(OSError):  # its run goes on, or it is somebody else's, or just being removed
+            with suppress(OSError):  # its run is alive, or another user owns it, or it is being removed
                 _remove_unless_held(path)
 
 
 def remove_targets_of_hosts(folder: Path, run_id: str) -> None:
     """
-    Remove the files of all hosts of a run that is over: one that was killed could not.
+    Remove the files of all hosts of a finished run; a killed host left its own.
 
     Raises:
         OSError: The folder cannot be read.
     """
     for path in folder.iterdir():
         if path.name.startswith("virnucpro-") and path.name.endswith(f"-{run_id}.host.json"):
-            with suppress(OSError):  # it is just being removed
+            with suppress(OSError):  # another process removed it
                 path.unlink()
 
 
 def _remove_unless_held(path: Path) -> None:
-    # for writing: over NFS an exclusive lock needs it
+    # opened for writing: an exclusive lock over NFS needs it
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

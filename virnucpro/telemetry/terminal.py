@@ -1,8 +1,8 @@
 """
-The last lines of a terminal, drawn again and again, and everything else that is printed meanwhile above them.
+The last lines of a terminal, redrawn in place, with everything else printed above them.
 
-The cursor waits below the lines and stays visible, so that a killed run leaves the terminal as it should be. A terminal
-that is gone is written to no more, and nobody is told: who would read it?
+The cursor stays visible below the lines, so that a killed run leaves the terminal usable. Writing to a terminal that
+has gone is a no-op.
 """
 
 from __future__ import annotations
@@ -25,44 +25,39 @@ _ERASE_BELOW = "\r\x1b[J"
 
 class Terminal:
     """
-    Safe for several threads.
+    Draws lines on a stream; safe for several threads.
 
     Args:
-        stream: The terminal, or what may be one.
-        interrupted: Set once somebody has written to the terminal past us, as a signal handler does: the lines go on
-            below.
+        stream: May be a terminal.
+        interrupted: Set after another writer, such as a signal handler, wrote below the lines; drawing continues below.
     """
 
     def __init__(self, stream: TextIO, *, interrupted: threading.Event | None = None) -> None:
         self._stream = stream
         self._interrupted = interrupted
         self._console = Console(file=io.StringIO(), force_terminal=_is_terminal(stream), highlight=False)
-        """Knows size and colours, and never writes to the stream itself: at a closed pipe it would end the process."""
+        """Gives size and colours only: rich ends the process when it writes to a closed pipe."""
         self._lock = threading.RLock()
         self._drawn: list[Text] = []
         self._begun = ""
-        """The line that is being printed above, without its end."""
+        """An unfinished line to print above."""
         self._is_gone = False
         self._redirected: TextIO | None = None
 
     @property
     def can_draw(self) -> bool:
-        """Whether lines can be drawn again there."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     @property
     def columns(self) -> int:
-        """Characters of a line."""
         return self._console.width
 
     @property
     def lines(self) -> int:
-        """Its height."""
         return self._console.height
 
     @property
     def is_ascii(self) -> bool:
-        """Whether it shows no other characters."""
         return not (self._stream.encoding or "utf-8").lower().startswith("utf")
 
     def draw(self, lines: Sequence[Text] | None, *, above: Sequence[Text] = ()) -> None:
@@ -70,8 +65,8 @@ class Terminal:
         Replace the last lines.
 
         Args:
-            lines: The new ones, each no wider than the terminal; None keeps those that are there.
-            above: Lines that stay, printed above them.
+            lines: No wider than the terminal; None keeps the present ones.
+            above: Printed above them, to stay.
         """
         with self._lock:
             if self._redirected is None:
@@ -81,14 +76,13 @@ class Terminal:
             self._write(erase + "".join(f"{self._rendered(line)}\n" for line in (*above, *self._drawn)))
 
     def print_above(self, text: str) -> None:
-        """Print the lines that *text* ends; one that it begins waits for its end."""
+        """Print the complete lines of *text*; an unfinished one waits for its end."""
         with self._lock:
             *lines, self._begun = (self._begun + text).split("\n")
             if lines:
                 self.draw(None, above=[Text.from_ansi(line) for line in lines])
 
     def close(self) -> None:
-        """Take the lines away."""
         with self._lock:
             if self._redirected is not None:
                 self._write(self._erase() + self._begun)
@@ -96,7 +90,7 @@ class Terminal:
                 self._drawn, self._begun = [], ""
 
     def _erase(self) -> str:
-        """Return what takes the cursor from below the lines to their place, on which nothing is left."""
+        """Return the escape codes that erase the drawn lines."""
         if self._interrupted is not None and self._interrupted.is_set():
             self._interrupted, self._drawn = None, []
         columns = self.columns  # a narrower terminal than before has wrapped them
@@ -126,7 +120,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 class _StandardError(io.TextIOBase):
-    """Stands for ``sys.stderr`` while lines are drawn."""
+    """Replaces ``sys.stderr`` while lines are drawn."""
 
     def __init__(self, terminal: Terminal, stream: TextIO) -> None:
         self._terminal = terminal

@@ -1,4 +1,4 @@
-"""Figures, states and stages of a run in the words that people read, the same wherever they read them."""
+"""Numbers, states and stages of a run as users read them, the same on the terminal, in `status` and under Prefect."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot, StageSnapshot
 
 STALL_S = 300.0
-"""Seconds without a finished batch after which a computing rank is said to be silent."""
+"""Seconds without a finished batch after which a computing rank is shown as silent."""
 LOW_DISK_BYTES = 2 * 2**30
-"""Free bytes below which a disk is said to be nearly full."""
+"""Free bytes below which a disk is nearly full."""
 LOW_DISK_SHARE = 0.02
-"""Free share of a disk below which it is."""
+"""Free share below which it is, too."""
 
 _TITLES = {
     "index": "checking and indexing the input",
@@ -57,7 +57,7 @@ _UNDER_WAY = {RankState.WAITING, RankState.STARTING, RankState.LOADING, RankStat
 
 
 def duration(seconds: float) -> str:
-    """Return how long something took, in two units at the most: ``3.2 s``, ``1 min 23 s``, ``1 h 12 min``."""
+    """Return seconds in at most two units: ``3.2 s``, ``1 min 23 s``, ``1 h 12 min``."""
     whole = round(seconds)
     if whole < 10:
         return f"{max(0.0, seconds):.1f} s"
@@ -76,7 +76,7 @@ def about(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return an estimate as a clock shows it, ``1:23`` or ``1:12:05``; of days as ``duration`` does."""
+    """Return an estimate as ``1:23`` or ``1:12:05``; from one day on as ``duration``."""
     whole = max(0, round(seconds))
     if whole >= 86400:
         return duration(whole)
@@ -85,14 +85,14 @@ def clock(seconds: float) -> str:
 
 
 def percent(share: float, *, decimals: int = 0) -> str:
-    """Return a share from 0 to 1 in percent, rounded down: 100 % is the end and nothing less."""
+    """Return a share of 0 to 1 in percent, rounded down, so that 100 % means done."""
     scale = 10**decimals
     floored = int(min(max(share, 0.0), 1.0) * 100 * scale + 1e-9) / scale
     return f"{floored:.{decimals}f} %"
 
 
 def size(num_bytes: int) -> str:
-    """Return bytes in the unit that suits them."""
+    """Return bytes in KiB, MiB or GiB."""
     if num_bytes < 2**20:
         return f"{num_bytes / 2**10:,.0f} KiB"
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
@@ -100,14 +100,14 @@ def size(num_bytes: int) -> str:
 
 def stage_title(stage: StageSnapshot) -> str:
     """Return what a stage does; safe for a terminal."""
-    if stage.model and stage.name == "index":  # GPUs are tried out, too
+    if stage.model and stage.name == "index":  # includes the probe of the GPUs
         return "checking the input and the devices"
     title = _TITLES.get(stage.name, printable(stage.name))
     return f"{title} with {printable(stage.model)}" if stage.model and stage.name == "embed" else title
 
 
 def doing(snapshot: RunSnapshot) -> str | None:
-    """Return what a run does, the innermost stage last; None where nothing goes on. Safe for a terminal."""
+    """Return what a run does, innermost stage last; None between stages. Safe for a terminal."""
     stages = [stage for stage in snapshot.stages if not stage.is_over]
     if not stages:
         return None
@@ -118,24 +118,18 @@ def doing(snapshot: RunSnapshot) -> str | None:
 
 
 def rank_name(rank: RankSnapshot) -> str:
-    """Return number and place of a rank; safe for a terminal."""
+    """Return rank and place; safe for a terminal."""
     return f"rank {rank.rank} {rank_place(rank)}"
 
 
 def rank_place(rank: RankSnapshot) -> str:
-    """Return the device of a rank, and before it its host where that is not this one; safe for a terminal."""
+    """Return a rank's device, after its host where that is another one; safe for a terminal."""
     is_elsewhere = rank.host not in {"", host_name()}
     return printable(f"{rank.host} {rank.device}" if is_elsewhere else rank.device)
 
 
 def rank_state(rank: RankSnapshot, *, now: float) -> str | None:
-    """
-    Return what a rank is doing in a few words; None where its rate and what is left say more.
-
-    Args:
-        rank: It.
-        now: Unix time of its snapshot.
-    """
+    """Return a rank's state, None where its rate says more; *now* is the Unix time of the snapshot."""
     if rank.state is not RankState.COMPUTING:
         return _STATES[rank.state]
     if (silent_s := silence(rank, now=now)) is not None:
@@ -144,41 +138,41 @@ def rank_state(rank: RankSnapshot, *, now: float) -> str | None:
 
 
 def state_of_before(rank: RankSnapshot) -> str:
-    """Return what a rank had come to when its run was last heard of; nothing that sounds as if it went on."""
+    """Return the last known state of a rank whose run has ended."""
     return f"was {rank.state}" if rank.state in _UNDER_WAY else rank.state.value
 
 
 def rank_share(rank: RankSnapshot) -> float:
-    """Return the share of what a rank was given to compute that is computed, 0 to 1."""
+    """Return the computed share of a rank's tokens, 0 to 1."""
     if rank.state is RankState.COMPLETE:
         return 1.0
     return 1 - rank.tokens_left / rank.tokens_to_do if rank.tokens_to_do else 0.0
 
 
 def silence(rank: RankSnapshot, *, now: float) -> float | None:
-    """Return the seconds for which a rank that computes has finished nothing, if they are worth a word."""
+    """Return the seconds since the last batch of a computing rank, None below ``STALL_S``."""
     if rank.state is not RankState.COMPUTING or rank.last_progress is None or now - rank.last_progress <= STALL_S:
         return None
     return now - rank.last_progress
 
 
 def states(ranks: Sequence[RankSnapshot]) -> str:
-    """Return how many ranks do what, the most frequent first."""
+    """Return the number of ranks in each state, most frequent first."""
     return ", ".join(f"{number} {state.value}" for state, number in Counter(rank.state for rank in ranks).most_common())
 
 
 def done_before(embedding: EmbeddingSnapshot) -> float:
-    """Return the share of the plan's tokens that earlier starts have computed, as far as the ranks have said."""
+    """Return the share of the plan's tokens computed by earlier starts, as far as ranks have reported it."""
     return embedding.tokens_before / embedding.tokens if embedding.tokens else 0.0
 
 
 def tokens_per_second(embedding: EmbeddingSnapshot) -> float:
-    """Return the planned tokens a second of the ranks that compute now."""
+    """Return the planned tokens per second of the ranks that compute now."""
     return sum(rank.tokens_per_second for rank in embedding.ranks if rank.state is RankState.COMPUTING)
 
 
 def notes(embedding: EmbeddingSnapshot) -> list[str]:
-    """Return what else a person should know of an embedding run, a few words each; safe for a terminal."""
+    """Return short notes on an embedding run; safe for a terminal."""
     kept = embedding.records - embedding.skipped
     found = [f"{embedding.rows:,} of {kept:,} rows on disk"] if embedding.rows else []
     if (before := done_before(embedding)) >= 0.01:
@@ -191,7 +185,7 @@ def notes(embedding: EmbeddingSnapshot) -> list[str]:
 
 
 def is_nearly_full(free_bytes: int | None, size_bytes: int | None) -> bool:
-    """Whether a disk has so little space left that somebody should look at it."""
+    """Whether a disk has less than ``LOW_DISK_BYTES`` or ``LOW_DISK_SHARE`` free."""
     if free_bytes is None:
         return False
     return free_bytes < LOW_DISK_BYTES or (size_bytes is not None and free_bytes < LOW_DISK_SHARE * size_bytes)
