@@ -112,7 +112,7 @@ def test_a_run_waits_until_it_has_what_it_needs_and_says_who_holds_it(others, ch
 
 
 def test_who_holds_a_device_is_told_again_from_time_to_time_and_cannot_act_on_the_terminal(others, monkeypatch):
-    monkeypatch.setattr(device_claim, "SAY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(device_claim, "NOTICE_INTERVAL_S", 0.05)
     (others.folder / "GPU-1.lock").write_text(
         '{"host": "h", "pid": 1, "user": "eve\\u001b[2J", "run_id": "r", "since": "\\u0007"}'
     )

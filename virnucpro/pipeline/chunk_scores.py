@@ -1,4 +1,4 @@
-"""What the scores of its frames say of a chunk."""
+"""Scores of chunks from the scores of their frames."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ if TYPE_CHECKING:
 
 
 class ChunkScores(NamedTuple):
-    """The scores of some chunks."""
-
     max_p_virus: FloatArray
-    """float32 (chunks,): the highest P(virus) of a chunk's frames; NaN where none has a score."""
+    """float32 (chunks,): highest P(virus) of a chunk's frames; NaN where none has a score."""
     is_viral: BoolArray
-    """bool (chunks,): whether that is at least the highest P(other), as the original program decides."""
+    """bool (chunks,): whether it is at least the highest P(other), the original program's rule."""
 
     @property
     def is_scored(self) -> BoolArray:
-        """Whether a frame has a score: bool (chunks,)."""
+        """Whether a frame has a score, bool (chunks,)."""
         scored: BoolArray = ~np.isnan(self.max_p_virus)
         return scored
 
     @classmethod
     def of(cls, scores: FloatArray, frames_per_chunk: IntArray) -> ChunkScores:
         """
-        Look at the frames of each chunk.
+        Return the scores of the chunks of some frames.
 
         Args:
             scores: float32 (frames, 2): P(other) and P(virus), NaN for a frame without an embedding.

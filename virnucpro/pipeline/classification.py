@@ -1,7 +1,7 @@
 """
-Embeddings in, scores of frames out: strict join, classifier, and the two tables that the original program wrote.
+Embeddings in, scores of frames out: strict join by id, classifier, and the two tables of the original program.
 
-Imports torch: only the process that classifies imports this module.
+Imports torch, so only the classifying process imports this module.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 RESULTS_HEADER = "Sequence_ID\tPrediction\tscore1\tscore2\n"
 HIGHEST_HEADER = "Modified_ID\tIs_Virus\n"
-"""Headers as the original program's users know them; it calls a chunk by its frames' ids less the frame."""
+"""The original program's header; its chunk ids are the frames' ids without the frame."""
 
 FRAMES_AT_ONCE = BLOCK_ROWS
-"""Frames whose features are in memory at once: of the published models 27 MB."""
+"""Frames in memory at once: 27 MB of features with the published models."""
 
 _MOST_IN_SCIENTIFIC = np.float32(1e-4)
 """numpy prints this and smaller numbers in scientific notation."""
@@ -43,12 +43,10 @@ _LABELS = np.array([OTHERS, VIRUS])
 
 @dataclass(frozen=True, kw_only=True)
 class FrameCounts:
-    """What became of the kept frames."""
-
     frames: int
     """Kept frames."""
     scored: int
-    """Those that have a line in ``prediction_results.txt``: the others have no embedding."""
+    """Frames in ``prediction_results.txt``; the others have no embedding."""
 
 
 def classify_frames(
@@ -67,17 +65,14 @@ def classify_frames(
     Args:
         order: The frames.
         classifier: Takes DNA and protein features side by side.
-        layout: Where the scores and the two tables go.
+        layout: Paths of the scores and the two tables.
         dna: Embeddings of the frames' nucleotides.
         protein: Embeddings of their proteins.
         threads: CPU threads.
-        stop: Set when the work is to stop.
-
-    Returns:
-        How many were scored.
+        stop: Set to stop.
 
     Raises:
-        ResultError: A file of embeddings is not one, or holds rows of other frames.
+        ResultError: An embeddings file is damaged, or holds rows of other frames.
         WeightsError: A score is not finite.
         OutputError: A table cannot be written.
         StoppedError: *stop* was set.
@@ -116,12 +111,12 @@ def classify_frames(
 
 
 def _refuse_odd(probabilities: FloatArray, names: list[str], classifier: str) -> None:
-    """Raise the error of the first frame whose scores are not finite."""
+    """Raise for the first frame whose scores are not finite."""
     odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
     if len(odd):
         value = probabilities[odd[0], 1]
-        what = f"they give {names[odd[0]]} P(virus) {value}: use another classifier"
-        raise WeightsError(classifier, what)
+        reason = f"they give {names[odd[0]]} P(virus) {value}: use another classifier"
+        raise WeightsError(classifier, reason)
 
 
 def _lines(names: list[str], probabilities: FloatArray) -> str:
@@ -132,12 +127,7 @@ def _lines(names: list[str], probabilities: FloatArray) -> str:
 
 
 def texts_of(probabilities: FloatArray) -> list[str]:
-    """
-    Return each number as numpy prints a float32: the shortest text that reads back as the same float32.
-
-    Args:
-        probabilities: float32 (rows,), from 0 to 1.
-    """
+    """Return each float32 of 0 to 1 as numpy prints it: the shortest text that reads back as the same number."""
     if not len(probabilities):
         return []
     numbers = np.ascontiguousarray(probabilities)
@@ -148,10 +138,10 @@ def texts_of(probabilities: FloatArray) -> list[str]:
 
 
 def _chunk_lines(batch: ContigBatch, scores: FloatArray) -> list[bytes]:
-    """Return the lines of ``prediction_results_highestscore.csv``, one a chunk that has a score."""
+    """Return the lines of ``prediction_results_highestscore.csv``, one for each scored chunk."""
     chunks = ChunkScores.of(scores, batch.frames_per_chunk)
     is_open = batch.kept_frames != 0
-    verdicts = zip(
+    rows = zip(
         batch.open_chunk_ids(), chunks.is_scored[is_open].tolist(), chunks.is_viral[is_open].tolist(), strict=True
     )
-    return [f"{name}\t{is_viral}\n".encode() for name, is_scored, is_viral in verdicts if is_scored]
+    return [f"{name}\t{is_viral}\n".encode() for name, is_scored, is_viral in rows if is_scored]

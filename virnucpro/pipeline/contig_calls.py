@@ -1,9 +1,9 @@
 """
-From scores of frames to calls of contigs: the table, the viral contigs, and where in long ones the virus is.
+From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
-A contig's score is its classifier's contig model's, made before (``contig_scores``), or, where there is no such model,
-``contig_rule.score_contigs``. It is called viral from the threshold up, not viral below the smaller of the threshold
-and its complement, undecided in between.
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from
+``contig_rule.score_contigs``. At least the threshold means virus; below the smaller of the threshold and its complement
+means not virus; in between is undecided.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
-"""What contigs are counted under that no frame is open in, and that have a score."""
+"""Key of the count of contigs with a score but no open frame."""
 
 _LINE_NT = 60
 _SKIPPED_AT_ONCE = 1 << 12
 _SCORE_DIGITS = 15
-"""Of a contig's score: the surest contigs differ in the tenth digit, and are ranked by it."""
+"""Digits of a contig's score: the top contigs differ in the tenth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRules:
-    """What decides calls, besides the scores."""
+    """Settings that decide calls."""
 
     threshold: float
-    """P(virus) from which a contig is called viral."""
+    """Least P(virus) of a viral contig."""
     min_nt: int
-    """Nucleotides below which a contig was not looked at."""
+    """Shorter contigs (nucleotides) are not scored."""
     classifier: str
-    """Name of the classifier, for titles."""
+    """Name, for titles."""
     fingerprint: str
     """Of classifier, models and chunk length."""
     has_contig_model: bool
-    """Whether the scores of contigs and along them are the contig model's."""
+    """Whether a contig model made the scores."""
 
     @property
     def lower(self) -> float:
@@ -86,23 +86,21 @@ def call_contigs(
     stop: threading.Event | None = None,
 ) -> Counter[str]:
     """
-    Call every contig of the input, and list the records that were left out behind them.
+    Call every contig of the input, list skipped records after them, and return the number of each call.
+
+    The counts exclude skipped records; ``BY_SEQUENCE`` counts the contigs with a score but no open frame.
 
     Args:
         order: The contigs and their frames.
-        layout: Holds the scores; the table, the viral contigs and their tracks go there.
-        rules: What decides calls.
+        layout: Holds the scores; gets the table, the viral contigs and their tracks.
+        rules: Settings that decide calls.
         as_json: Write the table as JSON, too.
         as_parquet: Write the table as Parquet, too.
-        stop: Set when the work is to stop.
-
-    Returns:
-        How many contigs got each call, those that were left out not counted; and under ``BY_SEQUENCE`` how many have
-        a score and no open frame.
+        stop: Set to stop.
 
     Raises:
-        ResultError: The scores do not fit the frames.
-        InputChangedError: An input file no longer holds what was indexed.
+        ResultError: The scores do not match the frames.
+        InputChangedError: An input file has changed since it was indexed.
         OutputError: A file cannot be written.
         StoppedError: *stop* was set.
     """
@@ -166,7 +164,7 @@ def _calls(
     if by_model is None:
         of_contigs = score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist()
     else:
-        of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that float32 is printed as
+        of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
     columns = {
         "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
         "viral_chunks": _sums(chunks.is_viral, chunk_ends),
@@ -187,7 +185,7 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     scored, score, max_score = (values.pop(name) for name in ("scored", "score", "max_score"))
     score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
     max_score = float(str(max_score)) if scored else None
-    call, reason = _verdict(values, scored, score, rules)
+    call, reason = _call_and_reason(values, scored, score, rules)
     return ContigCall(
         **values,
         score=score,
@@ -199,8 +197,8 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     )
 
 
-def _verdict(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
-    """Return the call, and what there is to know of it: why there is none, and what the score does not rest on."""
+def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
+    """Return the call, and the reason for none or what its score lacks."""
     if not values["chunks"]:
         return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
     if score is None and rules.has_contig_model:
@@ -219,7 +217,7 @@ def _verdict(values: dict[str, Any], scored: int, score: float | None, rules: Ca
 
 
 def _what_is_missing(frames: int, scored: int) -> str:
-    """Return what a score by the contig model had to do without; nothing as a rule."""
+    """Return what a contig model's score lacks, usually nothing."""
     if not frames:
         return "no open frame: scored by its sequence alone"
     if not scored:
@@ -291,7 +289,7 @@ def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) ->
 
 
 def _ends(counts: IntArray, group_ends: IntArray) -> IntArray:
-    """Return the sum of *counts* up to the end of each group, int64 (groups,)."""
+    """Return the cumulative *counts* at the end of each group, int64 (groups,)."""
     before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     ends: IntArray = before[group_ends]
     return ends

@@ -1,15 +1,13 @@
 """
-From the scores of a contig's frames to the contig's own score, the P(virus) that contigs are ranked and called by.
+A contig's P(virus) from the scores of its frames, for classifiers without a contig model.
 
-The rule: a contig's log-odds of being viral are the mean of the log-odds of its open frames, times the root of their
-number, and the score is the probability that belongs to them. So a contig of one frame scores as that frame does, and
-each further frame of the same opinion makes it surer, as in Stouffer's way of combining tests. From 16 frames on the
-factor stays 4: what the classifier gets wrong it gets wrong for the whole of a genome, so that thousands of frames are
-not thousands of opinions. Chunks without an open frame have no say, nor have frames without a score.
+The contig's log-odds are the mean log-odds of its open frames times the root of their number, as in Stouffer's method:
+one frame scores as itself, and each agreeing frame adds certainty. From 16 frames on the factor stays 4, because errors
+of a classifier hold for a whole genome: thousands of frames are not independent. Chunks without an open frame and
+frames without a score are ignored.
 
-It is for classifiers without a contig model, such as the published ones. It was chosen among nine by 600 contigs of the
-first bundled classifier: rules that grow surer with the number of frames were better than plain means, which were
-better than what looks at the highest frame of a chunk.
+Chosen among nine rules on 600 contigs of the first bundled classifier: rules that grow surer with the number of frames
+beat plain means, which beat rules on the highest frame of a chunk.
 """
 
 from __future__ import annotations
@@ -24,25 +22,22 @@ if TYPE_CHECKING:
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 RULE = "frames' mean log-odds times the root of their number, at most 4"
-"""What cards call the rule."""
+"""Name of the rule in cards."""
 
 MOST_FRAMES = 16
-"""Frames after which further ones make a score no surer."""
+"""Further frames do not make a score surer."""
 LEAST_PROBABILITY = 1e-6
-"""A frame's P is taken to be at least this and at the most one minus it: float32 may say 1."""
+"""Bound of a frame's P and of its complement: float32 may round to 1."""
 
 
 def score_contigs(p_virus: FloatArray, frames_per_chunk: IntArray, chunks_per_contig: IntArray) -> DoubleArray:
     """
-    Score contigs.
+    Return P(virus) of each contig, float64 (contigs,); NaN without a scored frame.
 
     Args:
-        p_virus: float32 (frames,): P(virus) of each open frame, chunk by chunk, contig by contig; NaN where unknown.
-        frames_per_chunk: int64 (chunks,): open frames of each chunk.
-        chunks_per_contig: int64 (contigs,): chunks of each contig.
-
-    Returns:
-        float64 (contigs,): P(virus) of each contig; NaN where no frame of it has a score.
+        p_virus: float32 (frames,): P(virus) of each open frame, in order of chunks and contigs; NaN where unknown.
+        frames_per_chunk: int64 (chunks,).
+        chunks_per_contig: int64 (contigs,).
     """
     means, counts = mean_by_group(log_odds(p_virus), frames_per_contig(frames_per_chunk, chunks_per_contig))
     return probability(means * np.sqrt(np.minimum(counts, MOST_FRAMES)))
@@ -55,7 +50,7 @@ def frames_per_contig(frames_per_chunk: IntArray, chunks_per_contig: IntArray) -
 
 
 def log_odds(p_virus: FloatArray) -> DoubleArray:
-    """Return the natural log-odds of each probability, within the bounds; NaN stays NaN."""
+    """Return the natural log-odds of each probability, bounded by ``LEAST_PROBABILITY``; NaN stays NaN."""
     bounded = np.clip(p_virus.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     return np.log(bounded) - np.log1p(-bounded)
 
@@ -67,14 +62,11 @@ def probability(log_odds_of_virus: DoubleArray) -> DoubleArray:
 
 def mean_by_group(values: DoubleArray, sizes: IntArray) -> tuple[DoubleArray, IntArray]:
     """
-    Return the mean of neighbouring values, group by group.
+    Return the mean (NaN when empty) and the number of values of each group, ignoring NaN.
 
     Args:
-        values: float64 (values,); NaN is left out.
-        sizes: int64 (groups,): values of each group, which follow each other.
-
-    Returns:
-        float64 (groups,): NaN where a group has no value; and int64 (groups,): how many it has.
+        values: float64 (values,), group after group.
+        sizes: int64 (groups,): values of each group.
     """
     groups = np.repeat(np.arange(len(sizes)), sizes)
     there = ~np.isnan(values)

@@ -1,15 +1,13 @@
 """
-Scores of whole contigs by a classifier's contig model, and along long ones: letters and embeddings in, P(virus) out.
+Scores of whole contigs, and along long ones, by a classifier's contig model.
 
-The model sees the sequence features of a contig's letters, the mean DNA and the mean protein embedding of its frames,
-and how many frames and chunks there are; where no frame is embedded both means are zeros. Along a contig of
-``LONG_CONTIG_NT`` or more, a chunk's score is that of the window of the chunk and its two neighbours: the letters from
-the start of the first to the end of the last, and the frames of these chunks.
+Input of the model: sequence features of the letters, mean DNA and mean protein embedding of the frames (zeros without
+any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``, a chunk's score is that of a
+window of the chunk and its two neighbours.
 
-A contig is looked at in segments of as many chunks as ``SEGMENT_NT`` nucleotides have, counted from its first one. The
-sequence features of a contig of several segments are the mean of theirs, each weighing as much as it has letters A, C,
-G and T. So memory does not follow the length of contigs, and a score follows from the input alone: not from batches,
-nor from what was done before. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
+A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence features are the mean over its
+segments, weighted by their letters A, C, G and T. So memory does not depend on contig length, and a score depends on
+the input alone. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
 """
 
 from __future__ import annotations
@@ -46,48 +44,47 @@ if TYPE_CHECKING:
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
 
 SEGMENT_NT = 10_000
-"""Nucleotides of a segment, up to whole chunks: of the longest contigs that such models are trained on."""
+"""Nucleotides of a segment, rounded up to chunks: the longest contigs in training."""
 CHUNKS_AT_ONCE = 512
-"""Chunks whose embeddings are in memory at once, those of one more segment apart."""
+"""Chunks whose embeddings are in memory at once, beside those of one more segment."""
 ROWS_AT_ONCE = 512
-"""Contigs, or windows, that the model computes together, counted from the first one of the input."""
+"""Contigs, or windows, in one batch of the model, counted from the start of the input."""
 SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
-"""Letters A, C, G and T that a contig needs somewhere in a row: without a word nothing can be said of it."""
+"""Letters A, C, G and T in a row that a contig needs for a score."""
 
 _REACHED_INTO = 2
-"""Last chunks of a segment that windows of the next one reach into."""
+"""Last chunks of a segment that windows of the next one include."""
 
 
 class _Embedded(NamedTuple):
-    """The embeddings of some neighbouring chunks."""
+    """The embeddings of neighbouring chunks."""
 
     sums_CW: DoubleArray
     """float64 (C, W): sums over each chunk's frames that have both embeddings."""
     frames_C: IntArray
-    """int64 (C,): how many frames these are."""
+    """int64 (C,): number of these frames."""
 
     def part(self, first: int, last: int) -> _Embedded:
-        """Return the chunks from *first* to before *last*."""
+        """Return the chunks *first* to before *last*."""
         return _Embedded(self.sums_CW[first:last], self.frames_C[first:last])
 
 
 class _Segment(NamedTuple):
-    """Some neighbouring chunks of a contig, all of them unless it is long."""
+    """Neighbouring chunks of a contig."""
 
     length_nt: int
     """Nucleotides of the contig."""
     chunks: int
-    """Chunks of the contig; 0 for one that is not looked at."""
+    """Chunks of the contig; 0 for one that is not scored."""
     first: int
-    """Number of the segment's first chunk in the contig."""
+    """First chunk of the segment."""
     last: int
-    """Number of the chunk behind its last one."""
+    """The chunk after its last one."""
     embedded: _Embedded
-    """Of its chunks."""
 
 
 class _Row(NamedTuple):
-    """What the model sees of a contig or a window."""
+    """The model's input for a contig or a window."""
 
     sequence_S: FloatArray
     sums_W: DoubleArray
@@ -105,19 +102,19 @@ def score_contigs(
     stop: threading.Event | None = None,
 ) -> None:
     """
-    Score every contig, and along the long ones every chunk; NaN where there is no word of known letters.
+    Score every contig, and every chunk of the long ones; NaN without a word of known letters.
 
     Args:
         order: The contigs and their frames.
         model: Scores contigs.
-        layout: Where the scores go.
+        layout: Paths of the scores.
         dna: Embeddings of the frames' nucleotides.
         protein: Embeddings of their proteins.
-        stop: Set when the work is to stop.
+        stop: Set to stop.
 
     Raises:
-        ResultError: A file of embeddings is not one, or holds rows of other frames.
-        InputChangedError: An input file no longer holds what was indexed.
+        ResultError: An embeddings file is damaged, or holds rows of other frames.
+        InputChangedError: An input file has changed since it was indexed.
         OutputError: The scores cannot be written.
         StoppedError: *stop* was set.
     """
@@ -135,7 +132,7 @@ def score_contigs(
             if segment.first == 0:
                 contig = _Contig(segment, order.chunk_nt, model.features, dna_rows.hidden_dim + protein_rows.hidden_dim)
             if segment.chunks:
-                for window in contig.look_at(segment, letters, first_letter):
+                for window in contig.read(segment, letters, first_letter):
                     of_windows.add(window)
             if segment.last == segment.chunks:
                 of_contigs.add(contig.row())
@@ -148,7 +145,7 @@ def score_contigs(
 
 
 def _letters(order: FrameOrder) -> Iterator[bytes]:
-    """Yield the letters of all contigs that have chunks, end to end, in the order of the input."""
+    """Yield the letters of all contigs with chunks, end to end, in input order."""
     index = order.index
     positions = index.in_input_order()
     first = 0
@@ -178,7 +175,7 @@ def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -
 
 
 def _groups(chunks_per_contig: Sequence[int], segment_chunks: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield some segments at a time: the contig's number, the first chunk in it, and the chunk behind the last."""
+    """Yield groups of segments: number of the contig, first chunk, and the chunk after the last."""
     group: list[tuple[int, int, int]] = []
     room = CHUNKS_AT_ONCE
     for contig, chunks in enumerate(chunks_per_contig):
@@ -193,7 +190,7 @@ def _groups(chunks_per_contig: Sequence[int], segment_chunks: int) -> Iterator[l
 
 
 def _sums(rows_FW: FloatArray, has_row: BoolArray, frames_per_chunk: IntArray) -> _Embedded:
-    """Add up the embeddings of each chunk's frames."""
+    """Return the sums of the embeddings of each chunk's frames."""
     chunk_of_frame = np.repeat(np.arange(len(frames_per_chunk)), frames_per_chunk)
     frames_C = np.bincount(chunk_of_frame[has_row], minlength=len(frames_per_chunk))
     sums_CW = np.zeros((len(frames_C), rows_FW.shape[1]))
@@ -205,15 +202,7 @@ def _sums(rows_FW: FloatArray, has_row: BoolArray, frames_per_chunk: IntArray) -
 
 
 class _Contig:
-    """
-    A contig that is looked at segment by segment.
-
-    Args:
-        segment: Its first one.
-        chunk_nt: Nucleotides of a chunk.
-        features: Of letters.
-        width: W.
-    """
+    """A contig read segment by segment, beginning with *segment*; *width* is W."""
 
     def __init__(self, segment: _Segment, chunk_nt: int, features: SequenceFeatures, width: int) -> None:
         self._chunks = segment.chunks
@@ -226,14 +215,14 @@ class _Contig:
         self._sums_W: DoubleArray = np.zeros(width)
         self._frames = 0
 
-    def look_at(self, segment: _Segment, letters: LetterWindow, first_letter: int) -> Iterator[_Row | None]:
+    def read(self, segment: _Segment, letters: LetterWindow, first_letter: int) -> Iterator[_Row | None]:
         """
-        Look at the next segment, and yield the windows that end in it.
+        Read the next segment, and yield the windows that end in it.
 
         Args:
             segment: The next one.
             letters: Of all contigs.
-            first_letter: Where those of this contig begin.
+            first_letter: Offset of this contig's letters.
         """
         first, last = segment.first, segment.last
         seen = first - len(self._before.frames_C)
@@ -263,7 +252,7 @@ class _Contig:
         self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
 
     def row(self) -> _Row | None:
-        """Return the contig, once all of it was looked at; None where it has no word."""
+        """Return the row of a fully read contig; None where it has no word."""
         if not self._weight:
             return None
         mean_S = (self._sequence_S / self._weight).astype(np.float32)
@@ -272,10 +261,10 @@ class _Contig:
 
 class _Scores:
     """
-    Rows in, P(virus) in a file out.
+    Writes P(virus) of rows as float32, NaN for None.
 
     Args:
-        file: Gets float32, NaN for None.
+        file: The file of scores.
         model: Scores rows.
         dna_dim: Columns of W that are DNA embeddings.
     """
@@ -287,13 +276,12 @@ class _Scores:
         self._rows: list[_Row | None] = []
 
     def add(self, row: _Row | None) -> None:
-        """Take a row."""
         self._rows.append(row)
         if len(self._rows) == ROWS_AT_ONCE:
             self.write()
 
     def write(self) -> None:
-        """Score the rows that were taken."""
+        """Score and write the collected rows."""
         rows = [row for row in self._rows if row is not None]
         scores = np.full(len(self._rows), np.nan, dtype=np.float32)
         if rows:

@@ -1,8 +1,8 @@
 """
-How many CPU workers a run gets when nobody says: one a core, as far as memory and the input go.
+The default number of CPU workers: one for each core, as far as memory and input allow.
 
-Measured (``benchmarks/scaling.py``): processes of one thread each beat one process of as many threads, so that cores
-are given to workers. Rows do not depend on the number.
+Measured (``benchmarks/scaling.py``): processes of one thread each beat one process with as many threads. Rows do not
+depend on the number.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
 
 WORKER_BYTES = 1 << 30
-"""Bytes of memory of a worker besides its weights: the framework, and a batch in flight."""
+"""Memory of a worker besides its weights: the framework, and a batch in flight."""
 WEIGHTS_SHARE = 1.5
-"""Bytes of memory per byte of a file of weights, while it is loaded."""
+"""Memory for each byte of a weights file, while it is loaded."""
 INPUT_BYTES = 64 * 1024
-"""Bytes of input that are worth another worker: less is done before a second process has started."""
+"""Input worth another worker: less is done before a second process has started."""
 
 
 def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, input_bytes: int) -> int:
     """
-    Return how many CPU workers to start, 1 at the least.
+    Return how many CPU workers to start, at least 1.
 
     Args:
-        cores: That this process may use.
-        memory_bytes: Bytes that are free for it.
-        weights_bytes: Bytes of the model's file of weights.
-        input_bytes: Bytes of all input files.
+        cores: Usable by this process.
+        memory_bytes: Free memory.
+        weights_bytes: Size of the model's weights file.
+        input_bytes: Size of all input files.
     """
     by_memory = int(memory_bytes / (WEIGHTS_SHARE * weights_bytes + WORKER_BYTES))
     by_input = 1 + input_bytes // INPUT_BYTES
@@ -45,15 +45,7 @@ def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, in
 def devices_for(
     claim: DeviceClaim, config: ModelConfig, fasta_files: Sequence[str | Path], *, workers: int | None
 ) -> DeviceClaim:
-    """
-    Return *claim*, or, for CPUs when *workers* was not given, one of as many as the machine bears.
-
-    Args:
-        claim: Of what the user chose.
-        config: Tells the weights.
-        fasta_files: The input; files that cannot be looked at count nothing.
-        workers: What the user asked for.
-    """
+    """Return *claim*, or for CPUs without a given number of *workers* one of the default number."""
     if workers is not None or claim.type != CPU.type or claim.devices() != [CPU]:
         return claim
     count = default_cpu_workers(
@@ -66,7 +58,7 @@ def devices_for(
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the cores that this process may use: its affinity, and the quota of its control group."""
+    """Return the cores of this process by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
@@ -76,7 +68,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the bytes that can still be had: of the machine, and within the limit of the control group."""
+    """Return the free memory of the machine, within the limit of the control group."""
     lines = meminfo.read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     try:
@@ -89,5 +81,5 @@ def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Pat
 def _size(path: str | Path) -> int:
     try:
         return Path(path).stat().st_size
-    except OSError:  # indexing says what is wrong with it
+    except OSError:  # indexing reports it
         return 0

@@ -1,9 +1,8 @@
 """
-The devices of one run: its alone while it computes, and waited for when it is about to.
+The devices of one run: exclusive while it computes, and awaited only when needed.
 
-What a run may take is known at once (its device type decides settings), which devices it gets only when it needs them:
-a folder that is finished needs none, and the input is indexed before. A run that waits holds its folder and shows what
-it waits for; it holds no device, so that runs cannot wait for each other.
+The device type is known at once, because it decides settings; the devices are taken after indexing, and not at all for
+a finished folder. A waiting run holds its folder but no device, so runs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL_S = 0.5
-"""Seconds between two looks whether devices are free."""
-SAY_INTERVAL_S = 60.0
-"""Seconds between two words about who holds them."""
+"""Seconds between two attempts to take devices."""
+NOTICE_INTERVAL_S = 60.0
+"""Seconds between two messages on who holds them."""
 
 
 class DeviceClaim:
@@ -42,8 +41,8 @@ class DeviceClaim:
     The devices that one run computes on.
 
     Args:
-        choice: What it may take.
-        granted: One device a worker, where no other run can have them: CPUs, or what the caller has seen to.
+        choice: The devices to choose from.
+        granted: One device for each worker, where no lock is needed: CPUs, or devices that the caller has reserved.
     """
 
     def __init__(self, choice: DeviceChoice, granted: Sequence[Device] | None = None) -> None:
@@ -54,7 +53,7 @@ class DeviceClaim:
 
     @classmethod
     def of(cls, devices: DeviceClaim | Sequence[Device]) -> DeviceClaim:
-        """Return *devices* as a claim; those of a list are the run's already."""
+        """Return *devices* as a claim; a list is granted already."""
         if isinstance(devices, DeviceClaim):
             return devices
         each_once = tuple(dict.fromkeys(devices))
@@ -68,14 +67,14 @@ class DeviceClaim:
     @contextmanager
     def held(self, telemetry: RunTelemetry, *, run_id: str, stop: threading.Event | None = None) -> Iterator[None]:
         """
-        Keep the devices, from when they are first asked for to the end of the block.
+        Hold the devices from the first ``devices()`` to the end of the block.
 
-        Within another such block it does nothing: an identification keeps its devices over both embedding runs.
+        Nested blocks do nothing: a prediction keeps its devices over both embedding runs.
 
         Args:
-            telemetry: Shows that the run waits, and for what.
+            telemetry: Shows the wait.
             run_id: Unique to this start of the run.
-            stop: Set it to end the waiting.
+            stop: Set to end the wait.
         """
         if self._run is not None:
             yield
@@ -91,15 +90,15 @@ class DeviceClaim:
 
     def devices(self) -> list[Device]:
         """
-        Return one device a worker; the first time, wait for them, within ``held``.
+        Return one device for each worker; the first call, within ``held``, waits for them.
 
         Raises:
-            StoppedError: The run was told to stop.
-            DeviceError: Two of the devices are one.
+            StoppedError: The run is stopping.
+            DeviceError: Two names are one device.
             OutputError: The locks cannot be used.
         """
         if self._granted is None:
-            assert self._run is not None, "devices are asked for outside of `held`"
+            assert self._run is not None, "call within `held`"
             names = lock_names(self.choice.candidates)
             self._locks = DeviceLocks()
             taken = self._take(names, self._locks, *self._run)
@@ -120,14 +119,14 @@ class DeviceClaim:
         if (taken := free()) is not None:
             return taken
         began_s = time.monotonic()
-        said_s = None
+        noticed_s = None
         with telemetry.waiting("devices"):
             while taken is None:
-                if said_s is None or time.monotonic() - said_s >= SAY_INTERVAL_S:
-                    said_s = time.monotonic()
+                if noticed_s is None or time.monotonic() - noticed_s >= NOTICE_INTERVAL_S:
+                    noticed_s = time.monotonic()
                     text = self._waiting_for(names, locks)
                     telemetry.say(text)
-                    log.info("devices.waiting", reason=text)  # for Prefect; on a terminal it is said above
+                    log.info("devices.waiting", reason=text)  # for Prefect; the terminal has the line above
                 if stop.wait(LOOK_INTERVAL_S):
                     raise StoppedError
                 taken = free()
@@ -138,8 +137,8 @@ class DeviceClaim:
         return taken
 
     def _waiting_for(self, names: Mapping[str, Device], locks: DeviceLocks) -> str:
-        """Return for how many devices the run waits, and who holds which; safe for a terminal."""
-        holders = [f"{device.label}: {_in_words(locks.holder(name))}" for name, device in names.items()]
+        """Return how many devices the run waits for, and who holds them; safe for a terminal."""
+        holders = [f"{device.label}: {_holder_text(locks.holder(name))}" for name, device in names.items()]
         least, most = self.choice.least, len(names)
         wanted = "all" if least == most else f"{least} of {most}" if self.choice.most == least else "any"
         return f"waiting for GPUs ({wanted} of these): {'; '.join(holders)}"
@@ -147,27 +146,22 @@ class DeviceClaim:
 
 def claim_devices(choice: str, *, workers: int | None = None, workers_per_device: int = 1) -> DeviceClaim:
     """
-    Return a claim of what the user asked for; nothing is waited for yet.
-
-    Args:
-        choice: As in ``choose_devices``; so are the other arguments.
-        workers: Number of CPU workers.
-        workers_per_device: Workers that share each GPU.
+    Return a claim of the chosen devices without waiting; arguments as in ``choose_devices``.
 
     Raises:
-        DeviceError: A device that is not there, is named twice, or a number of CPU workers for GPUs.
+        DeviceError: A device is absent or named twice, or a number of CPU workers was given for GPUs.
     """
     return claim_of(choose_devices(choice, workers=workers, workers_per_device=workers_per_device))
 
 
 def claim_of(choice: DeviceChoice) -> DeviceClaim:
-    """Return a claim of devices of *choice*: CPUs are there for everybody."""
+    """Return a claim of *choice*; CPUs need no lock."""
     return DeviceClaim(choice, choice.ranks(choice.candidates) if choice.type == "cpu" else None)
 
 
-def _in_words(holder: DeviceHolder | None) -> str:
+def _holder_text(holder: DeviceHolder | None) -> str:
     if holder is None:
-        return "free, or held by a run that has not said which"
+        return "free, or held by a run that has not named it yet"
     where = "" if holder.host == gethostname() else f" on {holder.host}"
     try:
         since = datetime.fromisoformat(holder.since).strftime("%Y-%m-%d %H:%M UTC")

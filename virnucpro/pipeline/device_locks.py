@@ -1,14 +1,12 @@
 """
-Which GPUs of this host are in use, across all runs and users: one lock file (``flock``) a GPU, named by its UUID.
+Which GPUs of this host are in use, across runs and users: one lock file (``flock``) for each GPU, named by its UUID.
 
-A lock is the kernel's: it goes when its holder goes, however that ends, and its file only tells who holds it. Workers
-inherit nothing of it. They end with their parent, and a worker of the next holder needs seconds before it touches the
-GPU, so nothing waits for those that live for a few milliseconds longer.
+The kernel's lock ends with its holder; the file only names the holder. Workers do not inherit it, and end with their
+parent long before a worker of the next holder uses the GPU.
 
-The folder is the one that ``VIRNUCPRO_LOCK_DIR`` names, else ``/run/lock/virnucpro``, else, where that cannot be made,
-one in ``/tmp``. Everybody may write into it, so nothing in it is trusted: links are not followed, and a file is changed
-only when it is a plain one with one name, and only by who holds it. Files are never removed: who opened one before
-would hold another file than who comes after.
+The folder is ``VIRNUCPRO_LOCK_DIR``, else ``/run/lock/virnucpro``, else one in ``/tmp``. All users may write there, so
+nothing in it is trusted: links are not followed, and only the holder changes a file, only a regular one with a single
+name. Files are never removed, or two processes could lock two files of one name.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
 
 LOCK_DIR_VARIABLE = "VIRNUCPRO_LOCK_DIR"
-USUAL_DIRS = (Path("/run/lock/virnucpro"), Path("/tmp/virnucpro-locks"))  # noqa: S108  one for all: TMPDIR is a user's
-"""Tried in this order; not one that is there and cannot be used, or two users would lock in two places."""
+USUAL_DIRS = (Path("/run/lock/virnucpro"), Path("/tmp/virnucpro-locks"))  # noqa: S108  shared by all users, unlike TMPDIR
+"""Tried in this order; an existing but unusable one is an error, or two users would lock in two places."""
 OPEN_TO_ALL = 0o1777
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_BYTES = 4096
@@ -48,25 +46,22 @@ _SOON_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceHolder:
-    """Who holds a device, as the holder wrote down."""
+    """The holder of a device, as it recorded itself."""
 
     host: str
-    """Name of its host, or container."""
+    """Host or container."""
     pid: int
-    """Its process there."""
     user: str
-    """Whose."""
     run_id: str
-    """Of that start of the run."""
     since: str
     """UTC, ISO 8601."""
 
     @classmethod
     def ourselves(cls, run_id: str) -> DeviceHolder:
-        """Return what this process writes down now."""
+        """Return this process's record."""
         try:
             user = pwd.getpwuid(os.geteuid()).pw_name
-        except KeyError:  # a container that runs as any user
+        except KeyError:  # a container with an arbitrary user
             user = f"user {os.geteuid()}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(host=socket.gethostname(), pid=os.getpid(), user=user, run_id=run_id, since=now)
@@ -74,10 +69,10 @@ class DeviceHolder:
 
 class DeviceLocks:
     """
-    The locks that one run holds; used by one thread.
+    The locks of one run; used by one thread.
 
     Args:
-        folder: Where the lock files are; by default ``lock_dir()``.
+        folder: Of the lock files; None means ``lock_dir()``.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -86,21 +81,18 @@ class DeviceLocks:
 
     def take(self, names: Sequence[str], *, least: int, most: int, run_id: str) -> list[str] | None:
         """
-        Take the locks that are free now, in the order of *names*; does not wait.
+        Take the locks that are free now, in the order of *names*, without waiting; return their names.
 
-        Only one process at a time tries, so that two that both need several do not take them from each other.
+        Only one process tries at a time, so two that need several locks cannot split them.
 
         Args:
-            names: Of the locks, as ``lock_names`` gives them.
-            least: With fewer than that none is taken.
-            most: No more than that are taken.
-            run_id: Of our start of the run.
-
-        Returns:
-            Those that were taken, or None.
+            names: As ``lock_names`` gives them.
+            least: With fewer free ones none is taken, and None is returned.
+            most: At most so many are taken.
+            run_id: Of this start of the run.
 
         Raises:
-            OutputError: The folder, or a file in it, cannot be used.
+            OutputError: The folder or a lock file cannot be used.
         """
         with self._alone() as folder:
             if folder is None:
@@ -124,14 +116,13 @@ class DeviceLocks:
                         _release(descriptor)
 
     def release(self) -> None:
-        """Let go of every lock that is held."""
         while self._held:
             descriptor = self._held.pop()
             _write(descriptor, b"")
             _release(descriptor)
 
     def holder(self, name: str) -> DeviceHolder | None:
-        """Return who holds a lock, as far as is known; what is not to be believed is not known."""
+        """Return the recorded holder of a lock; None when unknown or invalid."""
         try:
             descriptor = os.open(self.folder / f"{name}.lock", os.O_RDONLY | _SAFELY)
         except OSError:
@@ -148,7 +139,7 @@ class DeviceLocks:
             os.close(descriptor)
 
     def _try(self, folder: int, name: str) -> int | None:
-        """Return a file of ours that is locked now, None where somebody else has locked it."""
+        """Return a descriptor of a file that we have locked, None when another process holds it."""
         path = self.folder / f"{name}.lock"
         try:
             descriptor = _opened(folder, path.name)
@@ -157,7 +148,7 @@ class DeviceLocks:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
             os.close(descriptor)
-            raise OutputError(path, "it is no plain file: remove it")
+            raise OutputError(path, "it is not a regular file: remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -170,7 +161,7 @@ class DeviceLocks:
 
     @contextmanager
     def _alone(self) -> Iterator[int | None]:
-        """Yield the open folder while nobody else tries; None where somebody does, for longer than that takes."""
+        """Yield the folder, locked; None when another process keeps it for too long."""
         try:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -182,7 +173,7 @@ class DeviceLocks:
             try:
                 yield folder
             finally:
-                fcntl.flock(folder, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+                fcntl.flock(folder, fcntl.LOCK_UN)  # also for a child between fork and exec
         except OSError as error:
             raise _unusable(self.folder, error) from error
         finally:
@@ -191,11 +182,7 @@ class DeviceLocks:
 
 def lock_dir(environ: Mapping[str, str] | None = None, usual: Sequence[Path] = USUAL_DIRS) -> Path:
     """
-    Return the folder of the locks; made, and opened to all users, where it was not there.
-
-    Args:
-        environ: Where ``VIRNUCPRO_LOCK_DIR`` is looked up, by default this process's.
-        usual: Tried in this order where that is not set.
+    Return the folder of the locks, made and opened to all users when absent.
 
     Raises:
         OutputError: There is none, and none can be made.
@@ -218,15 +205,14 @@ def lock_names(
     devices: Sequence[Device], *, nvml: Any = pynvml, environ: Mapping[str, str] | None = None
 ) -> dict[str, Device]:
     """
-    Return the name of each GPU's lock -> the GPU, in the order given.
+    Return lock name -> GPU, in the order given.
 
-    A name is the UUID that the driver tells. Where it tells none (a number that it may count otherwise than CUDA does),
-    the name is the token: that still keeps apart what is named in one form.
+    A name is the UUID that the driver gives, else the token, which still separates devices named in one form.
 
     Args:
         devices: GPUs, each once.
-        nvml: The module ``pynvml``, or something with its functions.
-        environ: Where the order of CUDA's numbers is looked up, by default this process's.
+        nvml: The pynvml module, or a stand-in.
+        environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
 
     Raises:
         DeviceError: Two of them are one GPU.
@@ -242,14 +228,14 @@ def lock_names(
 
 
 def _is_ready(folder: int) -> bool:
-    """Whether a folder is as it is to be: another user who makes it opens it to all a moment later."""
+    """Whether a folder has its final mode: a user who has just made it opens it a moment later."""
     about = os.fstat(folder)
     is_new = abs(time.time() - about.st_ctime) < _SOON_S
     return bool(about.st_mode & stat.S_IWOTH) or about.st_uid == os.geteuid() or not is_new
 
 
 def _locked_soon(folder: int) -> bool:
-    """Whether we have locked a folder that others lock for milliseconds."""
+    """Lock a folder that others lock for milliseconds; return whether that succeeded."""
     deadline_s = time.monotonic() + _SOON_S
     while True:
         try:
@@ -263,21 +249,21 @@ def _locked_soon(folder: int) -> bool:
 
 
 def _opened(folder: int, name: str) -> int:
-    """Open a lock file, or make it; whoever calls keeps others from making it."""
+    """Open or make a lock file; the caller holds the folder."""
     try:
         return os.open(name, os.O_RDWR | _SAFELY, dir_fd=folder)
     except FileNotFoundError:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
-        os.fchmod(descriptor, 0o666)  # whatever our umask is
+        os.fchmod(descriptor, 0o666)  # despite the umask
         return descriptor
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EROFS):  # can be locked all the same, only not written
+        if error.errno in (errno.EACCES, errno.EROFS):  # can still be locked
             return os.open(name, os.O_RDONLY | _SAFELY, dir_fd=folder)
         raise
 
 
 def _write(descriptor: int, about: bytes) -> None:
-    """Write down who holds a locked file; where that cannot be done, nobody knows."""
+    """Record the holder of a locked file, where it is writable."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, about, 0)
@@ -285,10 +271,12 @@ def _write(descriptor: int, about: bytes) -> None:
 
 def _release(descriptor: int) -> None:
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child between fork and exec
     os.close(descriptor)
 
 
 def _unusable(path: Path, error: OSError) -> OutputError:
-    what = f"{error.strerror or error} (locks of GPUs: {LOCK_DIR_VARIABLE} names a folder that all users can write)"
-    return OutputError(path, what)
+    return OutputError(
+        path,
+        f"{error.strerror or error} (for the GPU locks set {LOCK_DIR_VARIABLE} to a folder that all users can write)",
+    )

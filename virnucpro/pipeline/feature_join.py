@@ -1,8 +1,8 @@
 """
-The two embeddings of a frame brought together by its id, block by block, in the order of the frames.
+Joins the DNA and protein embeddings of each frame by id, block by block, in frame order.
 
-Rows come in the order of the frames, and a run that lost some has fewer. Each id that a file holds is compared with
-the id that belongs there; a row under any other id is never used, and a file with rows to spare is refused.
+A run that lost sequences has fewer rows. Every id in a file is compared with the expected one; a row under another id
+is never used, and surplus rows are an error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 class RowStream:
     """
-    The rows of one embeddings file, from its first one on. Use it as a context manager.
-
-    Args:
-        path: The HDF5 file.
+    The rows of one embeddings file in order; a context manager.
 
     Raises:
-        ResultError: Not an embeddings file.
+        ResultError: *path* is not an embeddings file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,15 +42,7 @@ class RowStream:
         return int(self._rows.shape[1])
 
     def take(self, wanted: list[str]) -> tuple[BoolArray, FloatArray]:
-        """
-        Return the next rows, as far as they are those of *wanted*.
-
-        Args:
-            wanted: Ids of the next frames, in their order.
-
-        Returns:
-            bool (wanted,): which have a row; float32 (rows, hidden_dim): these rows.
-        """
+        """Return which of the next frames have a row, bool (wanted,), and the rows, float32 (rows, hidden_dim)."""
         while len(self._ahead) < len(wanted) and (more := next(self._ids, None)) is not None:
             self._ahead.extend(more)
         ahead = self._ahead[: len(wanted)]
@@ -75,17 +64,16 @@ class RowStream:
 
     def finish(self) -> None:
         """
-        Make sure that every row was taken.
+        Check that every row was taken.
 
         Raises:
-            ResultError: There is a row under an id that no frame has, or out of its place.
+            ResultError: A row belongs to no frame, or is out of order.
         """
         left = self._ahead or next(self._ids, [])
         if left:
-            raise ResultError(self.path, f"has a row of {left[0]!r}, which is no frame of these contigs at that place")
+            raise ResultError(self.path, f"has a row of {left[0]!r}, which is not the frame expected there")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -102,10 +90,10 @@ def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[Bool
     Args:
         dna: Rows of the frames' nucleotides.
         protein: Rows of their proteins.
-        frame_ids: Ids of the next frames, in their order.
+        frame_ids: Ids of the next frames, in order.
 
     Returns:
-        bool (frames,): which frames have both rows; float32 (rows, DNA width + protein width): these rows.
+        bool (frames,): which frames have both rows; float32 (rows, DNA width + protein width).
     """
     has_dna, dna_rows = dna.take(frame_ids)
     has_protein, protein_rows = protein.take(frame_ids)

@@ -1,8 +1,8 @@
 """
-Which frames an identification looks at, in the order of all its files: contig by contig, chunk by chunk.
+The frames of a prediction in input order: contig by contig, chunk by chunk.
 
-Everything follows from the index of the contigs and one byte a chunk, so that no stage parses what another one wrote,
-and the ids that embeddings are joined by are made anew rather than believed.
+All follows from the index of the contigs and one byte for each chunk. No stage parses another's output, and the ids
+that embeddings are joined by are recomputed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 CHUNKS_AT_ONCE = 1 << 15
-"""Chunks of a batch of contigs, as long as one contig has no more."""
+"""Most chunks of a batch of several contigs."""
 CONTIGS_AT_ONCE = 1 << 14
-"""Contigs of a batch at the most."""
+"""Most contigs of a batch."""
 
 _FRAME_NAMES = [tuple(name for f, name in enumerate(FRAMES) if kept >> f & 1) for kept in range(1 << len(FRAMES))]
 _FRAME_COUNTS = np.array([len(names) for names in _FRAME_NAMES], dtype=np.int64)
@@ -46,7 +46,7 @@ class ContigBatch:
     chunks_per_contig: IntArray
     """int64 (contigs,)."""
     kept_frames: ByteArray
-    """uint8 (chunks,): a bit a frame."""
+    """uint8 (chunks,): one bit for each frame."""
 
     @property
     def frames_per_chunk(self) -> IntArray:
@@ -55,7 +55,7 @@ class ContigBatch:
         return counts
 
     def open_chunk_ids(self) -> list[str]:
-        """Return the ids of the chunks that have an open frame."""
+        """Return the ids of the chunks with an open frame."""
         return [
             f"{contig_id}_chunk_{number}"
             for contig_id, kept in self._kept_by_contig()
@@ -74,7 +74,7 @@ class ContigBatch:
         ]
 
     def chunk_bounds(self, contig: int, chunk_nt: int) -> tuple[IntArray, IntArray]:
-        """Return the starts and ends of the chunks of the contig with this number in the batch, 0-based nt."""
+        """Return starts and ends of the chunks of a contig of the batch, 0-based nt."""
         bounds: tuple[IntArray, IntArray] = chunk_bounds(int(self.lengths_nt[contig]), chunk_nt)
         return bounds
 
@@ -88,16 +88,16 @@ class ContigBatch:
 
 class FrameOrder:
     """
-    The contigs of an identification in the order of the input, with their chunks and kept frames.
+    The contigs of a prediction in input order, with their chunks and kept frames.
 
     Args:
         index: The contigs.
-        open_frames: File of one byte a chunk, as ``write_fragments`` leaves it.
+        open_frames: File of one byte for each chunk, from ``write_fragments``.
         chunk_nt: Nucleotides of a chunk.
-        min_nt: Nucleotides below which a contig has no chunks.
+        min_nt: Shorter contigs (nucleotides) have no chunks.
 
     Raises:
-        ResultError: The file does not fit the contigs.
+        ResultError: The file does not match the contigs.
     """
 
     def __init__(self, index: SequenceIndex, open_frames: Path, *, chunk_nt: int, min_nt: int) -> None:
@@ -118,7 +118,7 @@ class FrameOrder:
         return sum(int(_FRAME_COUNTS[self._kept[start : start + (1 << 24)]].sum()) for start in pieces)
 
     def batches(self) -> Iterator[ContigBatch]:
-        """Yield all contigs, a bounded number of chunks at a time unless one contig alone has more."""
+        """Yield all contigs, at most ``CHUNKS_AT_ONCE`` chunks at a time unless one contig has more."""
         first_chunk = 0
         for positions, counts in self._pieces():
             ends = np.cumsum(counts)
@@ -138,7 +138,7 @@ class FrameOrder:
                 first, first_chunk = last, first_chunk + num_chunks
 
     def _pieces(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield some contigs at a time, in the order of the input: their positions, and their numbers of chunks."""
+        """Yield positions and numbers of chunks of some contigs at a time, in input order."""
         for start in range(0, len(self._positions), CONTIGS_AT_ONCE):
             positions = self._positions[start : start + CONTIGS_AT_ONCE]
             yield positions, chunks_per_contig(self.index.lengths[positions], self.chunk_nt, self.min_nt)

@@ -1,4 +1,4 @@
-"""The scores that ``contig_scores`` left, read again batch by batch of contigs."""
+"""The scores written by ``contig_scores``, read batch by batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScoresOfBatch(NamedTuple):
     """The contig model's scores of a batch of contigs."""
 
     contigs: FloatArray
-    """float32 (contigs,): NaN where there is none."""
+    """float32 (contigs,): NaN without a score."""
     windows: FloatArray
     """float32 (chunks of its long contigs,): likewise."""
 
@@ -32,12 +32,8 @@ class ModelScores:
     """
     The contig model's scores, batch by batch.
 
-    Args:
-        order: The contigs.
-        layout: Holds the scores.
-
     Raises:
-        ResultError: The scores do not fit the contigs.
+        ResultError: The scores do not match the contigs.
     """
 
     def __init__(self, order: FrameOrder, layout: PredictionLayout) -> None:

@@ -83,7 +83,7 @@ class ResultPasses:
     def end(self) -> None:
         """Tell every host to stop after the file at hand."""
         with suppress(OSError):  # else they stop because they miss our sign of life
-            self._lease.say(stopping=True)
+            self._lease.update(stopping=True)
 
     def check(self, paths: Sequence[Path]) -> dict[Path, bytes]:
         """
@@ -212,7 +212,7 @@ def help_with_result(run: PreparedRun, *, stop: threading.Event | None = None, l
 def _begun(folder: Path) -> set[int]:
     """Return the numbers of the passes that can be taken part in; none where the run has tidied up."""
     try:
-        found = numbers_in(folder, afresh=True)
+        found = numbers_in(folder, refresh=True)
     except OSError:
         return set()
     return {number for number in found if UnitsLayout(folder / f"{number:06d}").plan.is_file()}

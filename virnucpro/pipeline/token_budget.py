@@ -1,9 +1,8 @@
 """
-How many tokens a block should hold on one GPU: tried out on it, with the run's model and lengths.
+The best number of tokens in a block, measured on one GPU with the run's model and lengths.
 
-The budget is doubled as long as that makes the GPU faster by a few per cent and the memory, extrapolated from what the
-last trial took, allows it; the smallest budget that is as fast as any is taken, since small blocks lose less when a
-run is stopped. Legend: T packed tokens, S sequences.
+The budget doubles while that gains a few per cent of speed and the extrapolated memory fits. The smallest of the
+fastest is taken: small blocks lose less when a run stops. Legend: T packed tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -25,23 +24,22 @@ if TYPE_CHECKING:
 FIRST_TOKENS = 4096
 """Tokens of the first trial."""
 LEAST_GAIN = 1.03
-"""Speed of twice the tokens over the speed before, below which doubling ends."""
+"""Least gain in speed for which the tokens are doubled again."""
 MEMORY_SHARE = 0.8
-"""Share of the memory that a block may take together with the model; the rest is for what a trial does not see."""
+"""Share of the memory for the model and a block; the rest is for what a trial does not measure."""
 REPEATS = 3
 """Timed forward passes of a trial; the fastest counts."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Blocks of one size, computed on the device."""
+    """A measurement of blocks of one size."""
 
     tokens: int
-    """Tokens of a block."""
     tokens_per_second: float
-    """Of a block of typical sequences."""
+    """With typical sequences."""
     peak_bytes: int
-    """Device memory at its highest, model included, over a block of typical and one of the longest sequences."""
+    """Peak device memory, model included, with typical and with the longest sequences."""
 
 
 def choose_token_budget(
@@ -53,17 +51,14 @@ def choose_token_budget(
     memory_bytes: int,
 ) -> tuple[int, list[Trial]]:
     """
-    Find the budget.
+    Return the budget in tokens, and the trials that decided it.
 
     Args:
-        try_out: Computes blocks of so many tokens; None when the device's memory does not hold them.
-        longest_tokens: Tokens of the longest sequence: a budget cannot be smaller.
-        most_tokens: Tokens that a budget should not be larger than.
-        resting_bytes: Device memory that the model takes.
-        memory_bytes: Device memory that the model and a block may take.
-
-    Returns:
-        Tokens, and the trials that decided it.
+        try_out: Measures blocks of a number of tokens; None when they do not fit into memory.
+        longest_tokens: Tokens of the longest sequence, the least budget.
+        most_tokens: Largest budget.
+        resting_bytes: Device memory of the model.
+        memory_bytes: Device memory for the model and a block.
 
     Raises:
         DeviceError: The longest sequence alone does not fit.
@@ -90,7 +85,7 @@ def choose_token_budget(
 
 class DeviceTrials:
     """
-    Tries blocks out on a GPU.
+    Measures blocks on a GPU.
 
     Args:
         model: On *device*.
@@ -116,12 +111,12 @@ class DeviceTrials:
         self.memory_bytes = int(MEMORY_SHARE * (free_bytes + torch.cuda.memory_reserved(device)))
 
     def __call__(self, tokens: int) -> Trial | None:
-        """Compute blocks of *tokens* tokens; None when the memory does not hold them."""
+        """Measure blocks of *tokens* tokens; None when they do not fit into memory."""
         try:
             trial = self._try(tokens)
         except torch.OutOfMemoryError:
             trial = None
-        torch.cuda.empty_cache()  # outside the handler, where the failed attempt's tensors are gone
+        torch.cuda.empty_cache()  # after the handler, once the tensors of the failed attempt are freed
         return trial
 
     @torch.inference_mode()
@@ -129,7 +124,7 @@ class DeviceTrials:
         torch.cuda.reset_peak_memory_stats(self._device)
         long_block = self._block(self._longest, tokens)
         typical_block = self._block(self._typical, tokens)
-        for block in (long_block, typical_block):  # the peak; and what only the first pass costs
+        for block in (long_block, typical_block):  # measures the peak, and warms up
             self._model(*block)
         seconds = []
         for _ in range(REPEATS):
@@ -144,7 +139,7 @@ class DeviceTrials:
     def _block(
         self, sequences: Sequence[torch.Tensor], tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Pack *sequences*, over and over, into a block of at most *tokens* tokens."""
+        """Pack *sequences*, repeated, into a block of at most *tokens* tokens."""
         chosen = fill_block(sequences, tokens)
         lengths = tuple(len(sequence) for sequence in chosen)
         cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -152,7 +147,7 @@ class DeviceTrials:
 
 
 def fill_block(sequences: Sequence[torch.Tensor], tokens: int) -> list[torch.Tensor]:
-    """Return *sequences*, again from the first where they run out, as long as they fit into *tokens*; one at least."""
+    """Return *sequences*, repeated, as far as they fit into *tokens*; at least one."""
     chosen = [sequences[0]]
     total = len(sequences[0])
     for sequence in cycle([*sequences[1:], sequences[0]]):

@@ -1,10 +1,9 @@
 """
-Where in a long contig the virus is: P(virus) along the sequence, runs of viral chunks, and both as lines of text.
+Viral regions of long contigs: P(virus) along the sequence and runs of viral chunks, as bedGraph and BED.
 
-Works on the arrays of one contig at a time and knows neither files nor classifiers. Positions are 0-based and half
-open, as bedGraph and BED have them; lines are tab-separated and end with a line feed. Both formats as UCSC describes
-them (https://genome.ucsc.edu/FAQ/FAQformat.html, 1 and 1.8): within a contig the intervals of bedGraph do not
-overlap, and the score of a BED line is a whole number from 0 to 1000.
+Works on the arrays of one contig. Positions are 0-based and half open. Formats as in UCSC's FAQ
+(https://genome.ucsc.edu/FAQ/FAQformat.html, 1 and 1.8): bedGraph intervals of a contig do not overlap, and a BED score
+is a whole number from 0 to 1000.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 LONG_CONTIG_NT = 10_000
-"""Nucleotides from which on a contig has a track and may have regions."""
+"""Least nucleotides of a contig with a track."""
 MIN_VIRAL_CHUNKS = 3
-"""Viral chunks that a region holds at the least."""
+"""Least viral chunks of a region."""
 MAX_BRIDGED_CHUNKS = 2
-"""Chunks in a row that are not viral, or have no open frame, across which a region goes on."""
+"""Most chunks in a row within a region that are not viral or have no open frame."""
 
 _MAX_SCORE = 1000
 _BED_NAME_CHARACTERS = 255
 
 
 class TrackIntervals(NamedTuple):
-    """P(virus) along one contig, where it is known; in the order of the sequence."""
+    """P(virus) along one contig where known, in sequence order."""
 
     starts: IntArray
     """int64 (intervals,): 0-based nt."""
@@ -46,24 +45,23 @@ class ViralRegion(NamedTuple):
     """A run of viral chunks in one contig."""
 
     start: int
-    """0-based nt: the start of its first viral chunk."""
+    """0-based nt: start of its first viral chunk."""
     end: int
-    """0-based nt, exclusive: the end of its last viral chunk."""
+    """0-based nt, exclusive: end of its last viral chunk."""
     p_virus: float
-    """Mean over its chunks that have an open frame."""
+    """Mean over its chunks with an open frame."""
     viral_chunks: int
-    """Chunks in it that are viral."""
     chunks: int
-    """Chunks in it, those that are bridged included."""
+    """All chunks in it, viral or bridged."""
 
 
 def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> TrackIntervals:
     """
-    Cut a contig's chunks, which overlap a little, into intervals that do not: neighbours meet amid their overlap.
+    Turn the overlapping chunks of a contig into adjacent intervals that meet in the middle of each overlap.
 
     Args:
         starts: int64 (chunks,): 0-based nt, each at least 2 beyond the one before.
-        ends: int64 (chunks,): exclusive; none before the end of the chunk before, none beyond it without overlap.
+        ends: int64 (chunks,): exclusive, not descending.
         p_virus: (chunks,): NaN for a chunk without an open frame, which gets no interval.
     """
     limits = np.concatenate([starts[:1], (starts[1:] + ends[:-1]) // 2, ends[-1:]])
@@ -75,11 +73,11 @@ def viral_runs(starts: IntArray, ends: IntArray, p_virus: FloatArray, is_viral: 
     """
     Find the runs of viral chunks in one contig.
 
-    A run starts and ends with a viral chunk, holds at least ``MIN_VIRAL_CHUNKS`` of them, and goes on across at most
+    A run begins and ends with a viral chunk, has at least ``MIN_VIRAL_CHUNKS`` of them, and bridges at most
     ``MAX_BRIDGED_CHUNKS`` others in a row.
 
     Args:
-        starts: int64 (chunks,): 0-based nt, in the order of the sequence.
+        starts: int64 (chunks,): 0-based nt, in sequence order.
         ends: int64 (chunks,): exclusive.
         p_virus: (chunks,): NaN for a chunk without an open frame; known for every viral one.
         is_viral: bool (chunks,).
@@ -97,27 +95,27 @@ def viral_runs(starts: IntArray, ends: IntArray, p_virus: FloatArray, is_viral: 
 
 
 def bedgraph_header(classifier: str, fingerprint: str) -> str:
-    """Return the track line of ``tracks.bedgraph``: the scale is fixed to 0..1."""
+    """Return the track line of ``tracks.bedgraph``, with a fixed scale of 0 to 1."""
     return f'track type=bedGraph name="P(virus)" {_description(classifier, fingerprint)} autoScale=off viewLimits=0:1\n'
 
 
 def bedgraph_lines(contig: str, track: TrackIntervals) -> str:
-    """Return one line an interval: contig, start, end, P(virus) with four decimals."""
+    """Return one line for each interval: contig, start, end, P(virus) with four decimals."""
     columns = zip(track.starts.tolist(), track.ends.tolist(), track.p_virus.tolist(), strict=True)
     return "".join(f"{contig}\t{start}\t{end}\t{p:.4f}\n" for start, end, p in columns)
 
 
 def bed_header(classifier: str, fingerprint: str) -> str:
-    """Return the track line of ``viral_regions.bed``: the higher the score, the darker the region."""
+    """Return the track line of ``viral_regions.bed``: a higher score is darker."""
     return f'track name="viral regions" {_description(classifier, fingerprint)} useScore=1\n'
 
 
 def bed_lines(contig: str, regions: Iterable[ViralRegion]) -> str:
     """
-    Return one line of BED6 a region: contig, start, end, name, score, and no strand.
+    Return one BED6 line for each region, without a strand.
 
-    The name is ``{contig}_region_N``, N from 1; of a contig's name no more than fits the format's 255 characters. The
-    score is 1000 times the region's P(virus), rounded.
+    The name is ``{contig}_region_N``, N from 1, truncated to the format's 255 characters; the score is 1000 times
+    P(virus).
     """
     lines = []
     for number, region in enumerate(regions, start=1):
@@ -129,6 +127,6 @@ def bed_lines(contig: str, regions: Iterable[ViralRegion]) -> str:
 
 
 def _description(classifier: str, fingerprint: str) -> str:
-    """Return the attribute: a quoted text cannot hold a quote, and a track line is one line."""
+    """Return the attribute as one line without double quotes."""
     text = " ".join(f"virnucpro {classifier} {fingerprint}".replace('"', "'").split())
     return f'description="{text}"'

@@ -1,9 +1,9 @@
 """
-A sign of life that other hosts can see: a small file that its owner rewrites again and again.
+A heartbeat visible to other hosts: a small file that its owner keeps rewriting.
 
-Whether an owner is gone is judged without comparing clocks: somebody who waits looks at the file now and then, and an
-owner whose file has not changed for the length of the lease, by the clock of the one who looks, has lost it. An owner
-that stood still for so long and goes on afterwards is therefore possible, and whatever a lease protects must stand it.
+No clocks are compared: a lease has expired when an observer has seen the same content for the length of the lease, by
+the observer's own clock. An owner may have been suspended and resume later; whatever a lease protects must tolerate
+that.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEASE_S = 60.0
-"""Seconds without a change after which an owner counts as gone. Network file systems show others' writes within
-seconds, but may take as long to show a new name."""
+"""Seconds without a change after which an owner counts as gone. Network file systems show writes of other hosts within
+seconds, but may need this long for a new name."""
 RENEWALS_IN_A_LEASE = 6
 
 
 class Lease:
     """
-    Context manager that keeps a lease file alive with a thread, and removes it at its end.
+    Context manager that renews a lease file in a thread and removes it at its end.
 
     Args:
         path: The file; its folder exists.
-        about: Who the owner is, ready for JSON.
-        lease_s: Seconds that the lease lasts without a change.
-        guard: Called before each renewal; once it is False, the file is somebody else's and left alone.
-        is_kept: The file stays at the end, with its last words.
+        about: The owner, ready for JSON.
+        lease_s: Seconds without a change after which the lease expires.
+        guard: Called before each renewal; False means another owner has the file, which is then left alone.
+        is_kept: Keep the file at the end, with its last content.
 
     Raises:
         OutputError: The file cannot be written.
@@ -68,23 +68,23 @@ class Lease:
 
     def renew(self) -> None:
         """
-        Write the file with other bytes than before, in place and without emptying it: there is always an owner in it.
+        Write new content in place, so that the file always names an owner.
 
         Raises:
-            OSError: The system refused.
+            OSError: The file cannot be written.
         """
         with self._lock:
             self._renewals += 1
             _write_over(self.path, lease_bytes(self._about, self._renewals))
 
-    def say(self, **words: str | int | bool) -> None:
+    def update(self, **fields: str | int | bool) -> None:
         """
-        Write more into the file, which whoever watches the lease reads as well.
+        Add fields to the file and renew it.
 
         Raises:
-            OSError: The system refused.
+            OSError: The file cannot be written.
         """
-        self._about |= words
+        self._about |= fields
         self.renew()
 
     def _keep(self) -> None:
@@ -93,7 +93,7 @@ class Lease:
                 return
             try:
                 self.renew()
-            except OSError as error:  # the folder may come back; if not, others will take over, which is right
+            except OSError as error:  # the folder may come back; if not, another owner rightly takes over
                 log.warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
 
     def __enter__(self) -> Self:
@@ -112,32 +112,27 @@ class Lease:
                 self.path.unlink()
 
 
-class LapseWatch:
-    """
-    Tells which of others' leases have lapsed, by looking again and again.
-
-    Args:
-        lease_s: Seconds without a change, by our own clock, after which one has.
-    """
+class ExpiryWatch:
+    """Finds expired leases of other owners by looking repeatedly."""
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
         self._seen: dict[Hashable, tuple[bytes, float]] = {}
 
-    def has_lapsed(self, path: Path) -> bool:
-        """Look at a lease file; whether it has been the same, or absent, for as long as a lease lasts."""
+    def has_expired(self, path: Path) -> bool:
+        """Look at a lease file; whether it was unchanged or absent for the length of a lease."""
         began_s = time.monotonic()
         content, now_s = _bytes_of(path), time.monotonic()
         before = self._seen.get(path)
-        has_hung = now_s - began_s > self.lease_s / 3  # the file system was away, for the owner's words as well
+        has_hung = now_s - began_s > self.lease_s / 3  # the file system hung, for the owner too
         if before is None or before[0] != content or has_hung:
             self._seen[path] = content, now_s
             return False
         return now_s - before[1] > self.lease_s
 
 
-def words_of(path: Path) -> dict[str, Any]:
-    """Return what an owner has written into its lease; nothing where it cannot be read, or is being written."""
+def read_lease(path: Path) -> dict[str, Any]:
+    """Return the content of a lease; empty when unreadable or being written."""
     try:
         found = json.loads(_bytes_of(path))
     except ValueError:
@@ -146,7 +141,7 @@ def words_of(path: Path) -> dict[str, Any]:
 
 
 def lease_bytes(about: Mapping[str, Any], renewals: int) -> bytes:
-    """Return what stands in the file of an owner that has renewed its lease so often."""
+    """Return the content of a lease file after *renewals* renewals."""
     return json.dumps({**about, "renewals": renewals}).encode()
 
 

@@ -1,9 +1,9 @@
 """
-A lock for folders on file systems that know none: a file with its owner's name, host and process, renewed while held.
+A lock for folders on file systems without ``flock``: a file naming its owner, host and process, renewed while held.
 
-Making the file is a link, which succeeds for one only. A holder whose process has ended, or whose file has not changed
-for the length of a lease, has lost it; the next one takes it over. So a start after a crash elsewhere waits for that
-long. A holder that stood still for longer, and finds the lock taken when it goes on, is stopped as by SIGTERM.
+The file is made by a link, which succeeds once. A holder that has ended, or whose lease has expired, loses the lock to
+the next one, so a start after a crash on another host waits for the length of a lease. A holder that was suspended for
+longer and finds the lock taken is stopped as by SIGTERM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 
 from virnucpro.errors import RunLockedError
 from virnucpro.run_folders import read_bytes
-from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, LapseWatch, Lease, lease_bytes
+from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch, Lease, lease_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class LeaseLock:
     The lock of one folder.
 
     Args:
-        path: Its file.
-        about: What others are told about us, ready for JSON.
-        lease_s: Seconds without a change after which it is anybody's.
-        on_lost: Called, once, when somebody else has taken it while we stood still; by default we are told to stop.
+        path: The lock file.
+        about: Shown to others, ready for JSON.
+        lease_s: Seconds without a change after which the lock is free.
+        on_lost: Called once when another process has taken the lock; by default sends SIGTERM to this process.
     """
 
     def __init__(
@@ -59,37 +59,37 @@ class LeaseLock:
 
     def acquire(self) -> None:
         """
-        Take the lock; waits only while it is open whether its holder lives.
+        Take the lock; waits only while it is unknown whether the holder is alive.
 
         Raises:
-            RunLockedError: Somebody holds it.
+            RunLockedError: Another process holds it.
             OSError: The folder cannot be written.
         """
-        watch = LapseWatch(self._lease_s)
+        watch = ExpiryWatch(self._lease_s)
         while not self._made():
             content = _read(self.path)
             holder = _parsed(content)
             if is_same_space(holder):
-                has_lapsed = is_gone(holder)
-                renewed = b"" if has_lapsed else content
+                has_expired = is_gone(holder)
+                renewed = b"" if has_expired else content
             else:
-                has_lapsed = watch.has_lapsed(self.path)
+                has_expired = watch.has_expired(self.path)
                 time.sleep(self._lease_s / RENEWALS_IN_A_LEASE)
                 after = _read(self.path)
                 renewed = b"" if after == content else after
             if renewed:
                 raise RunLockedError(self.path.parent, renewed.decode("utf-8", "replace"))
-            if has_lapsed:
+            if has_expired:
                 self._take_away(content)
         self._lease.__enter__()
 
     def release(self) -> None:
-        """Let go of the lock; where somebody else has it by now, it stays theirs."""
-        self._is_lost = True  # from now on nobody needs to be told
+        """Release the lock, unless another process holds it by now."""
+        self._is_lost = True  # a loss from now on needs no report
         self._lease.__exit__()
 
     def _made(self) -> bool:
-        """Whether the file is ours now; also where NFS has made the link but reported it as refused."""
+        """Whether the file is ours now, also where NFS made the link but reported a failure."""
         private = self.path.with_name(f".{self.path.name}.{self._owner}")
         private.write_bytes(lease_bytes(self._about, 0))
         try:
@@ -102,7 +102,7 @@ class LeaseLock:
             private.unlink()
 
     def _take_away(self, content: bytes) -> None:
-        """Remove the file of a holder that is gone, unless somebody else has taken it in between."""
+        """Remove the file of a dead holder, unless another process has replaced it meanwhile."""
         private = self.path.with_name(f".{self.path.name}.{self._owner}.taken")
         with suppress(FileNotFoundError):
             self.path.rename(private)
@@ -116,7 +116,7 @@ class LeaseLock:
             content = read_bytes(self.path)
         except FileNotFoundError:
             content = b""
-        except OSError:  # the folder is away: nobody else can take it either
+        except OSError:  # the folder is unreachable: no other process can take it either
             return True
         if self._owner_in(content) == self._owner:
             return True

@@ -1,9 +1,8 @@
 """
-Who works in a folder, asked without touching its lock: whoever wants to know must not make a run that starts fail.
+Which process holds a folder, found without taking its lock: a look must not make a starting run fail.
 
-The holder writes itself into the lock file and empties it at its end, so what stands there is of a run that goes on or
-was killed. On the holder's host its process tells which; on another one only a lock on a network file system can, which
-the system is asked about and not for.
+The holder writes itself into the lock file and clears it at its end, so an entry belongs to a live or a killed run. On
+the holder's host its process tells which; from another host only a lock visible over the network file system does.
 """
 
 from __future__ import annotations
@@ -26,34 +25,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CLOCK_STEP_S = 60.0
-"""Seconds by which the clock may have been set since the holder started."""
+"""Most seconds by which the clock was set since the holder started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """What the lock file of a folder says, and whether it is still so."""
+    """The entry in the lock file of a folder, and whether it is still valid."""
 
     host: str
-    """Where the run goes on."""
     pid: int
-    """Its process there."""
     run_id: str
-    """Of that start of the run."""
     since: str
     """UTC, ISO 8601."""
     is_alive: bool | None
-    """Whether it still holds the folder; None where that cannot be told from here."""
+    """Whether it still holds the folder; None when unknown on this host."""
 
 
 def holder_of(lock: Path) -> Holder | None:
     """
-    Return who holds a folder, or was killed while it did; None where nobody is written down.
-
-    Args:
-        lock: The lock file of the folder.
+    Return who holds a folder, or held it when killed; None without an entry.
 
     Raises:
-        ResultError: It cannot be read.
+        ResultError: The lock file cannot be read.
     """
     try:
         descriptor = only_regular(os.fspath(lock), os.O_RDONLY | os.O_NOFOLLOW)
@@ -87,20 +80,20 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 def _is_locked(descriptor: int) -> bool:
     """
-    Whether somebody holds a POSIX lock on an open file; takes none.
+    Whether an open file has a POSIX lock; takes none.
 
-    On local file systems ``flock`` is something else and not seen here; NFS makes a POSIX lock of it (flock(2)).
+    Local file systems keep ``flock`` apart from it; NFS turns ``flock`` into a POSIX lock (flock(2)).
     """
     question = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
-    except OSError:  # a file system that knows no such locks
+    except OSError:  # a file system without such locks
         return False
     return bool(struct.unpack("@hhqqi0q", answer)[0] != fcntl.F_UNLCK)
 
 
 def _has_process(about: dict[str, Any]) -> bool:
-    """Whether the process that wrote itself down lives; one that started later has only got its number."""
+    """Whether the recorded process is alive; one that started later only reuses its number."""
     try:
         process = psutil.Process(about["pid"])
         started = datetime.fromisoformat(about["since"]).timestamp()

@@ -1,9 +1,9 @@
 """
 One run at a time in an output folder.
 
-The lock is the kernel's (``flock``): it goes when its holder goes, however that ends, and its file only tells who
-holds it. Workers inherit nothing of it; those that an earlier holder has left behind are ended before this one begins.
-On file systems that know no such locks (some mounts of NFS and Lustre) a lease takes its place (``lease_lock``).
+The kernel's lock (``flock``) ends with its holder, however that ends; the file only names the holder. Workers do not
+inherit it, and orphans of an earlier run are ended first. On file systems without ``flock`` (some mounts of NFS and
+Lustre) a lease replaces it (``lease_lock``).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
-"""Stays in the file from run to run: temporary names that carry it are the folder's own."""
+"""Kept from run to run: temporary names that carry it belong to the folder."""
 
 
 class RunLock:
     """
-    Context manager that holds *path* for the time of a run.
+    Context manager that holds *path* during a run.
 
     Args:
         path: The lock file.
         run_id: Of this start of the run.
-        lease_s: Seconds that a lease lasts, where the file system knows no locks.
+        lease_s: Seconds until a lease expires, where there is no ``flock``.
 
     Raises:
         RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
@@ -59,9 +59,9 @@ class RunLock:
 
     def __enter__(self) -> Self:
         try:
-            self._made_folder = not self.path.parent.exists()  # which raises where the name is too long
+            self._made_folder = not self.path.parent.exists()  # raises when the name is too long
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with run_folders.opened(self.path.parent):  # which raises where it is behind a link
+            with run_folders.opened(self.path.parent):  # raises when it is behind a link
                 _refuse_foreign_work(RunLayout(self.path.parent))
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
                 descriptor = run_folders.only_regular(os.fspath(self.path), flags)
@@ -82,7 +82,7 @@ class RunLock:
             self._lease = self._leased(descriptor)
         if not _is_at(descriptor, self.path):
             os.close(descriptor)
-            self._let_go_of_lease()
+            self._release_lease()
             raise RunLockedError(self.path.parent, "one that is just ending")
         about: dict[str, str | int] = {
             "host": host_name(),
@@ -97,7 +97,7 @@ class RunLock:
             _write_over(descriptor, {**about, "mark": self._mark})
         except OSError as error:
             os.close(descriptor)
-            self._let_go_of_lease()
+            self._release_lease()
             raise OutputError(self.path, error.strerror or str(error)) from error
         self._descriptor = descriptor
         run_folders.enter(self.path.parent, self._mark)
@@ -114,20 +114,20 @@ class RunLock:
             ours = {self.path} if self._lease is None else {self.path, self._lease.path}
             with suppress(OSError):
                 if self._made_folder and set(self.path.parent.iterdir()) == ours:
-                    self.path.unlink()  # a run that never began leaves nothing
-                    self._let_go_of_lease()
+                    self.path.unlink()  # leave nothing of a run that never began
+                    self._release_lease()
                     self.path.parent.rmdir()
             with suppress(OSError):  # a full disk: the next run has another mark
                 _write_over(self._descriptor, {"mark": self._mark})
             run_folders.leave(self.path.parent)
-            self._let_go_of_lease()
-            with suppress(OSError):  # where there are no locks
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child that is between fork and exec
+            self._release_lease()
+            with suppress(OSError):  # no locks here
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child between fork and exec
             os.close(self._descriptor)
             self._descriptor = None
 
     def _leased(self, descriptor: int) -> LeaseLock:
-        """Return a lease that we have, instead of the lock that cannot be had; else close *descriptor*."""
+        """Return an acquired lease in place of the lock; on failure close *descriptor*."""
         lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
         try:
             lease.acquire()
@@ -139,14 +139,14 @@ class RunLock:
             raise
         return lease
 
-    def _let_go_of_lease(self) -> None:
+    def _release_lease(self) -> None:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
 
 def _write_over(descriptor: int, about: dict[str, str | int]) -> None:
-    """Replace the content of an open file, and never leave it empty."""
+    """Replace the content of an open file without ever emptying it."""
     content = json.dumps(about).encode()
     os.pwrite(descriptor, content, 0)
     os.ftruncate(descriptor, len(content))
@@ -154,11 +154,11 @@ def _write_over(descriptor: int, about: dict[str, str | int]) -> None:
 
 def _refuse_foreign_work(layout: RunLayout) -> None:
     """
-    Refuse a folder whose ``work/`` another user has made, or that leads elsewhere: a run acts on what it finds there.
+    Refuse a ``work/`` that is a link or belongs to another user: a run acts on its content.
 
     Raises:
-        OutputError: It is so.
-        OSError: The system refused.
+        OutputError: It is one of these.
+        OSError: The folder cannot be read.
     """
     for folder in (
         layout.work_dir,
@@ -172,19 +172,19 @@ def _refuse_foreign_work(layout: RunLayout) -> None:
         except FileNotFoundError:
             continue
         if not stat.S_ISDIR(found.st_mode):
-            raise OutputError(folder, "it is a link or no folder: remove it, or use another output folder")
+            raise OutputError(folder, "it is a link or not a folder: remove it, or use another output folder")
         if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new_files(layout.output_dir):
             raise OutputError(folder, f"it belongs to another user (number {found.st_uid}): use another output folder")
 
 
 def _owner_of_new_files(folder: Path) -> int:
-    """Return the number of the user that files get which we make; a network file system may map it."""
+    """Return the user number that new files get; a network file system may map it."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one at *path*, and not one that its last holder has removed in between."""
+    """Whether the open file is the one at *path*; its last holder may have removed it meanwhile."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -1,17 +1,14 @@
 """
-Worker processes of a run that has died must not write into the folder of the next one.
+Keeps workers of a dead run from writing into the folder of the next one.
 
-A worker normally ends within milliseconds of its parent, but one that is stopped (SIGSTOP, a frozen container) does
-not. So each worker holds a lock (``flock``) on a file of its own for as long as it lives. A new run first takes the
-folder's lock and then looks for workers that still hold theirs: it kills those of this host, and refuses the folder
-when one is elsewhere. A worker first takes its lock and then looks whether the folder is still its parent's: whichever
-comes first, one of the two sees the other.
+A worker normally ends within milliseconds of its parent, but not while it is stopped (SIGSTOP, a frozen container).
+Each worker holds a ``flock`` on its own file while it lives. A new run takes the folder's lock, then kills the workers
+of this host that still hold theirs, and refuses the folder when one is on another host. A worker takes its lock, then
+checks that the folder is still its parent's; so one of the two always sees the other.
 
-What such a file says may be made up. A process is killed only if it started when the file says, is our user's, and
-carries in its environment that it was started as a worker of this very folder (``run_folders.is_worker_for``).
-
-Where the file system knows no locks, a worker's file tells its process: one of this host is asked about by its number,
-and one of another host is left to itself, which ends when it misses its driver's sign of life.
+The files may be forged: a process is killed only if its start time matches, it belongs to our user, and its environment
+names this folder (``run_folders.is_worker_for``). Without ``flock`` a worker of this host is found by its process
+number; one of another host ends by itself when its driver's heartbeat stops.
 """
 
 from __future__ import annotations
@@ -36,26 +33,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 END_TIMEOUT_S = 10.0
-"""Seconds that a killed process may take to go; one that hangs in the kernel does not go."""
+"""Seconds for a killed process to end; one that hangs in the kernel does not."""
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems say that know no locks."""
+"""Errors of file systems without locks."""
 
 _held: list[durable.NewFile] = []
-"""Open until this process ends."""
+"""Kept open until this process ends."""
 
 
 def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) -> None:
     """
-    Hold the lock of this worker process until it ends; called once, before it writes anything.
+    Hold the lock of this worker until it ends; called once, before it writes anything.
 
     Args:
         output_dir: The run's folder.
         rank: Of this worker.
-        run_id: Of our run, where not our parent but another host holds the folder for it.
+        run_id: Set where another host, not our parent, holds the folder for this run.
 
     Raises:
-        RunLockedError: The folder belongs to another run than our parent's: ours is dead.
+        RunLockedError: The folder belongs to another run: ours is dead.
         OutputError: The folder cannot be written.
     """
     layout = RunLayout(output_dir)
@@ -79,7 +76,7 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
 
 @contextmanager
 def taking_part(output_dir: Path) -> Iterator[None]:
-    """Work in the block for the run whose lock another process holds, so that our workers are known as that run's."""
+    """Mark the workers started in the block as those of the run that holds the folder."""
     run_folders.enter(output_dir, _mark_in(_read(RunLayout(output_dir).lock)))
     try:
         yield
@@ -89,41 +86,41 @@ def taking_part(output_dir: Path) -> Iterator[None]:
 
 def end_orphans(output_dir: Path) -> None:
     """
-    Kill every worker that an earlier run has left in this folder; the caller holds the folder's lock.
+    Kill the workers that an earlier run left in this folder; the caller holds the folder's lock.
 
     Raises:
-        RunLockedError: One does not go in time, as one on another host, which only its own parent's end can end.
+        RunLockedError: One does not end in time, or is on another host.
     """
     for path in sorted(RunLayout(output_dir).worker_locks()):
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not _removed(path):
             about = _read(path)
             pid: Any = about.get("pid")
-            if pid == os.getpid():  # a worker function that was called here, not in a process of its own
+            if pid == os.getpid():  # a worker function called in this process
                 break
             if time.monotonic() > deadline_s:
-                what = f"a worker of a run that has ended, by {path}: {json.dumps(about)}"
-                raise RunLockedError(output_dir, what)
+                orphan = f"a worker of a run that has ended, by {path}: {json.dumps(about)}"
+                raise RunLockedError(output_dir, orphan)
             is_alive = isinstance(pid, int) and is_same_space(about) and not is_gone(about)
             if is_alive and run_folders.is_worker_for(pid, output_dir):
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)  # SIGKILL also ends what is stopped
+                    os.kill(pid, signal.SIGKILL)  # SIGKILL also ends a stopped process
             time.sleep(0.01)
 
 
 def forget_workers(output_dir: Path) -> None:
-    """Remove the lock files of workers that have ended."""
+    """Remove the lock files of ended workers."""
     for path in RunLayout(output_dir).worker_locks():
         with suppress(OSError):
             _removed(path)
 
 
 def _removed(path: Path) -> bool:
-    """Remove the lock file of a worker that has ended; return whether it had."""
+    """Remove the lock file of an ended worker; return whether it had ended."""
     try:
         descriptor = run_folders.only_regular(os.fspath(path), os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or none of ours
+        return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or not ours
     try:
         if not _lock(descriptor) and is_same_space(about := _read(path)) and not is_gone(about):
             return False
@@ -151,11 +148,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _lock(descriptor: int) -> bool:
     """
-    Lock an open file; whether the file system knows locks.
+    Lock an open file; return whether the file system has locks.
 
     Raises:
         BlockingIOError: Another process holds it.
-        OSError: The system refused for another reason.
+        OSError: Any other failure.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
