@@ -191,7 +191,7 @@ def test_a_work_folder_that_leads_elsewhere_is_refused(tmp_path, name):
     link = tmp_path / "out" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match="is a link or no folder") as caught:
+    with pytest.raises(OutputError, match="is a link or not a folder") as caught:
         RunLock(RunLayout(tmp_path / "out").lock, run_id="a").__enter__()
     assert caught.value.exit_code == 73
     assert not RunLayout(tmp_path / "out").lock.exists()
