@@ -1,4 +1,4 @@
-"""Whether a host of a cluster reaches the Prefect API, to which the tasks of a run report: asked before they begin."""
+"""Checks that a host of a cluster reaches the Prefect API, before its tasks begin."""
 
 import ssl
 import urllib.error
@@ -8,27 +8,24 @@ from virnucpro.errors import ConfigurationError, printable
 from virnucpro.this_host import host_name
 
 API_ANSWERS_S = 5.0
-"""Seconds that the API has to answer."""
+"""Seconds to wait for an answer."""
 
 
 def check_api_reached(url: str) -> None:
     """
-    Check that the API answers here, whatever it says.
-
-    Args:
-        url: Of the API, as the driver uses it.
+    Check that the API at *url* answers this host, with any status.
 
     Raises:
         ConfigurationError: It does not; names this host.
     """
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=API_ANSWERS_S):  # noqa: S310  a person has set it
+        with urllib.request.urlopen(f"{url}/health", timeout=API_ANSWERS_S):  # noqa: S310  set by the operator
             return
-    except urllib.error.HTTPError:  # it wants a password, which the tasks have
+    except urllib.error.HTTPError:  # it needs a password, which the tasks have
         return
     except OSError as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):  # its certificate is for Prefect's own settings to judge
+        if isinstance(reason, ssl.SSLError):  # Prefect's own settings decide on the certificate
             return
         raise ConfigurationError(
             f"host {host_name()} does not reach the Prefect API at {printable(url)} ({printable(str(reason))}): start "

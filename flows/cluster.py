@@ -1,7 +1,7 @@
 """
-What a cluster of Ray or of Dask is to a run: slots for its device tasks, and hosts that can be asked.
+A cluster of Ray or Dask as a run uses it: slots for device tasks, and calls on hosts.
 
-The engines' packages are imported when a cluster of them is asked for, and never otherwise.
+The engines' packages are imported only when used.
 """
 
 import importlib
@@ -22,23 +22,23 @@ from virnucpro.errors import ClusterLostError, ConfigurationError, printable
 Result = TypeVar("Result")
 
 _LOOK_S = 0.1
-"""Seconds between two looks at calls on hosts."""
-SAY_S = 10.0
-"""Seconds after which a person is told that a GPU, or a slot, is waited for."""
+"""Seconds between two polls of calls on hosts."""
+NOTICE_S = 10.0
+"""Seconds after which a wait for a GPU or a slot is logged."""
 
 
 class Cluster(ABC):
     """
-    A started runner, and what its hosts have.
+    A started runner, and the resources of its hosts.
 
-    A device task takes one slot of the cluster: a GPU that it declares (``GPU`` among the resources of Ray's nodes or
-    of Dask's workers) or, where it declares none, a CPU of Ray or a worker of Dask.
+    A device task takes one slot: a declared GPU (resource ``GPU`` of Ray's nodes or Dask's workers), or without any a
+    CPU of Ray or a worker of Dask.
 
     Args:
         runner: Prefect's task runner, started.
-        slots: Device tasks that run at the same time.
-        has_gpus: Whether slots are GPUs.
-        on_cpus: Whether the tasks compute on CPUs all the same.
+        slots: Device tasks that run at once.
+        has_gpus: Slots are GPUs.
+        on_cpus: Compute on CPUs even so.
     """
 
     engine: str
@@ -52,17 +52,17 @@ class Cluster(ABC):
 
     def submit(self, task: Task[Any, Any], parameters: dict[str, Any]) -> PrefectFuture[Any]:
         """
-        Submit a device task; it begins once there is a slot for it.
+        Submit a device task; it begins once a slot is free.
 
         Raises:
-            ClusterLostError: The cluster's scheduler is gone.
+            ClusterLostError: The scheduler is lost.
         """
         with self._asking(), self._resources():
             future: PrefectFuture[Any] = self._runner.submit(task, parameters)
         return future
 
     def has_ended(self, future: PrefectFuture[Any]) -> bool:
-        """Whether a device task has ended, so that its state is at hand; of a cluster that is gone, none has."""
+        """Whether a device task has ended with a known state; False once the cluster is lost."""
         try:
             with self._asking():
                 return self._is_over(cast("Any", future).wrapped_future)
@@ -70,44 +70,42 @@ class Cluster(ABC):
             return False
 
     def result(self, future: PrefectFuture[Any]) -> Any:
-        """Return what a device task that has ended returned, or the error that ended it."""
+        """Return the result of an ended device task, or the error that ended it."""
         try:
             with self._asking():
                 return self._result(future)
-        except Exception as error:  # noqa: BLE001  # its state was never told
+        except Exception as error:  # noqa: BLE001  # its state was never reported
             return error
 
     def has_begun(self, _future: PrefectFuture[Any]) -> bool:
-        """Whether a device task has found its slot; True as well where the engine does not say."""
+        """Whether a device task has its slot; True where the engine does not tell."""
         return True
 
     def drop(self, future: PrefectFuture[Any]) -> None:
-        """Take back a device task, if it has not begun."""
+        """Cancel a device task that has not begun."""
         self._take_back([cast("Any", future).wrapped_future])
 
     def is_there(self) -> bool:
-        """Whether its scheduler can be reached; without it no task comes back."""
+        """Whether the scheduler can be reached; without it no task returns."""
         return True
 
     def look(self) -> None:
         """
-        See to the cluster; called again and again while tasks run.
+        Check the cluster; called repeatedly while tasks run.
 
         Raises:
-            ClusterLostError: Its scheduler is gone.
-            ConfigurationError: No host of it is left.
+            ClusterLostError: The scheduler is lost.
+            ConfigurationError: No host is left.
         """
         self._must_be_there()
 
     def on_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
-        Call a function once on every host that can compute.
-
-        Hosts that compute for other runs answer as well.
+        Call a function once on every host that can compute, busy ones included.
 
         Raises:
-            ConfigurationError: A host did not answer in time; what the function raised on a host is raised as it is.
-            ClusterLostError: The cluster's scheduler is gone.
+            ConfigurationError: A host did not answer in time. Errors of the function are raised as they are.
+            ClusterLostError: The scheduler is lost.
         """
         with self._asking():
             calls = self._call_hosts(function, args, gpus=0)
@@ -118,7 +116,7 @@ class Cluster(ABC):
             raise
 
     def _answers(self, calls: dict[str, Any], timeout_s: float) -> list[Any]:
-        """Return what all hosts answer; the first that refuses is told at once, whoever else is still thinking."""
+        """Return the answers of all hosts; the first error is raised at once."""
         deadline_s = time.monotonic() + timeout_s
         found: dict[str, Any] = {}
         while late := [host for host in calls if host not in found]:
@@ -132,17 +130,16 @@ class Cluster(ABC):
 
     def on_a_gpu_of_every_host(self, function: Callable[..., Result], *args: Any, timeout_s: float) -> list[Result]:
         """
-        Call a function on one GPU of every host; wait until the first has answered, as others may have taken them all.
+        Call a function on one GPU of every host; wait without limit for the first, as other runs may hold all GPUs.
 
-        A host that does not answer *timeout_s* after the first is left out. What the function raises on a host is
-        raised as it is.
+        A host without an answer *timeout_s* after the first is skipped. Errors of the function are raised as they are.
 
         Raises:
-            ClusterLostError: The cluster's scheduler is gone.
+            ClusterLostError: The scheduler is lost.
         """
         with self._asking():
             calls = self._call_hosts(function, args, gpus=1)
-        if len(self._wait_for(calls, min(SAY_S, timeout_s), least=1)) == len(calls):
+        if len(self._wait_for(calls, min(NOTICE_S, timeout_s), least=1)) == len(calls):
             get_run_logger().warning("waiting for a GPU: no host of the cluster has a free one yet")
             self._wait_for(calls, float("inf"), least=1)
         late = self._wait_for(calls, timeout_s)
@@ -153,7 +150,7 @@ class Cluster(ABC):
             return [self._answer(call, host) for host, call in calls.items() if host not in late]
 
     def _wait_for(self, calls: dict[str, Any], timeout_s: float, *, least: int | None = None) -> list[str]:
-        """Wait until *least* calls, or all, are over; return the hosts whose are not."""
+        """Wait until *least* calls, or all, are done; return the hosts of the others."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._asking():
@@ -163,17 +160,17 @@ class Cluster(ABC):
             time.sleep(_LOOK_S)
 
     def _take_back(self, calls: Iterable[Any]) -> None:
-        if self.is_there():  # else there is nobody to be told
+        if self.is_there():  # otherwise there is no scheduler to cancel at
             for call in calls:
                 self._cancel(call)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
         """
-        Ask the engine something, unless it is gone; what fails because it goes meanwhile is told as such.
+        Guard a request to the engine: a failure because the engine is lost is raised as such.
 
         Raises:
-            ClusterLostError: It is gone.
+            ClusterLostError: It is lost.
         """
         self._must_be_there()
         try:
@@ -183,34 +180,34 @@ class Cluster(ABC):
             raise
 
     def _must_be_there(self, error: Exception | None = None) -> None:
-        """Raise ``ClusterLostError`` where the scheduler is gone, as *error* may tell."""
+        """Raise ``ClusterLostError`` when the scheduler is lost, as *error* may show."""
         if not self.is_there():
             raise ClusterLostError(self.engine) from error
 
     def _result(self, future: PrefectFuture[Any]) -> Any:
-        """Return what a task that has ended returned or raised."""
+        """Return what an ended task returned or raised."""
         future.wait()
         return future.state.result(raise_on_failure=False)
 
     @abstractmethod
     def _call_hosts(self, function: Callable[..., Any], args: tuple[Any, ...], *, gpus: int) -> dict[str, Any]:
-        """Call a function on every host that can compute; return the engine's futures by the hosts' addresses."""
+        """Call a function on every host that can compute; return the engine's futures by host address."""
 
     @abstractmethod
     def _is_over(self, call: Any) -> bool:
-        """Whether a future of the engine is done."""
+        """Whether the engine's future is done."""
 
     @abstractmethod
     def _answer(self, call: Any, host: str) -> Any:
-        """Return what a call that is over returned, or raise what it raised."""
+        """Return or raise the outcome of a finished call."""
 
     @abstractmethod
     def _cancel(self, call: Any) -> None:
-        """Take back a call, if it has not begun."""
+        """Cancel a call that has not begun."""
 
     @abstractmethod
     def _resources(self) -> AbstractContextManager[Any]:
-        """Return a context in which what is submitted asks for a slot."""
+        """Return a context in which a submission requests a slot."""
 
 
 @contextmanager
@@ -222,11 +219,11 @@ def connected(
 
     Args:
         task_runner: Starts its cluster, or connects to it.
-        what: The cluster, in words.
-        ready: Waits until it can be used.
+        what: Name of the cluster for messages.
+        ready: Waits until it is usable.
 
     Raises:
-        ConfigurationError: One of both failed.
+        ConfigurationError: It failed.
     """
     with ExitStack() as stack:
         try:
@@ -242,7 +239,7 @@ def imported(package: str, engine: str) -> Any:
     Import a package of an engine.
 
     Raises:
-        ConfigurationError: It is not installed; names the extra that it belongs to.
+        ConfigurationError: It is not installed; names the extra to install.
     """
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
@@ -252,5 +249,7 @@ def imported(package: str, engine: str) -> Any:
             f"the runner {engine} needs the package {package.replace('_', '-')}: pip install 'virnucpro[{engine}]'"
         ) from error
     finally:
-        if signal.getsignal(signal.SIGINT) is not on_ctrl_c:  # dask-jobqueue would end the process, and with 0
+        if (
+            signal.getsignal(signal.SIGINT) is not on_ctrl_c
+        ):  # dask-jobqueue's handler ends the process with exit code 0
             signal.signal(signal.SIGINT, on_ctrl_c)

@@ -19,7 +19,7 @@ from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 
 from flows.api_reach import check_api_reached
-from flows.cluster import SAY_S, Cluster
+from flows.cluster import NOTICE_S, Cluster
 from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
@@ -126,7 +126,7 @@ class OnCluster:
             self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
                 self._submit(rank)
-            say_s: float | None = time.monotonic() + SAY_S
+            say_s: float | None = time.monotonic() + NOTICE_S
             try:
                 while (self._running or self._later) and not self._is_done():
                     self._cluster.look()

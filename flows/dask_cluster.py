@@ -1,4 +1,4 @@
-"""A cluster of Dask: for the time of the run on this machine, one that stands, or workers that SLURM starts."""
+"""A Dask cluster: on this machine for one run, an existing one, or workers started by SLURM."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from virnucpro.pipeline.cpu_workers import usable_cores
 from virnucpro.pipeline.devices import count_gpus
 
 _START_S = 60
-"""Seconds that workers of a standing cluster have to appear."""
+"""Seconds for the first worker to appear."""
 
 
 @contextmanager
@@ -25,12 +25,12 @@ def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Clust
     Start a cluster on this machine, or connect to the one at *address*.
 
     Args:
-        address: ``HOST:PORT`` of its scheduler; empty for one of our own.
-        workers: Device tasks wanted; 0 for one a slot.
-        on_cpus: Compute on CPUs, also where slots are GPUs.
+        address: ``HOST:PORT`` of its scheduler; empty starts a cluster.
+        workers: Device tasks; 0 means one for each slot.
+        on_cpus: Compute on CPUs, even where slots are GPUs.
 
     Raises:
-        ConfigurationError: It cannot be reached, or no worker comes.
+        ConfigurationError: It cannot be reached, or has no worker in time.
     """
     prefect_dask, dask = imported("prefect_dask", "dask"), imported("dask", "dask")
     if address:
@@ -47,27 +47,27 @@ def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Clust
     def ready() -> None:
         task_runner.client.wait_for_workers(1, timeout=_START_S)
 
-    # workers of Dask start processes of their own: ours; looking at their stacks every 10 ms takes 5 % of a core each
+    # workers start our processes, so are no daemons; the profiler, every 10 ms, takes 5 % of a core each
     own_settings = {"distributed.worker.daemon": False, "distributed.worker.profile.enabled": False}
     with dask.config.set(own_settings), connected(task_runner, what, ready=ready):
         try:
             yield _DaskCluster(task_runner, workers, on_cpus=on_cpus)
         finally:
-            # a run that ends minds no lost connection
+            # at the end of a run a lost connection is normal
             logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
 
 
 @contextmanager
 def slurm_cluster(*, workers: int, on_cpus: bool) -> Iterator[Cluster]:
     """
-    Have SLURM start workers, and wait for the first.
+    Start workers through SLURM, and wait for the first.
 
     Args:
-        workers: Wanted.
-        on_cpus: Compute on CPUs, also where slots are GPUs.
+        workers: Number of workers.
+        on_cpus: Compute on CPUs, even where slots are GPUs.
 
     Raises:
-        ConfigurationError: There is no SLURM, or it takes or keeps no job.
+        ConfigurationError: There is no SLURM, or it refuses or ends the jobs.
     """
     logging.getLogger("distributed").setLevel(logging.WARNING)
     prefect_dask = imported("prefect_dask", "dask")
@@ -77,7 +77,7 @@ def slurm_cluster(*, workers: int, on_cpus: bool) -> Iterator[Cluster]:
 
 
 async def _in_a_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function from a worker's event loop, which goes on meanwhile."""
+    """Call a function in a thread, outside of a worker's event loop."""
     return await asyncio.to_thread(function, *args)
 
 
@@ -89,7 +89,7 @@ class _DaskCluster(Cluster):
         found = self._client.scheduler_info(n_workers=-1)["workers"].values()
         gpus = int(sum(worker["resources"].get("GPU", 0) for worker in found))
         available = gpus or len(found)
-        slots = workers if jobs is not None else min(available, workers or available)  # others come later
+        slots = workers if jobs is not None else min(available, workers or available)  # more jobs start later
         super().__init__(runner, slots, has_gpus=gpus > 0, on_cpus=on_cpus)
         self._jobs = jobs
 
@@ -99,14 +99,14 @@ class _DaskCluster(Cluster):
             self._jobs.look()
 
     def is_there(self) -> bool:
-        # whoever lost the connection has lost its tasks as well, though it may connect again
+        # a client that lost its connection has lost its tasks, even if it reconnects
         return bool(self._client.status == "running")
 
     def _result(self, future: PrefectFuture[Any]) -> Any:
         call = cast("Any", future).wrapped_future
         if call.status == "finished":
             return super()._result(future)
-        return call.exception()  # a worker could not load it, or too many were lost with it: unheard of by Prefect
+        return call.exception()  # a worker could not load it, or too many died of it: unknown to Prefect
 
     def has_begun(self, future: PrefectFuture[Any]) -> bool:
         key = cast("Any", future).wrapped_future.key
@@ -126,7 +126,7 @@ class _DaskCluster(Cluster):
         }
 
     async def _call_beside(self, worker: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call a function beside whatever the worker computes: a task would wait until it has ended."""
+        """Call a function beside the computation of a worker; a task would wait for its end."""
         answers = await self._client.run(_in_a_thread, function, *args, workers=[worker])
         return answers[worker]
 
@@ -150,7 +150,7 @@ class _DaskCluster(Cluster):
             ) from error
 
     def _cancel(self, call: Any) -> None:
-        with suppress(Exception):  # it has ended, or its host has
+        with suppress(Exception):  # the call or its host has ended
             call.cancel()
 
     def _resources(self) -> AbstractContextManager[Any]:

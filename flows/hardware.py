@@ -1,8 +1,7 @@
 """
-The devices of a flow run: waited for when they are needed, and kept by an identification over both embedding runs.
+The devices of a flow run: awaited when needed, and kept by a prediction over both embedding runs.
 
-The flow ``embed`` within ``predict`` is told by its parameters what any run is told; that its devices are held already,
-or that its cluster is there, it learns here.
+Context variables tell the flow ``embed`` within ``predict`` that its devices are held or its cluster is connected.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,16 +22,15 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 @contextmanager
 def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
     """
-    Yield what this flow run computes on: devices of its own or of the identification around it, or a cluster's.
+    Yield the devices of this flow run: its own, those of the prediction around it, or a cluster's.
 
     Args:
-        hardware: Which.
-        check: Is called before a cluster is asked for, which may be waited for for hours; raises what would be found
-            out only then.
+        hardware: The choice.
+        check: Called before a cluster is requested, which may take hours; raises what would otherwise fail only then.
 
     Raises:
-        DeviceError: A device that is not there.
-        ConfigurationError: A cluster that is not there.
+        DeviceError: A device is absent.
+        ConfigurationError: The cluster is not available.
     """
     if (kept_claim := _KEPT.get()) is not None:
         yield kept_claim
@@ -54,13 +52,13 @@ def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[De
 
 
 def cluster_here() -> Cluster | None:
-    """Return the cluster of this flow run, or None where its devices are this machine's."""
+    """Return the cluster of this flow run, None when it uses this machine's devices."""
     return _CLUSTER.get()
 
 
 @contextmanager
 def kept(claim: DeviceClaim, telemetry: RunTelemetry, run_id: str) -> Iterator[None]:
-    """Keep the devices over all embedding runs of the block, from when the first one needs them."""
+    """Hold the devices over all embedding runs of the block, from their first use."""
     with claim.held(telemetry, run_id=run_id):
         token = _KEPT.set(claim)
         try:

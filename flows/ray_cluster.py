@@ -1,4 +1,4 @@
-"""A cluster of Ray: one for the time of the run on this machine, or one that stands, by the port of its client."""
+"""A Ray cluster: on this machine for one run, or an existing one, through the port of its client server."""
 
 import importlib
 import os
@@ -21,9 +21,9 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
     Start a cluster on this machine, or connect to the one at *address*.
 
     Args:
-        address: ``HOST:PORT`` of its client server; empty for one of our own.
-        workers: Device tasks wanted; 0 for one a slot.
-        on_cpus: Compute on CPUs, also where slots are GPUs.
+        address: ``HOST:PORT`` of its client server; empty starts a cluster.
+        workers: Device tasks; 0 means one for each slot.
+        on_cpus: Compute on CPUs, even where slots are GPUs.
 
     Raises:
         ConfigurationError: It cannot be reached.
@@ -32,7 +32,7 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
     if address:
         options |= {"address": f"ray://{address}"}
     else:
-        # "local" is Ray's word for one of our own, also where another runs or RAY_ADDRESS names one
+        # "local" starts a cluster even where another runs or RAY_ADDRESS names one
         options |= {"address": "local", "num_cpus": workers or usable_cores(), "include_dashboard": False}
         options |= {"num_gpus": 0} if on_cpus else {}
     what = f"ray at {printable(address)}" if address else "ray on this machine"
@@ -42,7 +42,7 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
 
 @contextmanager
 def _task_runner(options: dict[str, Any]) -> Iterator[TaskRunner[Any]]:
-    """Connect as *options* say; a task runner leaves alone what is there, else it would ask a Ray that may be gone."""
+    """Connect first: a task runner then leaves the connection alone, and does not query a lost Ray at its end."""
     ray, prefect_ray = imported("ray", "ray"), imported("prefect_ray", "ray")
     ray.init(**options)
     try:
@@ -64,8 +64,7 @@ class _RayCluster(Cluster):
         super().__init__(runner, min(available, workers or available), has_gpus=gpus > 0, on_cpus=on_cpus)
 
     def is_there(self) -> bool:
-        # Ray's client tries for half a minute to connect again. Whoever asks it after that, or when it has failed,
-        # would have Ray start a cluster on this machine
+        # Ray's client reconnects for half a minute; a call after that would start a cluster on this machine
         return not self._is_lost and bool(self._ray.is_initialized())
 
     def _must_be_there(self, error: Exception | None = None) -> None:
@@ -102,29 +101,29 @@ class _RayCluster(Cluster):
             ) from error
 
     def _cancel(self, call: Any) -> None:
-        with suppress(Exception):  # it has ended, or its host has
+        with suppress(Exception):  # the call or its host has ended
             self._ray.cancel(call)
 
     def _resources(self) -> AbstractContextManager[Any]:
         slot = {"num_gpus": 1, "num_cpus": 0} if self._has_gpus else {"num_cpus": 1}
-        # where a host dies its task runs again, on whichever has room, or on one that comes back
+        # the task of a lost host runs again on any free host
         options = {**slot, "max_retries": -1}
         remote_options = imported("prefect_ray.context", "ray").remote_options
         return cast("AbstractContextManager[Any]", remote_options(**options))
 
 
 def _is_of_connection(error: Exception | None) -> bool:
-    """Whether an error tells of a connection: one of Python, or of gRPC, which only a client of Ray loads."""
+    """Whether an error is about a connection, of Python or of gRPC, which only Ray's client loads."""
     grpc = sys.modules.get("grpc")
     return isinstance(error, ConnectionError) or (grpc is not None and isinstance(error, grpc.RpcError))
 
 
 def show_token() -> None:
     """
-    Have Ray's client show the token of this user, where there is one; before Ray is imported.
+    Make Ray's client send the user's token, where there is one; called before Ray is imported.
 
-    ``ray start`` asks for it by itself where it finds one, the client shows it only when it is told to, and without it
-    the connection times out without a reason. Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
+    ``ray start`` requires a token that it finds, the client sends it only on request, and without it the connection
+    times out without a reason. Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
     """
     token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if token or (Path.home() / ".ray" / "auth_token").exists():

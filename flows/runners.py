@@ -1,9 +1,9 @@
 """
-Where the tasks of an embedding run, one for each device: threads of this process, or a cluster of Ray or of Dask.
+Where the device tasks of an embedding run: threads of this process, or a cluster of Ray or Dask.
 
-A runner is named by one setting: ``threads``; ``ray`` or ``dask``, a small cluster on this machine for the time of the
-run; ``ray://HOST:PORT`` or ``dask://HOST:PORT``, a cluster that stands; ``dask://slurm``, workers that SLURM starts as
-dask-jobqueue's configuration says. The engines are existing ones, imported only when they are asked for.
+One setting names it: ``threads``; ``ray`` or ``dask`` for a small cluster on this machine during the run;
+``ray://HOST:PORT`` or ``dask://HOST:PORT`` for an existing cluster; ``dask://slurm`` for workers started by SLURM
+according to dask-jobqueue's configuration. Engines are imported only when used.
 """
 
 import os
@@ -23,16 +23,16 @@ from virnucpro.errors import ConfigurationError, printable
 from virnucpro.settings import RUNNERS
 
 ALLOWED_RUNNERS = "VIRNUCPRO_RUNNERS"
-"""Environment variable of the worker: standing clusters and SLURM, by their names as runners, separated by commas."""
+"""Environment variable of the worker: allowed runners with an address, separated by commas."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A runner by its name, not started."""
+    """A named runner, not started."""
 
     engine: Literal["threads", "ray", "dask"]
     address: str = ""
-    """Where the cluster is; empty for one of our own on this machine, and ``slurm`` for workers that SLURM starts."""
+    """HOST:PORT; empty for a cluster on this machine, ``slurm`` for workers started by SLURM."""
 
 
 def runner_of(name: str) -> Runner:
@@ -40,7 +40,7 @@ def runner_of(name: str) -> Runner:
     Return the runner of that name.
 
     Raises:
-        ConfigurationError: There is none, or its packages are not installed.
+        ConfigurationError: The name is invalid, or the packages are not installed.
     """
     if not re.match(RUNNERS, name):
         raise ConfigurationError(
@@ -60,13 +60,13 @@ def runner_of(name: str) -> Runner:
 
 def check_runner_allowed(name: str) -> None:
     """
-    Refuse a cluster that the worker does not name: whoever runs one can run code here, and reads the settings of tasks.
+    Refuse a cluster that the worker does not allow: its operator can run code here and read the settings of tasks.
 
-    Clusters that are made on this machine are always allowed. Others a person's own command may use, unless the
-    variable is set; of a deployment a run may use those that the variable has.
+    Clusters made on this machine are always allowed. A deployment may use those listed in the variable; a user's own
+    command may use any, unless the variable is set.
 
     Raises:
-        ConfigurationError: It is another one.
+        ConfigurationError: It is not allowed.
     """
     setting = os.environ.get(ALLOWED_RUNNERS)
     if "://" not in name or (setting is None and deployment.id is None):
@@ -74,7 +74,7 @@ def check_runner_allowed(name: str) -> None:
     if name not in (allowed := [one.strip() for one in (setting or "").split(",") if one.strip()]):
         raise ConfigurationError(
             f"runner: {printable(name)} is not one that the worker allows "
-            f"({ALLOWED_RUNNERS}: {', '.join(map(printable, allowed)) or 'none'}); nothing was connected to"
+            f"({ALLOWED_RUNNERS}: {', '.join(map(printable, allowed)) or 'none'}); no connection was made"
         )
 
 
@@ -84,12 +84,12 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
     Start a runner, or connect to its cluster.
 
     Args:
-        runner: Which; not ``threads``.
-        workers: Device tasks wanted; 0 for one a slot of the cluster.
-        on_cpus: Compute on CPUs, also where slots are GPUs.
+        runner: Not ``threads``.
+        workers: Device tasks; 0 means one for each slot of the cluster.
+        on_cpus: Compute on CPUs, even where slots are GPUs.
 
     Raises:
-        ConfigurationError: The cluster cannot be reached, or has nothing to compute with.
+        ConfigurationError: The cluster cannot be reached, or cannot compute.
     """
     if runner.engine == "ray":
         start = ray_cluster(runner.address, workers=workers, on_cpus=on_cpus)
@@ -99,10 +99,10 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
         start = dask_cluster(runner.address, workers=workers, on_cpus=on_cpus)
     with start as cluster:
         if cluster.slots < 1:
-            raise ConfigurationError(f"the cluster of {runner.engine} has no worker that computes: start some")
+            raise ConfigurationError(f"the cluster of {runner.engine} has no worker that can compute: start some")
         if runner.address and cluster.device_type == "cpu" and not on_cpus:
             get_run_logger().warning(
-                "the cluster of %s declares no GPU: its CPUs compute, in %s tasks (--devices cpu asks for that)",
+                "the cluster of %s declares no GPU: its CPUs compute, in %s tasks (as with --devices cpu)",
                 runner.engine,
                 cluster.slots,
             )

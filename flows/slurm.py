@@ -1,9 +1,9 @@
 """
-Workers of Dask that are jobs of SLURM: submitted through dask-jobqueue, waited for in the queue, cancelled at the end.
+Dask workers as SLURM jobs: submitted through dask-jobqueue, awaited in the queue, cancelled at the end.
 
-What a job is, dask-jobqueue's configuration says. Jobs may wait for hours: a run waits with them, says what SLURM says
-of them, and begins with the first that runs. A job that ends before the run does (its time was over, its host is gone)
-is submitted again; one that ends before a worker of its had come is not, since another would go the same way.
+dask-jobqueue's configuration describes a job. A run waits with its jobs, for hours if need be, logs their state, and
+begins with the first. A job that ends before the run (time limit, lost host) is submitted again; one that ends before
+its worker has connected is not, since another would fail alike.
 """
 
 import importlib
@@ -22,27 +22,27 @@ from virnucpro.errors import ConfigurationError, printable
 
 PROGRAMS = ("sbatch", "squeue", "scancel")
 LOOK_S = 15.0
-"""Seconds between two looks at the queue, which costs the cluster's controller an answer."""
-SAY_AGAIN_S = 600.0
-"""Seconds after which a person who waits is told again, though nothing has changed."""
+"""Seconds between two queries of the queue, which load the cluster's controller."""
+NOTICE_AGAIN_S = 600.0
+"""Seconds after which an unchanged state is logged again."""
 _SQUEUE_S = 20.0
-"""Seconds that squeue has to answer; while the controller is away nothing is known, which is no reason to give up."""
+"""Seconds to wait for squeue; an absent controller is no reason to give up."""
 _FAILURES = 10
-"""Workers that a task may lose to time limits and dead hosts before Dask gives it up; Dask's own default is 3."""
+"""Workers that a task may lose to time limits and dead hosts; Dask's default is 3."""
 
 
 class SlurmJobs:
     """
-    Context manager around jobs of SLURM, each with as many workers of Dask as the configuration has ``processes``.
+    Context manager around SLURM jobs with as many Dask workers each as the configuration has ``processes``.
 
-    Each worker has one thread, so that it takes one device task, and may start processes. Scheduler and workers talk
-    through TLS with certificates made for this run: on a host with other users nobody else can send them work.
+    Each worker has one thread, so takes one device task, and may start processes. Scheduler and workers use TLS with
+    certificates made for this run, so no other user can send them work.
 
     Args:
-        workers: Wanted.
+        workers: Number of workers.
 
     Raises:
-        ConfigurationError: There is no SLURM here, dask-jobqueue is not configured, or SLURM refuses the jobs.
+        ConfigurationError: There is no SLURM, dask-jobqueue is not configured, or SLURM refuses the jobs.
     """
 
     def __init__(self, workers: int) -> None:
@@ -65,9 +65,9 @@ class SlurmJobs:
             "processes": processes,
             "cores": processes,
             "job_cpu": settings["job-cpu"] or settings["cores"] or processes,
-            # the worker is the job's own process, so that SLURM, however it follows processes, ends it with the job
+            # with exec the worker is the job's own process, which SLURM always ends with the job
             "python": f"exec {settings['python'] or sys.executable}",
-            "nanny": processes > 1,  # else one process cannot be several workers
+            "nanny": processes > 1,  # needed for several workers in a job
             "job_script_prologue": [
                 *settings["job-script-prologue"],
                 "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
@@ -81,7 +81,7 @@ class SlurmJobs:
         with self._dask.config.set({"distributed.scheduler.allowed-failures": _FAILURES}):
             self.cluster: Any = jobqueue.SLURMCluster(n_workers=0, **options)
         self._arrived: set[str] = set()
-        """Jobs of which a worker has come."""
+        """Jobs whose worker has connected."""
         self._looked_s = -LOOK_S
 
     def __enter__(self) -> Self:
@@ -96,33 +96,33 @@ class SlurmJobs:
 
     def __exit__(self, *_: object) -> None:
         self.cluster.close()
-        for name in ("ca_file", "cert", "key"):  # temporary files, which a process that ends at once would leave behind
+        for name in ("ca_file", "cert", "key"):  # temporary files, left behind by a process that ends at once
             if (file := getattr(self.cluster, f"_job_{name}", None)) is not None:
                 file.close()
 
     def wait_for_worker(self) -> None:
         """
-        Wait until a worker has come, however long SLURM takes.
+        Wait without limit until a worker has connected.
 
         Raises:
-            ConfigurationError: All jobs have ended, and none had brought a worker.
+            ConfigurationError: All jobs ended before.
         """
         get_run_logger().info("submitted to SLURM: %s", _named(self._ids().values()))
-        said, said_s = "", 0.0
+        logged, logged_s = "", 0.0
         while not self._workers():
             states = Counter((self.look() or {}).values())
-            words = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-            if words and (words != said or time.monotonic() - said_s > SAY_AGAIN_S):
-                get_run_logger().info("waiting for the first job of SLURM: %s", words)
-                said, said_s = words, time.monotonic()
+            summary = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            if summary and (summary != logged or time.monotonic() - logged_s > NOTICE_AGAIN_S):
+                get_run_logger().info("waiting for the first job of SLURM: %s", summary)
+                logged, logged_s = summary, time.monotonic()
             time.sleep(1)
 
     def look(self) -> dict[str, str] | None:
         """
-        Look at the queue, unless we have just done so, and submit again what has ended too early.
+        Check the queue, at most every ``LOOK_S``, and submit jobs again that ended too early.
 
         Returns:
-            The jobs' numbers and what SLURM says of each; None where it was not asked or did not answer.
+            SLURM's state of each job number; None when not asked or not answered.
 
         Raises:
             ConfigurationError: No job is left.
@@ -141,58 +141,57 @@ class SlurmJobs:
             if job not in self._arrived:
                 del self.cluster.worker_spec[job]
                 where = self._output([number])
-                get_run_logger().warning("job %s of SLURM ended before a worker of it had come: see %s", number, where)
+                get_run_logger().warning("job %s of SLURM ended before its worker connected: see %s", number, where)
         if not self.cluster.worker_spec:
-            told = (
-                f"{_named(ended.values())} of SLURM ended before a worker had come: see {self._output(ended.values())}"
+            raise ConfigurationError(
+                f"{_named(ended.values())} of SLURM ended before a worker connected: see {self._output(ended.values())}"
             )
-            raise ConfigurationError(told)
         if lost := len(set(self.cluster.worker_spec) - set(self.cluster.workers)):
             get_run_logger().warning("%s of the jobs of SLURM ended before the run: submitted again", lost)
             try:
                 self._submit()
             except ConfigurationError as error:
-                get_run_logger().warning("%s; tried again later", error)
+                get_run_logger().warning("%s; will be retried", error)
         return {number: queued[number] for number in ids.values() if number in queued}
 
     def _submit(self) -> None:
-        """Submit the jobs that are wanted and not there."""
+        """Submit the jobs that are missing."""
 
-        async def settle() -> None:
+        async def submitted() -> None:
             await self.cluster
 
         try:
-            self.cluster.sync(settle)
+            self.cluster.sync(submitted)
         except (RuntimeError, OSError, ValueError) as error:
             for name, job in list(self.cluster.workers.items()):
                 if job.job_id is None:
                     job.status = importlib.import_module("distributed.core").Status.failed
                     del self.cluster.workers[name]
-            said = [line for line in str(error).splitlines() if line.startswith("sbatch: ")] or [str(error)]
-            raise ConfigurationError(f"SLURM takes no job: {printable(' '.join(said))}") from error
+            reasons = [line for line in str(error).splitlines() if line.startswith("sbatch: ")] or [str(error)]
+            raise ConfigurationError(f"SLURM refuses the jobs: {printable(' '.join(reasons))}") from error
 
     def _ids(self) -> dict[str, str]:
-        """Return the name of each job that was submitted, and its number in SLURM."""
+        """Return name and SLURM number of each submitted job."""
         return {name: str(job.job_id) for name, job in self.cluster.workers.items() if job.job_id is not None}
 
     def _workers(self) -> list[str]:
-        """Return the names of the workers that are there."""
+        """Return the names of the connected workers."""
         return [str(worker["name"]) for worker in list(self.cluster.scheduler_info["workers"].values())]
 
     def _output(self, numbers: Iterable[str]) -> str:
-        """Return where the jobs wrote what went wrong."""
+        """Return where the jobs wrote their errors."""
         if self._log_directory:
             return ", ".join(f"{self._log_directory}/*-{number}.err" for number in numbers)
         return ", ".join(f"slurm-{number}.out" for number in numbers)
 
 
 def _queue() -> dict[str, str] | None:
-    """Return number -> state and reason of every job of this user that waits or runs; None where SLURM does not say."""
+    """Return number -> state and reason of this user's waiting and running jobs; None when SLURM does not answer."""
     command = ["squeue", "--noheader", "--me", "--format=%i|%T|%r"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SQUEUE_S)
     except (subprocess.SubprocessError, OSError) as error:
-        get_run_logger().warning("SLURM does not say how its jobs are: %s", error)
+        get_run_logger().warning("SLURM does not report the state of its jobs: %s", error)
         return None
     rows = (line.split("|", 2) for line in answer.stdout.splitlines())
     return {number: state if reason == "None" else f"{state} ({reason})" for number, state, reason in rows}
