@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
@@ -67,7 +67,7 @@ def embed(
 
 
 def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
         else:

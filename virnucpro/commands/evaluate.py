@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, shown_run
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
@@ -176,7 +176,7 @@ def evaluate(
     )
     write_evaluation(document, without, layout)
     write_page(document, layout.page, [layout.document, layout.table])
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(document))
         else:

@@ -56,7 +56,7 @@ def guard_standard_output() -> None:
 
 
 @contextmanager
-def told_if_anybody_reads() -> Iterator[None]:
+def ignoring_closed_output() -> Iterator[None]:
     """
     Print in the block to an output that may be closed; the outcome of the work does not depend on it.
 

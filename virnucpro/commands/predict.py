@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index_build import check_readable
 from virnucpro.errors import printable
@@ -74,7 +74,7 @@ def predict(
 
 
 def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
         else:

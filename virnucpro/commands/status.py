@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, RunDir
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
 from virnucpro.store.manifest import RunManifest
@@ -54,7 +54,7 @@ def status(output: RunDir, as_json: AsJson = False) -> None:
     It works beside the run, from another terminal or another machine that sees the folder, and does not disturb it.
     """
     found = status_of(output)
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(found.to_json()))
         else:
