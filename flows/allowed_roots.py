@@ -40,12 +40,7 @@ class PathNotAllowedError(ConfigurationError):
 def check_allowed(
     *, data: dict[str, str | Iterable[str] | None], models: dict[str, str | Iterable[str] | None] | None = None
 ) -> None:
-    """
-    Refuse paths outside the allowed roots; both arguments map parameter to path or paths.
-
-    Raises:
-        PathNotAllowedError: One lies outside.
-    """
+    """Refuse paths outside the allowed roots; both arguments map parameter to path or paths."""
     is_deployed = deployment.id is not None
     for variable, given in ((DATA_ROOTS, data), (MODEL_ROOTS, models or {})):
         roots = allowed_roots(variable, is_deployed=is_deployed)

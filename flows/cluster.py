@@ -38,7 +38,6 @@ class Cluster(ABC):
         runner: Prefect's task runner, started.
         slots: Device tasks that run at once.
         has_gpus: Slots are GPUs.
-        on_cpus: Compute on CPUs even so.
     """
 
     engine: str
@@ -95,7 +94,6 @@ class Cluster(ABC):
 
         Raises:
             ClusterLostError: The scheduler is lost.
-            ConfigurationError: No host is left.
         """
         self._must_be_there()
 
@@ -104,7 +102,6 @@ class Cluster(ABC):
         Call a function once on every host that can compute, busy ones included.
 
         Raises:
-            ConfigurationError: A host did not answer in time. Errors of the function are raised as they are.
             ClusterLostError: The scheduler is lost.
         """
         with self._asking():
@@ -221,9 +218,6 @@ def connected(
         task_runner: Starts its cluster, or connects to it.
         what: Name of the cluster for messages.
         ready: Waits until it is usable.
-
-    Raises:
-        ConfigurationError: It failed.
     """
     with ExitStack() as stack:
         try:
@@ -235,12 +229,7 @@ def connected(
 
 
 def imported(package: str, engine: str) -> Any:
-    """
-    Import a package of an engine.
-
-    Raises:
-        ConfigurationError: It is not installed; names the extra to install.
-    """
+    """Import a package of an engine."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
         return importlib.import_module(package)

@@ -26,11 +26,6 @@ def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Clust
 
     Args:
         address: ``HOST:PORT`` of its scheduler; empty starts a cluster.
-        workers: Device tasks; 0 means one for each slot.
-        on_cpus: Compute on CPUs, even where slots are GPUs.
-
-    Raises:
-        ConfigurationError: It cannot be reached, or has no worker in time.
     """
     prefect_dask, dask = imported("prefect_dask", "dask"), imported("dask", "dask")
     if address:
@@ -59,16 +54,7 @@ def dask_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Clust
 
 @contextmanager
 def slurm_cluster(*, workers: int, on_cpus: bool) -> Iterator[Cluster]:
-    """
-    Start workers through SLURM, and wait for the first.
-
-    Args:
-        workers: Number of workers.
-        on_cpus: Compute on CPUs, even where slots are GPUs.
-
-    Raises:
-        ConfigurationError: There is no SLURM, or it refuses or ends the jobs.
-    """
+    """Start workers through SLURM, and wait for the first."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
     prefect_dask = imported("prefect_dask", "dask")
     with SlurmJobs(workers) as jobs, prefect_dask.DaskTaskRunner(cluster=jobs.cluster) as task_runner:

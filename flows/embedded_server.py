@@ -33,12 +33,7 @@ class ServerError(VirNucProError):
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """
-    Ensure that there is an API: the configured one, or our own server until the block ends.
-
-    Raises:
-        ServerError: The server did not answer in ``PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS``.
-    """
+    """Ensure that there is an API: the configured one, or our own server until the block ends."""
     if PREFECT_API_URL.value():
         yield
         return

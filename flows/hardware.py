@@ -25,12 +25,7 @@ def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[De
     Yield the devices of this flow run: its own, those of the prediction around it, or a cluster's.
 
     Args:
-        hardware: The choice.
         check: Called before a cluster is requested, which may take hours; raises what would otherwise fail only then.
-
-    Raises:
-        DeviceError: A device is absent.
-        ConfigurationError: The cluster is not available.
     """
     if (kept_claim := _KEPT.get()) is not None:
         yield kept_claim

@@ -22,11 +22,6 @@ def ray_cluster(address: str, *, workers: int, on_cpus: bool) -> Iterator[Cluste
 
     Args:
         address: ``HOST:PORT`` of its client server; empty starts a cluster.
-        workers: Device tasks; 0 means one for each slot.
-        on_cpus: Compute on CPUs, even where slots are GPUs.
-
-    Raises:
-        ConfigurationError: It cannot be reached.
     """
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address:

@@ -36,12 +36,7 @@ class Runner:
 
 
 def runner_of(name: str) -> Runner:
-    """
-    Return the runner of that name.
-
-    Raises:
-        ConfigurationError: The name is invalid, or the packages are not installed.
-    """
+    """Return the runner of that name."""
     if not re.match(RUNNERS, name):
         raise ConfigurationError(
             f"no runner is called {printable(name)}: threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT or dask://slurm"
@@ -64,9 +59,6 @@ def check_runner_allowed(name: str) -> None:
 
     Clusters made on this machine are always allowed. A deployment may use those listed in the variable; a user's own
     command may use any, unless the variable is set.
-
-    Raises:
-        ConfigurationError: It is not allowed.
     """
     setting = os.environ.get(ALLOWED_RUNNERS)
     if "://" not in name or (setting is None and deployment.id is None):
@@ -87,9 +79,6 @@ def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[
         runner: Not ``threads``.
         workers: Device tasks; 0 means one for each slot of the cluster.
         on_cpus: Compute on CPUs, even where slots are GPUs.
-
-    Raises:
-        ConfigurationError: The cluster cannot be reached, or cannot compute.
     """
     if runner.engine == "ray":
         start = ray_cluster(runner.address, workers=workers, on_cpus=on_cpus)

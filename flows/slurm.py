@@ -37,12 +37,6 @@ class SlurmJobs:
 
     Each worker has one thread, so takes one device task, and may start processes. Scheduler and workers use TLS with
     certificates made for this run, so no other user can send them work.
-
-    Args:
-        workers: Number of workers.
-
-    Raises:
-        ConfigurationError: There is no SLURM, dask-jobqueue is not configured, or SLURM refuses the jobs.
     """
 
     def __init__(self, workers: int) -> None:
@@ -101,12 +95,7 @@ class SlurmJobs:
                 file.close()
 
     def wait_for_worker(self) -> None:
-        """
-        Wait without limit until a worker has connected.
-
-        Raises:
-            ConfigurationError: All jobs ended before.
-        """
+        """Wait without limit until a worker has connected."""
         get_run_logger().info("submitted to SLURM: %s", _named(self._ids().values()))
         logged, logged_s = "", 0.0
         while not self._workers():
@@ -123,9 +112,6 @@ class SlurmJobs:
 
         Returns:
             SLURM's state of each job number; None when not asked or not answered.
-
-        Raises:
-            ConfigurationError: No job is left.
         """
         ids = self._ids()
         workers = self._workers()

@@ -120,11 +120,7 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
     Yield a file under a temporary name; when the block succeeds it is made durable and renamed to *path*.
 
     Args:
-        path: The final name.
         seal: Append the trailer before the rename.
-
-    Raises:
-        OutputError: A write failed; the temporary file is removed and *path* is unchanged.
     """
     try:
         with temporary_name(path) as temporary:
@@ -144,23 +140,13 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
 
 
 def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
-    """
-    Write *data* to *path*, whole or not at all.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Write *data* to *path*, whole or not at all."""
     with replacing(path, seal=seal) as file:
         file.write(data)
 
 
 def remove(path: Path) -> None:
-    """
-    Remove a file if it exists; no link is followed in a run's folder.
-
-    Raises:
-        OutputError: It cannot be removed, or is behind a link.
-    """
+    """Remove a file if it exists; no link is followed in a run's folder."""
     try:
         failpoints.reach("file.unlink")
         with suppress(FileNotFoundError), run_folders.opened(path.parent) as folder:
@@ -233,12 +219,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_seal(path: Path) -> bytes:
-    """
-    Check a sealed file against its trailer, and return the sha256 of everything before it.
-
-    Raises:
-        ResultError: There is no trailer, or a byte differs.
-    """
+    """Check a sealed file against its trailer, and return the sha256 of everything before it."""
     with regular_or_result_error(path) as file:  # opened once: the name may be replaced while we read
         digest = seal_of(file.fileno())
         if digest is None:
@@ -296,7 +277,6 @@ def regular_or_result_error(path: Path) -> FileIO:
     Open a regular file for plain reads.
 
     Raises:
-        ResultError: It is of another kind, or cannot be opened.
         FileNotFoundError: There is no such file.
     """
     try:

@@ -75,12 +75,7 @@ def logs(
 
 
 def _check_folder(output: Path) -> None:
-    """
-    Check that a folder can have logs, and that they are readable.
-
-    Raises:
-        ResultError: It is not the folder of a run, or is not readable.
-    """
+    """Check that a folder can have logs, and that they are readable."""
     own, parts = RunLayout(output), PredictionLayout(output)
     try:
         if not any(path.exists() for path in (own.manifest, own.lock, own.log_dir)):

@@ -61,9 +61,6 @@ def ignoring_closed_output() -> Iterator[None]:
     Print in the block to an output that may be closed; the outcome of the work does not depend on it.
 
     A run whose terminal was closed keeps its own exit code.
-
-    Raises:
-        OutputError: The output is open but cannot be written.
     """
     try:
         yield

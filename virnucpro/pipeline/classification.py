@@ -62,19 +62,7 @@ def classify_frames(
     """
     Score every kept frame that has both embeddings.
 
-    Args:
-        order: The frames.
-        classifier: Takes DNA and protein features side by side.
-        layout: Paths of the scores and the two tables.
-        dna: Embeddings of the frames' nucleotides.
-        protein: Embeddings of their proteins.
-        threads: CPU threads.
-        stop: Set to stop.
-
     Raises:
-        ResultError: An embeddings file is damaged, or holds rows of other frames.
-        WeightsError: A score is not finite.
-        OutputError: A table cannot be written.
         StoppedError: *stop* was set.
     """
     frames = scored = 0

@@ -91,17 +91,11 @@ def call_contigs(
     The counts exclude skipped records; ``BY_SEQUENCE`` counts the contigs with a score but no open frame.
 
     Args:
-        order: The contigs and their frames.
         layout: Holds the scores; gets the table, the viral contigs and their tracks.
-        rules: Settings that decide calls.
         as_json: Write the table as JSON, too.
         as_parquet: Write the table as Parquet, too.
-        stop: Set to stop.
 
     Raises:
-        ResultError: The scores do not match the frames.
-        InputChangedError: An input file has changed since it was indexed.
-        OutputError: A file cannot be written.
         StoppedError: *stop* was set.
     """
     scores_of_all = _map_scores(layout, order.num_frames)

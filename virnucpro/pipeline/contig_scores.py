@@ -104,18 +104,7 @@ def score_contigs(
     """
     Score every contig, and every chunk of the long ones; NaN without a word of known letters.
 
-    Args:
-        order: The contigs and their frames.
-        model: Scores contigs.
-        layout: Paths of the scores.
-        dna: Embeddings of the frames' nucleotides.
-        protein: Embeddings of their proteins.
-        stop: Set to stop.
-
     Raises:
-        ResultError: An embeddings file is damaged, or holds rows of other frames.
-        InputChangedError: An input file has changed since it was indexed.
-        OutputError: The scores cannot be written.
         StoppedError: *stop* was set.
     """
     with ExitStack() as stack:
@@ -220,8 +209,6 @@ class _Contig:
         Read the next segment, and yield the windows that end in it.
 
         Args:
-            segment: The next one.
-            letters: Of all contigs.
             first_letter: Offset of this contig's letters.
         """
         first, last = segment.first, segment.last
@@ -264,8 +251,6 @@ class _Scores:
     Writes P(virus) of rows as float32, NaN for None.
 
     Args:
-        file: The file of scores.
-        model: Scores rows.
         dna_dim: Columns of W that are DNA embeddings.
     """
 

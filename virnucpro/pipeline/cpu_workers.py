@@ -33,7 +33,6 @@ def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, in
 
     Args:
         cores: Usable by this process.
-        memory_bytes: Free memory.
         weights_bytes: Size of the model's weights file.
         input_bytes: Size of all input files.
     """

@@ -70,11 +70,6 @@ class DeviceClaim:
         Hold the devices from the first ``devices()`` to the end of the block.
 
         Nested blocks do nothing: a prediction keeps its devices over both embedding runs.
-
-        Args:
-            telemetry: Shows the wait.
-            run_id: Unique to this start of the run.
-            stop: Set to end the wait.
         """
         if self._run is not None:
             yield
@@ -94,8 +89,6 @@ class DeviceClaim:
 
         Raises:
             StoppedError: The run is stopping.
-            DeviceError: Two names are one device.
-            OutputError: The locks cannot be used.
         """
         if self._granted is None:
             assert self._run is not None, "call within `held`"
@@ -145,12 +138,7 @@ class DeviceClaim:
 
 
 def claim_devices(choice: str, *, workers: int | None = None, workers_per_device: int = 1) -> DeviceClaim:
-    """
-    Return a claim of the chosen devices without waiting; arguments as in ``choose_devices``.
-
-    Raises:
-        DeviceError: A device is absent or named twice, or a number of CPU workers was given for GPUs.
-    """
+    """Return a claim of the chosen devices without waiting; arguments as in ``choose_devices``."""
     return claim_of(choose_devices(choice, workers=workers, workers_per_device=workers_per_device))
 
 

@@ -89,10 +89,6 @@ class DeviceLocks:
             names: As ``lock_names`` gives them.
             least: With fewer free ones none is taken, and None is returned.
             most: At most so many are taken.
-            run_id: Of this start of the run.
-
-        Raises:
-            OutputError: The folder or a lock file cannot be used.
         """
         with self._alone() as folder:
             if folder is None:
@@ -181,12 +177,7 @@ class DeviceLocks:
 
 
 def lock_dir(environ: Mapping[str, str] | None = None, usual: Sequence[Path] = USUAL_DIRS) -> Path:
-    """
-    Return the folder of the locks, made and opened to all users when absent.
-
-    Raises:
-        OutputError: There is none, and none can be made.
-    """
+    """Return the folder of the locks, made and opened to all users when absent."""
     named = (os.environ if environ is None else environ).get(LOCK_DIR_VARIABLE)
     for path in [Path(os.path.realpath(named))] if named else usual:
         try:
@@ -213,9 +204,6 @@ def lock_names(
         devices: GPUs, each once.
         nvml: The pynvml module, or a stand-in.
         environ: Source of ``CUDA_DEVICE_ORDER``; None means this process's environment.
-
-    Raises:
-        DeviceError: Two of them are one GPU.
     """
     uuids = uuids_of([device.token for device in devices], nvml=nvml, environ=environ)
     names: dict[str, Device] = {}

@@ -87,15 +87,9 @@ def run_device_task(
         stop: Set to stop at the next batch boundary.
         task: The orchestrator's name of the task, for the log.
         metrics: Where to serve this host's metrics; None serves none.
-        on_message: Called with rank and message for each message of the worker.
-        worker_fn: What the process runs.
 
     Returns:
         The outcome; a worker that failed for good is a state in it, and its units are free for others.
-
-    Raises:
-        HostCheckError: This host has other input, folder, versions or weights, or no device for the run.
-        OutputError: The folder cannot be written.
     """
     stop = threading.Event() if stop is None else stop
     owner = new_owner()
@@ -203,12 +197,7 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
 
     Args:
         device_type: ``cpu`` or ``cuda``.
-        run_id: Of the start of the run.
         stop: Ends the wait; the yielded device must not be used then.
-
-    Raises:
-        HostCheckError: No GPU is visible here.
-        OutputError: The locks cannot be used.
     """
     if device_type == "cpu":
         yield CPU
@@ -235,26 +224,14 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
 def probe_device_here(
     index_path: str, output_dir: str, model_config: ModelConfig, *, run_id: str, probe_fn: WorkerFunction = PROBE_WORKER
 ) -> list[DeviceProbe]:
-    """
-    Probe a GPU of this host before a run is planned: its attention kernel and its best token budget.
-
-    Raises:
-        HostCheckError: No GPU is visible here, or the weights differ.
-        ConfigurationError: The GPU cannot be used.
-    """
+    """Probe a GPU of this host before a run is planned: its attention kernel and its best token budget."""
     with device_here("cuda", run_id=run_id, stop=threading.Event()) as device:
         config = weights_here(model_config, run_id=run_id)
         return probe_devices([device], (index_path, output_dir, config), probe_fn=probe_fn)
 
 
 def weights_here(config: ModelConfig, *, run_id: str) -> ModelConfig:
-    """
-    Return *config* with the path of the weights on this host; absent ones are downloaded once.
-
-    Raises:
-        HostCheckError: They cannot be obtained, or differ from the run's.
-        OutputError: Downloaded weights cannot be written.
-    """
+    """Return *config* with the path of the weights on this host; absent ones are downloaded once."""
     if not config.weights_path:
         return config
     path = Path(config.weights_path)

@@ -67,9 +67,6 @@ def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
         environ: Has ``CUDA_VISIBLE_DEVICES``: numbers, or UUIDs of GPUs or MIG instances. Unset means all, empty none,
             and a negative number ends the list, as in CUDA.
         gpu_count: GPUs of the machine.
-
-    Raises:
-        DeviceError: A repeated token, numbers mixed with UUIDs, or an invalid token.
     """
     value = environ.get(VISIBLE_VARIABLE)
     if value is None:
@@ -83,12 +80,7 @@ def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
 
 
 def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
-    """
-    Return *tokens* in canonical form.
-
-    Raises:
-        DeviceError: A repeated token, numbers mixed with UUIDs, or an invalid token; names *source*.
-    """
+    """Return *tokens* in canonical form."""
     numbers = [token for token in tokens if re.fullmatch(r"\d+", token)]
     uuids = [token for token in tokens if _UUID.fullmatch(token)]
     for token in tokens:
@@ -111,12 +103,8 @@ def devices_for_ranks(
     Map ranks to the parent's visible list; when that is empty, every rank is a CPU worker.
 
     Args:
-        world_size: Number of ranks.
         environ: The parent's environment; None means this process's.
         workers_per_device: Most ranks that share a GPU.
-
-    Raises:
-        DeviceError: Too few visible GPUs, or an invalid list.
     """
     tokens = visible_tokens(os.environ if environ is None else environ, gpu_count=count_gpus())
     if not tokens:
@@ -166,13 +154,9 @@ def choose_devices(
     Args:
         choice: ``auto`` (free visible GPUs, else the CPU), ``auto:N`` (N of them), ``cpu``, or a list: numbers count
             within the visible list, UUIDs must be in it.
-        workers: Number of CPU workers; None means 1.
         workers_per_device: Workers that share each GPU.
         environ: The parent's environment; None means this process's.
         gpu_count: GPUs of the machine; None asks the driver.
-
-    Raises:
-        DeviceError: A device is absent or named twice, or a number of CPU workers was given for GPUs.
     """
     present = count_gpus() if gpu_count is None else gpu_count
     wanted = choice.strip()
@@ -201,12 +185,7 @@ def choose_devices(
 
 
 def first_devices(world_size: int, *, workers_per_device: int = 1) -> DeviceChoice:
-    """
-    Return exactly the devices of ``devices_for_ranks``.
-
-    Raises:
-        DeviceError: As there.
-    """
+    """Return exactly the devices of ``devices_for_ranks``."""
     ranks = devices_for_ranks(world_size, workers_per_device=workers_per_device)
     if ranks[0] == CPU:
         return _on_cpu(world_size)

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class RowStream:
-    """
-    The rows of one embeddings file in order; a context manager.
-
-    Raises:
-        ResultError: *path* is not an embeddings file.
-    """
+    """The rows of one embeddings file in order; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,12 +58,7 @@ class RowStream:
         return has_row, rows
 
     def finish(self) -> None:
-        """
-        Check that every row was taken.
-
-        Raises:
-            ResultError: A row belongs to no frame, or is out of order.
-        """
+        """Check that every row was taken."""
         left = self._ahead or next(self._ids, [])
         if left:
             raise ResultError(self.path, f"has a row of {left[0]!r}, which is not the frame expected there")
@@ -88,8 +78,6 @@ def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[Bool
     Return the features of the next frames: DNA, then protein.
 
     Args:
-        dna: Rows of the frames' nucleotides.
-        protein: Rows of their proteins.
         frame_ids: Ids of the next frames, in order.
 
     Returns:

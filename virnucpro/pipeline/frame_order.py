@@ -91,13 +91,7 @@ class FrameOrder:
     The contigs of a prediction in input order, with their chunks and kept frames.
 
     Args:
-        index: The contigs.
         open_frames: File of one byte for each chunk, from ``write_fragments``.
-        chunk_nt: Nucleotides of a chunk.
-        min_nt: Shorter contigs (nucleotides) have no chunks.
-
-    Raises:
-        ResultError: The file does not match the contigs.
     """
 
     def __init__(self, index: SequenceIndex, open_frames: Path, *, chunk_nt: int, min_nt: int) -> None:

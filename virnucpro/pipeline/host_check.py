@@ -38,12 +38,7 @@ SLOW_BYTES_A_S = 20 << 20
 
 
 def check_host(run: PreparedRun, owner: str) -> str:
-    """
-    Check that this host can take part in *run*, and return its name.
-
-    Raises:
-        HostCheckError: It cannot; names host, file and difference.
-    """
+    """Check that this host can take part in *run*, and return its name."""
     problems: list[BaseException] = []
 
     def check_quickly() -> None:

@@ -74,12 +74,6 @@ def host_metrics(
 
     Args:
         options: Where to serve; None, or an empty network on a host other than the driver's, disables it.
-        units: Of the start of the run.
-        owner: The device task.
-        rank: Of the task.
-        device: Of its worker.
-        model: Name of the model.
-        on_message: Called with rank and a log message for users.
     """
     if options is None or not (options.network or options.driver == host_name()):
         yield lambda _rank, _message: None

@@ -47,7 +47,6 @@ def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
     Return placeholders for devices of other hosts, one for each device task, named by number.
 
     Args:
-        num_tasks: Device tasks.
         device_type: ``cpu`` or ``cuda``.
     """
     return DeviceClaim.of([CPU if device_type == "cpu" else Device(f"task-{task}") for task in range(num_tasks)])
@@ -78,9 +77,6 @@ class HostRun:
         run: Prepared; its ``world_size`` is the number of device tasks.
         telemetry: Gets the messages of the workers; None discards them.
         lease_s: Seconds without a heartbeat after which a host's work is given to others.
-
-    Raises:
-        OutputError: The folder cannot be written.
     """
 
     def __init__(
@@ -146,12 +142,7 @@ class HostRun:
         return len(numbers_in(self._layout.done_dir, refresh=True))
 
     def is_done(self) -> bool:
-        """
-        Whether every unit is done; a folder that cannot be read is retried for the length of a lease.
-
-        Raises:
-            OutputError: It could not be read for longer.
-        """
+        """Whether every unit is done; a folder that cannot be read is retried for the length of a lease."""
         assert self.units is not None, "call within the context"
         try:
             num_done = self.num_done()
@@ -184,9 +175,6 @@ class HostRun:
         Record a device task that ended without an outcome.
 
         Args:
-            rank: Of the task.
-            reason: One sentence for the user.
-            failure: Its class.
             starts_again: Whether the task is submitted again.
         """
         before = self._outcomes[rank]

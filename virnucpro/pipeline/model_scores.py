@@ -29,12 +29,7 @@ class ScoresOfBatch(NamedTuple):
 
 
 class ModelScores:
-    """
-    The contig model's scores, batch by batch.
-
-    Raises:
-        ResultError: The scores do not match the contigs.
-    """
+    """The contig model's scores, batch by batch."""
 
     def __init__(self, order: FrameOrder, layout: PredictionLayout) -> None:
         lengths = order.index.lengths

@@ -57,11 +57,6 @@ def choose_token_budget(
         try_out: Measures blocks of a number of tokens; None when they do not fit into memory.
         longest_tokens: Tokens of the longest sequence, the least budget.
         most_tokens: Largest budget.
-        resting_bytes: Device memory of the model.
-        memory_bytes: Device memory for the model and a block.
-
-    Raises:
-        DeviceError: The longest sequence alone does not fit.
     """
     first = try_out(max(longest_tokens, min(FIRST_TOKENS, most_tokens))) or try_out(longest_tokens)
     if first is None:
@@ -88,8 +83,6 @@ class DeviceTrials:
     Measures blocks on a GPU.
 
     Args:
-        model: On *device*.
-        device: The GPU.
         longest: Token ids of long sequences, each int64 (tokens,).
         typical: Token ids of typical sequences, likewise.
     """

@@ -130,15 +130,9 @@ def write_units(
 
     Args:
         folder: Of this start of the run; made here.
-        run_id: Of this start.
-        plan_fingerprint: Of the batch plan.
         blocks: Blocks to do, ascending.
         tokens: int64 (num_blocks of the plan,): tokens of each block of the plan.
         devices: Number of devices that will compute.
-        lease_s: Seconds until an owner's lease expires.
-
-    Raises:
-        OutputError: The folder cannot be written.
     """
     numbers = np.asarray(blocks, dtype=np.int64)
     units = [_runs(numbers[unit.start : unit.stop]) for unit in cut_units(tokens[numbers], devices=devices)]
@@ -154,12 +148,7 @@ def write_units(
 
 
 def read_units(folder: Path) -> UnitPlan:
-    """
-    Return the units of a start of a run.
-
-    Raises:
-        ResultError: They are absent or unreadable.
-    """
+    """Return the units of a start of a run."""
     path = UnitsLayout(folder).plan
     try:
         return UnitPlan(**read_object(path))
@@ -179,12 +168,7 @@ class ClaimedUnit:
 
 
 class UnitClaims:
-    """
-    The claims of one owner, from any thread; the caller keeps the owner's lease.
-
-    Raises:
-        ResultError: The units cannot be read.
-    """
+    """The claims of one owner, from any thread; the caller keeps the owner's lease."""
 
     def __init__(self, source: UnitSource) -> None:
         self.owner = source.owner
@@ -206,9 +190,6 @@ class UnitClaims:
         Claim the next unit available now, None if there is none at the moment.
 
         First units left by an earlier process of this owner, then unclaimed ones, then those of expired owners.
-
-        Raises:
-            OutputError: The folder cannot be written.
         """
         with self._lock, _refused(self._layout.folder):
             while self._left_by_earlier:
@@ -235,11 +216,7 @@ class UnitClaims:
         The caller must have no unit in progress.
 
         Args:
-            stop: Ends the wait.
             on_wait: Called about once a second, less often in a run of many units.
-
-        Raises:
-            OutputError: The folder cannot be written.
         """
         while not stop.is_set() and not self.all_done():
             if (unit := self.take()) is not None:
@@ -250,24 +227,14 @@ class UnitClaims:
         return None
 
     def all_done(self) -> bool:
-        """
-        Whether every unit is done.
-
-        Raises:
-            OutputError: The folder is gone.
-        """
+        """Whether every unit is done."""
         with self._lock, _refused(self._layout.folder):
             if len(self._done) < len(self.plan):
                 self._done |= numbers_in(self._layout.done_dir, refresh=True)
             return len(self._done) >= len(self.plan)
 
     def settle(self, blocks: Iterable[int]) -> None:
-        """
-        Mark blocks as durable or skipped; a unit is done when all its blocks are.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
+        """Mark blocks as durable or skipped; a unit is done when all its blocks are."""
         with self._lock, _refused(self._layout.folder):
             durable_blocks = set(blocks)
             for unit in list(self._undone):
@@ -283,12 +250,7 @@ class UnitClaims:
             return sorted(block for unit in self._given | self._claimed_units() for block in self.plan.blocks(unit))
 
     def release(self) -> None:
-        """
-        Release the unfinished units, so that others need not wait for the lease to expire.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
+        """Release the unfinished units, so that others need not wait for the lease to expire."""
         with self._lock, _refused(self._layout.folder):
             for unit in self._claimed_units() - numbers_in(self._layout.done_dir):
                 self._remove_claim(unit, self.owner)
@@ -408,7 +370,6 @@ def all_done(folder: Path) -> bool:
     Whether every unit of a start of a run is done.
 
     Raises:
-        ResultError: The units cannot be read.
         OSError: The folder cannot be read.
     """
     return len(numbers_in(UnitsLayout(folder).done_dir, refresh=True)) >= len(read_units(folder))

@@ -70,12 +70,7 @@ _NUMBERS = ("frame_support", "score", "max_score")
 
 
 class ContigTable:
-    """
-    Context manager that writes the table in up to three formats, each file atomically.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Context manager that writes the table in up to three formats, each file atomically."""
 
     def __init__(self, tsv: Path, *, as_json: Path | None = None, as_parquet: Path | None = None) -> None:
         self._paths = (tsv, as_json, as_parquet)
@@ -175,12 +170,7 @@ class _Sink(io.RawIOBase):
 
 
 def read_contig_calls(path: Path) -> Iterator[ContigCall]:
-    """
-    Yield the contigs of a ``contigs.tsv``, in input order.
-
-    Raises:
-        ResultError: Unreadable, or another table.
-    """
+    """Yield the contigs of a ``contigs.tsv``, in input order."""
     try:
         with open(path, encoding="utf-8", newline="\n", opener=only_regular) as file:
             yield from _parsed(file, path)

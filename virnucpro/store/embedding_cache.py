@@ -63,14 +63,10 @@ class EmbeddingCache:
     For one thread at a time; open one in each process.
 
     Args:
-        folder: Made when absent.
         space: Text of everything but the sequence that decides a row.
         max_bytes: Most bytes of the file over all spaces; least recently used rows go first. The write-ahead file comes
             on top, about 64 MiB while runs write.
         clock: Seconds since a fixed time, the same for all users of the folder.
-
-    Raises:
-        CacheError: It cannot be opened.
     """
 
     def __init__(self, folder: Path, space: str, *, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -96,12 +92,7 @@ class EmbeddingCache:
             raise
 
     def get(self, hashes: ByteArray) -> FloatArray | None:
-        """
-        Return float32 (n, hidden_dim) for *hashes*, uint8 (n, 16), or None unless all are present and intact.
-
-        Raises:
-            CacheError: The file cannot be read.
-        """
+        """Return float32 (n, hidden_dim) for *hashes*, uint8 (n, 16), or None unless all are present and intact."""
         wanted = [item.tobytes() for item in hashes]
         with self._errors():
             ids = self._ids_of(wanted)
@@ -124,12 +115,7 @@ class EmbeddingCache:
         return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1).astype(np.float32, copy=False)
 
     def put(self, hashes: ByteArray, rows: FloatArray) -> None:
-        """
-        Store *rows*, float32 (n, hidden_dim), under *hashes*, uint8 (n, 16), each once; existing rows stay.
-
-        Raises:
-            CacheError: They cannot be written; the cache is unchanged.
-        """
+        """Store *rows*, float32 (n, hidden_dim), under *hashes*, uint8 (n, 16), each once; existing rows stay."""
         assert len(hashes) == len(rows), "one row for each hash"
         given = {item.tobytes(): row for item, row in zip(hashes, np.ascontiguousarray(rows, "<f4"), strict=True)}
         with self._errors(), self._writing():

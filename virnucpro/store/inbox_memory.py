@@ -84,12 +84,7 @@ class InboxMemory:
             durable.write_bytes(self.folder / _SEEN, json.dumps(self._seen_now).encode())
 
     def claim_of(self, sha256: str) -> Claim | None:
-        """
-        Return the claim of a content, None when it is new.
-
-        Raises:
-            ResultError: The claim cannot be read.
-        """
+        """Return the claim of a content, None when it is new."""
         path = self.path_of(sha256)
         try:
             claim = Claim(**json.loads(read_bytes(path)))

@@ -39,12 +39,8 @@ class Lease:
     Args:
         path: The file; its folder exists.
         about: The owner, ready for JSON.
-        lease_s: Seconds without a change after which the lease expires.
         guard: Called before each renewal; False means another owner has the file, which is then left alone.
         is_kept: Keep the file at the end, with its last content.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
 
     def __init__(

@@ -35,9 +35,7 @@ class LeaseLock:
     The lock of one folder.
 
     Args:
-        path: The lock file.
         about: Shown to others, ready for JSON.
-        lease_s: Seconds without a change after which the lock is free.
         on_lost: Called once when another process has taken the lock; by default sends SIGTERM to this process.
     """
 

@@ -42,12 +42,7 @@ class Holder:
 
 
 def holder_of(lock: Path) -> Holder | None:
-    """
-    Return who holds a folder, or held it when killed; None without an entry.
-
-    Raises:
-        ResultError: The lock file cannot be read.
-    """
+    """Return who holds a folder, or held it when killed; None without an entry."""
     try:
         descriptor = only_regular(os.fspath(lock), os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

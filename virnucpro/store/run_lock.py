@@ -39,13 +39,10 @@ class RunLock:
     Context manager that holds *path* during a run.
 
     Args:
-        path: The lock file.
-        run_id: Of this start of the run.
         lease_s: Seconds until a lease expires, where there is no ``flock``.
 
     Raises:
         RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
-        OutputError: The folder cannot be written.
     """
 
     def __init__(self, path: Path, *, run_id: str, lease_s: float = LEASE_S) -> None:
@@ -157,7 +154,6 @@ def _refuse_foreign_work(layout: RunLayout) -> None:
     Refuse a ``work/`` that is a link or belongs to another user: a run acts on its content.
 
     Raises:
-        OutputError: It is one of these.
         OSError: The folder cannot be read.
     """
     for folder in (

@@ -47,13 +47,10 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
     Hold the lock of this worker until it ends; called once, before it writes anything.
 
     Args:
-        output_dir: The run's folder.
-        rank: Of this worker.
         run_id: Set where another host, not our parent, holds the folder for this run.
 
     Raises:
         RunLockedError: The folder belongs to another run: ours is dead.
-        OutputError: The folder cannot be written.
     """
     layout = RunLayout(output_dir)
     path = layout.worker_locks_dir / f"{rank}.{os.getpid()}.{secrets.token_hex(4)}.lock"

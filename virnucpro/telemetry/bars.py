@@ -66,8 +66,6 @@ def lines_of(snapshot: RunSnapshot, screen: Screen, *, tick: int, is_stopping: b
     Return the lines of a run, none between stages.
 
     Args:
-        snapshot: The run.
-        screen: The space that the lines must fit.
         tick: Number of this call; turns the spinner.
         is_stopping: The run is stopping.
     """

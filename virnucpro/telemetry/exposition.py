@@ -65,7 +65,6 @@ class MetricsServer:
     Serves a registry at ``http://ADDRESS:PORT/metrics`` from daemon threads.
 
     Args:
-        registry: Collected anew for each scrape.
         port: 0 takes a free one.
         address: Interface to listen on; by default reachable from this host only.
     """
@@ -195,10 +194,5 @@ class _Handler(MetricsHandler):
 
 
 def write_textfile(registry: CollectorRegistry, path: Path) -> None:
-    """
-    Write the metrics of *registry* in Prometheus' text format, atomically.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write the metrics of *registry* in Prometheus' text format, atomically."""
     durable.write_bytes(path, generate_latest(registry))

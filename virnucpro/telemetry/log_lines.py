@@ -93,7 +93,6 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
     Return the line shown for *entry*, without the frames of its exception.
 
     Args:
-        entry: The parsed line.
         stage: Shown before the rank, where a prediction has several.
         rank: Rank of the worker; None hides rank and device.
     """

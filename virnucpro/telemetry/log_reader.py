@@ -47,9 +47,6 @@ class LogFile:
 
         Args:
             is_over: No more will be written, so an unfinished last line counts.
-
-        Raises:
-            ResultError: The file cannot be read.
         """
         if self._file is not None and not self._is_at_path():
             yield from self._lines(self._file, is_over=True)
@@ -146,9 +143,7 @@ class RunLogs:
     All workers' logs of a run; a context manager.
 
     Args:
-        output_dir: Folder of an embedding run or a prediction.
         is_wanted: Selects lines.
-        rank: Only this one.
     """
 
     def __init__(
@@ -169,12 +164,7 @@ class RunLogs:
         return sorted({LogFile(path).rank for layout in self._folders.values() for path in layout.worker_logs()})
 
     def last(self, count: int, *, is_over: bool = True) -> list[FoundEntry]:
-        """
-        Return the last *count* lines of all logs together; ``read_new`` continues after them.
-
-        Raises:
-            ResultError: A file cannot be read.
-        """
+        """Return the last *count* lines of all logs together; ``read_new`` continues after them."""
         self._look_for_files()
         found = (
             [FoundEntry(entry, file.rank, stage) for entry in file.last(count, self._is_wanted, is_over=is_over)]
@@ -183,12 +173,7 @@ class RunLogs:
         return list(deque(_by_time(found), maxlen=count))
 
     def read_new(self, *, is_over: bool = True) -> Iterator[FoundEntry]:
-        """
-        Yield the lines not read yet, new files included.
-
-        Raises:
-            ResultError: A file cannot be read.
-        """
+        """Yield the lines not read yet, new files included."""
         self._look_for_files()
         yield from _by_time(self._wanted_of(stage, file, is_over=is_over) for stage, file in self._files.values())
 
@@ -213,12 +198,7 @@ class RunLogs:
 
 
 def last_of_process(path: Path, *, attempt: int, run_id: str, count: int) -> list[LogEntry]:
-    """
-    Return the lines of one process among the last *count* of a log.
-
-    Raises:
-        ResultError: The file cannot be read.
-    """
+    """Return the lines of one process among the last *count* of a log."""
     with LogFile(path) as file:
         entries = file.last(count, lambda _: True)
     return [entry for entry in entries if entry.process == (run_id, attempt)]

@@ -65,7 +65,6 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
     Return the view for standard error: bars on a terminal, plain lines elsewhere.
 
     Args:
-        is_quiet: Show errors and warnings only.
         stop: Set when the run is stopping, after its message was written to the terminal directly.
     """
     if is_quiet:
@@ -88,13 +87,7 @@ class QuietView:
 
 
 class TerminalView:
-    """
-    Bars on the last lines of a terminal; text written to ``sys.stderr`` appears above them.
-
-    Args:
-        terminal: Where to draw.
-        stop: Set when the run is stopping.
-    """
+    """Bars on the last lines of a terminal; text written to ``sys.stderr`` appears above them."""
 
     def __init__(self, terminal: Terminal, *, stop: threading.Event | None = None) -> None:
         self._terminal = terminal

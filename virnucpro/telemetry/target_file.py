@@ -29,7 +29,6 @@ class TargetFile:
     Args:
         folder: Named by ``file_sd_configs`` as ``FOLDER/*.json``; made when absent. Hosts may share it where its
             addresses mean the same to all.
-        run_id: Becomes a label.
         address: HOST:PORT of the metrics.
         is_of_host: The metrics are this host's only; its name becomes the label ``host``.
     """
@@ -42,12 +41,7 @@ class TargetFile:
         self._descriptor: int | None = None
 
     def start(self) -> None:
-        """
-        Remove the files of ended runs of this host and add this one.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
+        """Remove the files of ended runs of this host and add this one."""
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
             durable.make_folder(self.path.parent)

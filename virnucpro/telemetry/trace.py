@@ -37,12 +37,7 @@ def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSn
     Write the timeline and remove the spans; return False when nothing was recorded.
 
     Args:
-        spans_dirs: Label (or "") and folder of the spans of each embedding run.
-        stages: Stages of the run.
         path: The timeline; written atomically.
-
-    Raises:
-        OutputError: It cannot be written; the spans are kept.
     """
     processes = sorted(process for label, folder in spans_dirs for process in _processes(label, folder))
     if not processes:
