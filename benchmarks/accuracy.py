@@ -28,16 +28,24 @@ from types import SimpleNamespace
 import numpy as np
 from bench_common import machine, write_result
 
-from virnucpro.models.classifier_card import read_card
-from virnucpro.models.contig_model import load_contig_model, mean_log_odds, network_logits
-from virnucpro.models.nucleotide_codes import encode
-from virnucpro.models.sequence_features import COMPOSITION_COUNT, GENES_COUNT, SequenceFeatures, composition, open_runs
+from virnucpro.models.classifier_files.card import read_card
+from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
+from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.sequence_features import (
+    COMPOSITION_COUNT,
+    GENES_COUNT,
+    SequenceFeatures,
+    composition,
+    open_runs,
+)
 from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
-from virnucpro.training.contig_training import (
+from virnucpro.training.evaluation.known_contigs import read_truth
+from virnucpro.training.evaluation.metrics import auroc, bootstrap, calibration_error, recall_at
+from virnucpro.training.fitting.contig_training import (
     EMBEDDINGS,
     SEQUENCE,
     Examples,
@@ -47,13 +55,11 @@ from virnucpro.training.contig_training import (
     features_out_of_fold,
     fit_networks,
 )
-from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.genome_split import TEST, TRAIN, VALIDATION, split_labelled
-from virnucpro.training.known_contigs import read_truth
-from virnucpro.training.labelled_genomes import files_of, read_labelled
-from virnucpro.training.metrics import auroc, bootstrap, calibration_error, recall_at
-from virnucpro.training.pieces import PieceRules, cut_pieces
-from virnucpro.training.records import read_records
+from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.pieces import PieceRules, cut_pieces
+from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.labelled_genomes import files_of, read_labelled
+from virnucpro.training.genomes.records import read_records
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE, ContigSettings
 
 BOUNDS_NT = {"up to 500": (0, 500), "800 to 1,000": (501, 1000), "2,000 and more": (1001, 10**9)}

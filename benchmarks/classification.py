@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from bench_common import machine, spread, write_result
 
-from virnucpro.data.fragments import FRAMES
+from virnucpro.data.frames.six_frames import FRAMES
 from virnucpro.models.classifier import Classifier, MLPClassifier
-from virnucpro.models.classifier_card import ClassifierCard, Encoder
+from virnucpro.models.classifier_files.card import ClassifierCard, Encoder
 from virnucpro.pipeline.classification import classify_frames
 from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.run_layout import PredictionLayout

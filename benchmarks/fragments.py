@@ -23,9 +23,10 @@ import numpy as np
 from bench_common import machine, spread, write_result
 
 from virnucpro.config import InputRules, SequenceKind
-from virnucpro.data.fragment_files import write_fragments
-from virnucpro.data.fragments import chunk_bounds, open_frames
-from virnucpro.data.letter_stream import stream_letters
+from virnucpro.data.fragments import write_fragments
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.letter_stream import stream_letters
+from virnucpro.data.frames.six_frames import open_frames
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.settings import BadRecordPolicy
 

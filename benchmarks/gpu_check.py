@@ -42,14 +42,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks import gpu_models  # noqa: E402
 from virnucpro import spans  # noqa: E402
 from virnucpro.models import esm2_flash  # noqa: E402
-from virnucpro.models.attention import (  # noqa: E402
-    choose_attention,
-    equal_length_attention,
-    flash_attention,
-    padded_attention,
-    varlen_attention,
-)
-from virnucpro.models.checkpoint import Architecture, open_checkpoint  # noqa: E402
+from virnucpro.models.attention import choose_attention  # noqa: E402
+from virnucpro.models.encoders.esm2_checkpoint import Architecture, open_checkpoint  # noqa: E402
+from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention  # noqa: E402
+from virnucpro.models.kernels.plain_attention import equal_length_attention  # noqa: E402
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner  # noqa: E402
 from virnucpro.pipeline.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
 
@@ -358,8 +354,8 @@ def dnabert_s(check: Check) -> dict[str, Any]:
 
 
 def _random_mosaic_bert(check: Check, device: torch.device, dtype: torch.dtype) -> Any:
-    from virnucpro.models.dnabert_checkpoint import MosaicBertConfig  # noqa: PLC0415
     from virnucpro.models.dnabert_s import PackedMosaicBert  # noqa: PLC0415
+    from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig  # noqa: PLC0415
 
     tiny = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = MosaicBertConfig(**tiny) if check.is_tiny else MosaicBertConfig()

@@ -14,7 +14,7 @@ import torch
 
 from virnucpro.data.collators import PackedBatch
 from virnucpro.data.packing import plan_blocks
-from virnucpro.models.checkpoint import ROTARY_NAME, Architecture
+from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, Architecture
 from virnucpro.models.esm2_flash import PackedESM2
 
 if TYPE_CHECKING:

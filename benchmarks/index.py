@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from bench_common import machine, write_result
 
-from virnucpro.data.index_build import build_index
-from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES
+from virnucpro.data.index.build import build_index
+from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES
 from virnucpro.data.sequence_index import SequenceIndex
 
 SEED = 20261121

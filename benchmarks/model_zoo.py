@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virnucpro.models.classifier_card import BUNDLED_CLASSIFIERS
+from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS
 from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 

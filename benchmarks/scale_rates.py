@@ -34,7 +34,7 @@ from sharded_output import peak_bytes as peak_bytes_so_far
 
 from virnucpro import durable
 from virnucpro.config import SPECIAL_TOKENS, ModelConfig
-from virnucpro.data.index_file import write_index
+from virnucpro.data.index.file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline import unit_claims

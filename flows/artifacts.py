@@ -1,4 +1,4 @@
-"""What a flow run leaves where Prefect's users look for it: tables and pages, made from the run's own record."""
+"""The artifacts of a flow run in Prefect's UI: tables and pages, made from the run's own record."""
 
 from itertools import islice
 from pathlib import Path
@@ -8,8 +8,8 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.run_result import RunResult
-from virnucpro.report.artifacts import markdown_text, report_markdown, report_table
-from virnucpro.report.contig_lines import read_columns
+from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
+from virnucpro.report.prediction.contig_lines import read_columns
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 
 MISSING_LINES = 1000

@@ -1,13 +1,16 @@
 """
 The embedding of a run on a cluster: one task a device, each of which claims its work in the shared folder.
 
-The tasks need no word from here: the driver prepares the run, asks every host whether it sees the same input and
-folder, submits the tasks, and waits until all units are done. A task whose host died is started again by the engine;
-one that could not take part is told of and submitted again a little later, and the others do its work meanwhile.
+The driver prepares the run, checks on every host that it sees the same input and folder, submits the tasks, and waits
+until all units are done; tasks need no message from it. The engine starts a task again whose host died. One that could
+not take part is logged and submitted again a little later, and the others do its work meanwhile.
 """
 
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any
 
@@ -20,14 +23,18 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.api_reach import check_api_reached
 from flows.cluster import NOTICE_S, Cluster
+from flows.cluster_result import result_on_hosts
 from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
-from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
+from virnucpro.pipeline.budget_probe import DeviceProbe
+from virnucpro.pipeline.device_task import DeviceOutcome, probe_device_here, run_device_task
+from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
 from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.result_passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -35,16 +42,18 @@ from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
 from virnucpro.this_host import host_name
 
+PROBE_S = 900.0
+"""Seconds that each host has to probe one of its GPUs; it may have to fetch the weights first."""
 ANSWER_S = 30.0
 """Seconds that the hosts have to answer whether they can take part, beside those of hashing the input."""
 LOOK_S = 0.5
 """Seconds between two looks at the tasks."""
 LATER_S = (10.0, 60.0)
 """Seconds until a lost task is submitted again: the first time, and every time after it. A folder that is away comes
-back within a minute, or somebody has to see to it."""
+back within a minute, or needs an operator."""
 LEAVE_S = 60.0
-"""Seconds that tasks have to end once there is nothing left to do; those that show that they live (they seal, which
-takes minutes where there are many rows) have as long as they need."""
+"""Seconds that tasks have to end once there is nothing left to do; those with a heartbeat (they seal, which takes
+minutes where there are many rows) have as long as they need."""
 
 
 def _name() -> str:
@@ -55,14 +64,14 @@ def _name() -> str:
 def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostMetricsOptions | None) -> DeviceOutcome:
     """Take part in the run with one device of this host, until everything is done."""
     logger = get_run_logger()
-    ours = copy_context()  # which other threads have not: Prefect would start a server of its own here for their lines
+    context = copy_context()  # other threads have none: Prefect would start a server of its own here for their lines
 
-    def hear(rank: int, message: dict[str, Any]) -> None:
+    def on_message(rank: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "log":
             line = "host %s, rank %s: %s", host_name(), rank, log_sentence(message)
-            ours.copy().run(logger.log, log_level(message["level"]), *line)
+            context.copy().run(logger.log, log_level(message["level"]), *line)
 
-    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=hear)
+    outcome = run_device_task(run, rank, limits=limits, task=str(task_run.id), metrics=metrics, on_message=on_message)
     logger.info(
         "host %s, %s: %s sequences computed, %s",
         outcome.host,
@@ -73,31 +82,24 @@ def embed_on_host(run: PreparedRun, rank: int, limits: RunLimits, metrics: HostM
     return outcome
 
 
-class OnCluster:
+class OnCluster(Executor):
     """
     One task a device of a cluster.
 
     Args:
         cluster: Started.
-        run: Prepared; its ``world_size`` is the number of tasks.
-        limits: How often a worker is started again, and as often a task that was lost.
-        embedding: Is told what the workers on all hosts say.
-        metrics: Where each host serves what only it knows of the run; None for nowhere.
+        metrics: Returns where each host serves what only it knows of the run; None for nowhere.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        run: PreparedRun,
-        limits: RunLimits,
-        embedding: EmbeddingTelemetry,
-        metrics: HostMetricsOptions | None,
-    ) -> None:
+    is_here = False
+    _run: PreparedRun
+    _limits: RunLimits
+
+    def __init__(self, cluster: Cluster, metrics: Callable[[], HostMetricsOptions | None]) -> None:
         self._cluster = cluster
-        self._run = run
-        self._limits = limits
-        self._metrics = metrics
-        self._hosts = HostRun(run, embedding)
+        self._metrics_options = metrics
+        self._metrics: HostMetricsOptions | None = None
+        self._host_run: HostRun | None = None
         self._running: dict[int, PrefectFuture[Any]] = {}
         self._starts: Counter[int] = Counter()
         """Rank -> times that its task was submitted."""
@@ -108,9 +110,22 @@ class OnCluster:
         self._is_ending = False
         self._all_done = False
 
-    def embed(self) -> None:
+    def probe(self, run_id: str) -> Callable[..., list[DeviceProbe]]:
+        """See ``Executor.probe``: each host probes one of its GPUs."""
+
+        def probe(*args: Any) -> list[DeviceProbe]:
+            def here() -> list[DeviceProbe]:
+                return probe_device_here(*args, run_id=run_id)
+
+            return [
+                found for of_host in self._cluster.on_a_gpu_of_every_host(here, timeout_s=PROBE_S) for found in of_host
+            ]
+
+        return probe
+
+    def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
-        Embed what is left of the run; when we are told to stop, every task is.
+        Embed what is left of the run; when it is interrupted, every task is stopped.
 
         Raises:
             HostCheckError: A host does not see the input or the folder that the run has; nothing was embedded.
@@ -118,6 +133,9 @@ class OnCluster:
             ClusterLostError: The cluster's scheduler is gone.
             VirNucProError: No task could take part.
         """
+        del stop  # in a flow, a run is interrupted by an error
+        self._run, self._limits, self._metrics = run, limits, self._metrics_options()
+        self._host_run = HostRun(run, telemetry)
         with self._hosts:
             if url := PREFECT_API_URL.value():
                 self._cluster.on_every_host(check_api_reached, url, timeout_s=ANSWER_S)
@@ -146,12 +164,21 @@ class OnCluster:
             raise next(iter(self._problems.values()))
 
     def outcomes(self) -> list[RankOutcome]:
-        """Return how each task's rank went."""
-        return self._hosts.outcomes
+        """See ``Executor.outcomes``."""
+        return [] if self._host_run is None else self._host_run.outcomes
 
     def reasons(self) -> Reasons:
-        """Return what knows why a sequence has no row."""
+        """See ``Executor.reasons``."""
         return self._hosts.excuses()
+
+    def result_passes(self, run: PreparedRun) -> AbstractContextManager[ResultPasses | None]:
+        """See ``Executor.result_passes``."""
+        return result_on_hosts(self._cluster, run)
+
+    @property
+    def _hosts(self) -> HostRun:
+        assert self._host_run is not None
+        return self._host_run
 
     def _submit(self, rank: int) -> None:
         parameters = {"run": self._run, "rank": rank, "limits": self._limits, "metrics": self._metrics}
@@ -223,7 +250,7 @@ class OnCluster:
     def _take(self, rank: int, outcome: DeviceOutcome) -> None:
         self._hosts.take(outcome)
         self._problems.pop(rank, None)
-        if outcome.rank.state == "stopped":  # unless we are ending, it missed our sign of life
+        if outcome.rank.state == "stopped":  # unless we are ending, it missed the driver's heartbeat
             again_s = self._again_s(rank)
             if again_s is not None:
                 get_run_logger().warning("task %s stopped by itself: it is submitted again in %g s", rank, again_s)

@@ -1,8 +1,8 @@
 """
 The sharded result of a run on a cluster: its hosts check, write and validate its files, with the driver.
 
-One task a slot, as the embedding had; a task that finds no slot in time, or fails, costs nothing but time: the driver
-does what nobody else does.
+One task a slot, as for the embedding. A task that finds no slot in time, or fails, costs only time: the driver does
+what no task does.
 """
 
 import time
@@ -75,7 +75,7 @@ def _submitted(cluster: Cluster, run: PreparedRun) -> list[PrefectFuture[Any]]:
 
 
 def _let_end(cluster: Cluster, tasks: list[PrefectFuture[Any]]) -> None:
-    """Wait for the tasks, which were told that the result is there, and take back those that never began."""
+    """Wait for the tasks, which see that the result is there, and drop those that never began."""
     deadline_s = time.monotonic() + LEAVE_S
     while cluster.is_there():
         begun = [one for one in tasks if cluster.has_begun(one) or cluster.has_ended(one)]

@@ -18,14 +18,7 @@ LOG_DRAIN_S = 10.0
 
 def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
     """
-    Run a flow in this process, against the API that the environment names or an embedded server.
-
-    Args:
-        flow: What to run.
-        parameters: Its parameters.
-
-    Returns:
-        The data of its final state.
+    Run a flow in this process, against the API that the environment names or an embedded server; return its outcome.
 
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
@@ -50,17 +43,17 @@ def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out, and end with its own code."""
-    told: list[int] = []
+    signals: list[int] = []
 
     def leave(number: int, _frame: object) -> None:
-        told.append(number)
+        signals.append(number)
         raise SystemExit(int(ExitCode.TERMINATED))
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     except Exception as error:
-        if told:  # in some of Prefect's own code the exit becomes another error
+        if signals:  # in some of Prefect's own code the exit becomes another error
             raise SystemExit(int(ExitCode.TERMINATED)) from error
         raise
     finally:

@@ -1,22 +1,18 @@
 """
-The embedding job as a Prefect flow: build_index -> embed_shard per device -> aggregate_shards -> validate_embeddings.
+The embedding run as a Prefect flow: a form, its stages as tasks, and its ranks as tasks of this machine or a cluster.
 
 Completed when every sequence has its row; Completed and named ``Partial`` when rows are missing and that was allowed;
-Failed otherwise, with a sentence that counts what is missing and names where the rest is. Running it again in the
-same folder continues it.
+Failed otherwise, with a message that counts what is missing and names where the rest is. Running it again in the same
+folder resumes it.
 """
 
-from concurrent.futures import wait
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectConcurrentFuture
-from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -24,28 +20,23 @@ from pydantic import Field
 from flows.allowed_roots import check_allowed
 from flows.artifacts import publish_embedding
 from flows.cluster_embedding import OnCluster
-from flows.cluster_result import result_on_hosts
 from flows.command_line import run_here
 from flows.hardware import cluster_here, computing_on
 from flows.hooks import say_how_to_continue
 from flows.outcome import ended
 from flows.parent_lines import send_lines_to_prefect
-from flows.tasks import RankBook, aggregate_shards, build_index, embed_shard, validate_embeddings
+from flows.tasks import TaskRanks, as_tasks, from_scratch
 from flows.telemetry import run_telemetry
 from virnucpro.config import ModelConfig, RunLimits
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.multi_gpu_inference import new_run_id
-from virnucpro.pipeline.rank_runner import RankOutcome
-from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
-from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_result import RunResult
-from virnucpro.run_layout import RunLayout
+from virnucpro.pipeline.stages import EmbeddingJob
 from virnucpro.settings import (
     DEFAULT_PROTEIN_MODEL,
     Cache,
@@ -56,15 +47,12 @@ from virnucpro.settings import (
     Monitoring,
     SequenceRules,
 )
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.metrics_options import metrics_options
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""
-POLL_S = 0.5
-"""Seconds between two moments at which a run that waits for its ranks can be interrupted."""
+TASKS = {"index": "build_index", "aggregate": "aggregate_shards", "validate": "validate_embeddings"}
+"""Stage -> name of its task; the ranks' is ``embed_shard``."""
 
 
 @flow(
@@ -134,14 +122,25 @@ def embed(
 
         with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
             model_config = configured(claimed.type)
-            place = Path(output_dir)
-            if cluster_here() is not None:  # whose hosts have another working directory
+            place, cluster = Path(output_dir), cluster_here()
+            if cluster is not None:  # whose hosts have another working directory
                 place = place.absolute()
                 model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
-            workers = cluster.slots if (cluster := cluster_here()) else hardware.workers or None
-            claim = devices_for(claimed, model_config, fasta_files, workers=workers)
+            workers = cluster.slots if cluster is not None else hardware.workers or None
             with run_telemetry(metrics) as telemetry:
-                outcome = _embed_in(RunLayout(place), fasta_files, model_config, claim, telemetry, result, limits)
+                outcome = run_embedding(
+                    fasta_files,
+                    place,
+                    model_config,
+                    devices_for(claimed, model_config, fasta_files, workers=workers),
+                    limits=RunLimits(attempts=limits.worker_retries + 1),
+                    executor=TaskRanks() if cluster is None else OnCluster(cluster, telemetry.for_hosts),
+                    stage_runner=as_tasks(TASKS),
+                    telemetry=telemetry,
+                    keep_shards=result.keep_shards,
+                    restart=from_scratch(result.restart),
+                    result_form=result.form,
+                )
                 publish_embedding(outcome)
             outcome.raise_unless(allow_partial=result.allow_partial)
             return _final_state(outcome)
@@ -149,57 +148,35 @@ def embed(
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
 
 
-def run_from_command_line(**parameters: Any) -> RunResult:
+def embedding_flow(parameters: Mapping[str, Mapping[str, Any]]) -> Callable[[EmbeddingJob], RunResult]:
     """
-    Run the flow in this process, against the API that the environment names or an embedded server.
+    Return what does an embedding run within another flow: as a flow run of its own.
 
     Args:
-        parameters: Of ``embed``.
-
-    Returns:
-        How it went.
-
-    Raises:
-        VirNucProError: As the plain command would raise, with the same exit code.
+        parameters: ``dna`` and ``protein`` -> parameters of ``embed`` beside input and folder.
     """
+
+    def run(job: EmbeddingJob) -> RunResult:
+        state: State[Any] = cast("Any", embed)(
+            fasta_files=[str(path) for path in job.files],
+            output_dir=str(job.folder),
+            **parameters[job.kind],
+            return_state=True,
+        )
+        outcome = state.result(raise_on_failure=False)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert isinstance(outcome, RunResult)
+        return outcome
+
+    return run
+
+
+def run_from_command_line(**parameters: Any) -> RunResult:
+    """Run the flow in this process; see ``run_here``."""
     result = run_here(embed, parameters)
     assert isinstance(result, RunResult)
     return result
-
-
-def _embed_in(
-    layout: RunLayout,
-    fasta_files: list[str],
-    model_config: ModelConfig,
-    claim: DeviceClaim,
-    telemetry: RunTelemetry,
-    result: EmbeddingResult,
-    limits: Limits,
-) -> RunResult:
-    """Run the stages in the folder, which nobody else has meanwhile."""
-    run_id = new_run_id()
-    with (
-        RunLock(layout.lock, run_id=run_id),
-        telemetry.running(layout, run_id),
-        claim.held(telemetry, run_id=run_id),
-    ):
-        with telemetry.stage("index", model=model_config.model_name):
-            indexed = build_index(
-                fasta_files,
-                str(layout.output_dir),
-                model_config,
-                claim,
-                run_id,
-                result.restart,
-                result.form,
-                return_state=True,
-            )
-            run = cast("PreparedRun", indexed.result())
-        if run.already_complete:
-            return finished_result(run, keep_shards=result.keep_shards)
-        return _embed_and_aggregate(
-            run, telemetry, worker_retries=limits.worker_retries, keep_shards=result.keep_shards
-        )
 
 
 def _absolute(path: str) -> str:
@@ -212,79 +189,3 @@ def _final_state(result: RunResult) -> State[Any]:
         return Completed(name="Partial", message=f"{missing}, partial result at {result.output_path}", data=result)
     lost = f"; the others did the work of {printable(result.lost_ranks)}" if result.lost_ranks else ""
     return Completed(message=f"{result.num_rows:,} sequences in {result.output_path}{lost}", data=result)
-
-
-def _embed_and_aggregate(
-    run: PreparedRun, telemetry: RunTelemetry, *, worker_retries: int, keep_shards: bool
-) -> RunResult:
-    stage = partial(telemetry.stage, model=run.model_config.model_name)
-    stages_s = partial(telemetry.stages_s, run.model_config.model_name)
-    cluster = cluster_here()
-    with failure_noted(run):
-        facts = run.facts() if cluster is None else replace(run.facts(), host="")
-        embedding = telemetry.begin_embedding(facts)
-        limits = RunLimits(attempts=worker_retries + 1)
-        computing = (
-            _OnThisMachine(run, limits, embedding)
-            if cluster is None
-            else OnCluster(cluster, run, limits, embedding, telemetry.for_hosts())
-        )
-        try:
-            with stage("embed"):
-                computing.embed()
-        except BaseException:
-            stop_run(run, computing.outcomes(), stages_s=stages_s())
-            raise
-        finally:
-            embedding.over()
-        with nullcontext() if cluster is None else result_on_hosts(cluster, run) as hosts:
-            with stage("aggregate"):
-                aggregation = aggregate_shards(run, computing.outcomes(), computing.reasons(), hosts)
-                embedding.aggregated(run.missing_of_blocks(aggregation.missing_positions))
-            with stage("validate"):
-                validate_embeddings(run, aggregation, hosts)
-        return close_run(run, computing.outcomes(), aggregation, stages_s=stages_s(), keep_shards=keep_shards)
-
-
-def _wait_for(futures: list[PrefectConcurrentFuture[Any]]) -> None:
-    """Wait until all have ended; what Prefect raises in this thread lands only between two short waits."""
-    while wait([future.wrapped_future for future in futures], timeout=POLL_S).not_done:
-        pass
-
-
-class _OnThisMachine:
-    """One task a device of this machine, each of which runs a worker process."""
-
-    def __init__(self, run: PreparedRun, limits: RunLimits, embedding: EmbeddingTelemetry) -> None:
-        self._run = run
-        self._book = RankBook(run, limits, embedding)
-
-    def embed(self) -> None:
-        """
-        Run one task a rank to its last attempt, then the work of lost ranks as tasks of the others.
-
-        When we are told to stop, no worker is left.
-        """
-        book = self._book
-        futures: list[PrefectConcurrentFuture[Any]] = []
-        ranks = list(range(self._run.world_size))
-        try:
-            while ranks:
-                futures.extend(cast("Any", embed_shard.submit(self._run, rank, book)) for rank in ranks)
-                _wait_for(futures)
-                ranks = book.recovery.take_over(book.in_order())
-                if ranks:
-                    get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
-        except BaseException:
-            book.stop.set()
-            get_run_logger().warning("stopping: workers end at their next batch boundary")
-            _wait_for(futures)
-            raise
-
-    def outcomes(self) -> list[RankOutcome]:
-        """Return how each rank went."""
-        return self._book.in_order()
-
-    def reasons(self) -> Reasons:
-        """Return what knows why a sequence has no row."""
-        return self._book.recovery

@@ -13,7 +13,6 @@ from flows.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.settings import Hardware
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)
 _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
@@ -52,11 +51,10 @@ def cluster_here() -> Cluster | None:
 
 
 @contextmanager
-def kept(claim: DeviceClaim, telemetry: RunTelemetry, run_id: str) -> Iterator[None]:
-    """Hold the devices over all embedding runs of the block, from their first use."""
-    with claim.held(telemetry, run_id=run_id):
-        token = _KEPT.set(claim)
-        try:
-            yield
-        finally:
-            _KEPT.reset(token)
+def kept(claim: DeviceClaim) -> Iterator[None]:
+    """Let the embedding runs of the block compute on the devices of *claim*."""
+    token = _KEPT.set(claim)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)

@@ -1,12 +1,11 @@
 """
-What happens when a run of ours fails, crashes or is cancelled: its folder is left resumable, and the run says so.
+What happens when a run fails, crashes or is cancelled: its folder is left resumable, and its log says how to resume.
 
-Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that it has of
-the run are its parameters and the folder. So nothing is taken from memory. A run that was killed is noted as stopped in
-its ``run.json``, what it left for others to look at (live status, target of Prometheus) is removed, the flow run's
-log and an artifact say what is there and how to continue, and a flow run within it that was killed with it is called
-Crashed as well. Nothing that a hook meets is raised, since it would only hide how the run ended, and nothing is waited
-for beyond one answer of the API and ten seconds.
+Prefect runs a hook in the flow's process, in the worker's, or in a new one that imports the flow; all that the hook has
+are the run's parameters and folder. A killed run is marked as stopped in ``run.json``, its live status and Prometheus
+target are removed, the flow run's log and an artifact say what is there and how to resume, and flow runs within it that
+were killed with it become Crashed. No error of a hook is raised, since it would hide how the run ended, and a hook
+waits for one answer of the API, ten seconds at most.
 """
 
 import shlex
@@ -27,12 +26,11 @@ from prefect.states import Crashed
 
 from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
+from virnucpro.pipeline.interrupted import mark_interrupted
 from virnucpro.pipeline.run_status import RunStatus
-from virnucpro.pipeline.settlement import settle
-from virnucpro.report.artifacts import markdown_text
+from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.prediction_manifest import PredictionManifest
-from virnucpro.store.training_manifest import TrainingManifest
+from virnucpro.store.manifest import PredictionManifest, TrainingManifest
 from virnucpro.telemetry.metrics_options import metrics_options
 from virnucpro.telemetry.target_file import remove_forgotten_targets
 
@@ -41,12 +39,9 @@ _REQUEST_TIMEOUT_S = 10.0
 
 def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """
-    Leave the folder of a run that failed, crashed or was cancelled resumable, and say so.
+    Leave the folder of a run that failed, crashed or was cancelled resumable, and say how to resume.
 
-    Args:
-        flow: ``embed``, ``predict`` or ``train``.
-        flow_run: The run. One that is a part of another says nothing: the whole does.
-        state: How it ended.
+    A run that is a part of another says nothing: the whole does.
     """
     if flow_run.parent_task_run_id is not None:
         return
@@ -74,7 +69,7 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
 
 
 def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
-    """End, as the whole did, the runs that were parts of a killed one: nobody else would."""
+    """End the runs within a killed one as well: no other process would."""
     if not state.is_crashed():
         return
     parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
@@ -90,7 +85,7 @@ def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
-    """Settle the folder of a run; return what is there and what to do, a sentence each, the first one the shortest."""
+    """Mark a killed run as stopped; return what is there and what to do, a sentence each, a short one first."""
     given = flow_run.parameters.get("output_dir")
     roots = allowed_roots(DATA_ROOTS, is_deployed=flow_run.deployment_id is not None)
     if not isinstance(given, str) or not given:
@@ -104,7 +99,7 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
             remove_forgotten_targets(Path(targets))
     folder = Path(given).absolute()
     try:
-        status = settle(folder)
+        status = mark_interrupted(folder)
     except ResultError:
         return [
             "There is nothing to continue.",
@@ -124,7 +119,7 @@ def _what_is_there(status: RunStatus) -> list[str]:
             f"Process {status.holder.pid} on {printable(status.holder.host)} works in {where}; it was left alone.",
         ]
     if status.state == "silent":
-        return ["Whether the run goes on is not known.", f"{where} is held from another host."]
+        return ["Whether the run is still running is not known.", f"{where} is held from another host."]
     if status.state == "complete":
         return ["The result is complete.", f"It is in {where}."]
     layout = RunLayout(status.output_dir)
@@ -146,7 +141,7 @@ def _what_to_do(status: RunStatus, *, restarts: bool) -> list[str]:
     if restarts:
         how = [
             f"{press}: it continues, and computes nothing twice.",
-            "A new run with the same parameters would start afresh, as they say.",
+            "A new run with the same parameters would start from scratch, as they say.",
         ]
     folder = shlex.quote(printable(str(status.output_dir)))
     why = [f"If it fails again: `virnucpro logs {folder}` on the worker says why."] if status.state == "failed" else []

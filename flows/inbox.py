@@ -31,17 +31,17 @@ from pydantic import Field
 
 from flows.allowed_roots import PathNotAllowedError, check_allowed
 from flows.outcome import ended
-from virnucpro.data.inbox import (
+from virnucpro.data.reading.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,
     ArrivedFile,
     FileChangedError,
-    LeftFile,
+    SkippedFile,
     content_of,
     scan_inbox,
 )
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
-from virnucpro.pipeline.multi_gpu_inference import new_run_id
+from virnucpro.pipeline.run import new_run_id
 from virnucpro.store.inbox_memory import Claim, InboxMemory
 from virnucpro.store.run_lock import RunLock
 
@@ -95,7 +95,7 @@ def predict_inbox(
         arrived, left = scan_inbox(
             Path(inbox_dir),
             patterns=patterns,
-            settle_s=settle_seconds,
+            idle_s=settle_seconds,
             subfolders=subfolders,
             is_allowed=_is_allowed,
         )
@@ -141,22 +141,22 @@ class _Scan:
         """Files taken by an earlier scan."""
         self.refusal: ConfigurationError | None = None
 
-    def take(self, arrived: list[ArrivedFile], left: list[LeftFile], *, max_runs: int) -> State[Any]:
-        """Start runs for new files, publish the table, and return the scan's state."""
+    def take(self, arrived: list[ArrivedFile], left: list[SkippedFile], *, max_runs: int) -> State[Any]:
+        """Start what is new, publish the table, and return the scan's final state."""
         left = list(left)
         for file in arrived:
             try:
                 sha256 = self._content(file)
                 claim = self.memory.claim_of(sha256)
             except FileChangedError:
-                left.append(LeftFile(file.path, STILL_CHANGING, is_later=True))
+                left.append(SkippedFile(file.path, STILL_CHANGING, is_later=True))
             except (OSError, VirNucProError) as error:
-                left.append(LeftFile(file.path, str(error)))
+                left.append(SkippedFile(file.path, str(error)))
             else:
                 self._take_one(file, sha256, claim, max_runs=max_runs)
         self._look_at_earlier_runs()
         for item in left:
-            self._row(item.path, "left for later" if item.is_later else "skipped", item.why)
+            self._row(item.path, "left for later" if item.is_later else "skipped", item.reason)
         self.memory.save_contents()
         self._publish()
         return self._state()

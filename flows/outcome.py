@@ -1,10 +1,10 @@
 """
-How a flow run of ours ends: its state, its sentence, and its exit code as a label.
+How a flow run ends: its state, its message, and its exit code as a label.
 
-Completed; Completed and named ``Partial``; Failed with the sentence that the command line would print; Failed and named
-``TimedOut`` when its own time limit has passed. The label ``virnucpro.exit_code`` says the same to programs, with the
-plain command's numbers. A run that is cancelled or killed cannot say anything: its state is Prefect's, and it has no
-label; nor has one that stopped because the server no longer had it as running: its state there stays.
+Completed; Completed and named ``Partial``; Failed with the message that the command line would print; Failed and named
+``TimedOut`` when its own time limit has passed. The label ``virnucpro.exit_code`` has the plain command's number for
+programs. A run that is cancelled or killed has no label, and its state is Prefect's; likewise one that stopped because
+the server no longer had it as running.
 """
 
 import time
@@ -25,7 +25,7 @@ from flows.time_limit import TimeLimitError, time_limit
 from virnucpro.errors import ExitCode, VirNucProError
 
 LABEL = "virnucpro.exit_code"
-"""Of a flow run that came to its own end."""
+"""Of a flow run that ended by itself."""
 PATIENCE_S = 15.0
 """Seconds for which an API that does not take the label is asked again."""
 _REQUEST_TIMEOUT_S = 10.0
@@ -33,11 +33,9 @@ _REQUEST_TIMEOUT_S = 10.0
 
 def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> State[Any]:
     """
-    Return the final state of a flow run: what *work* returns, or its error of ours as a state.
+    Return the final state of a flow run: what *work* returns, or its error as a state.
 
-    Args:
-        work: The run; called in the thread that the flow runs in, which is the main thread of its process.
-        time_limit_minutes: After which it is interrupted, and workers are stopped, then killed; 0 is none.
+    After *time_limit_minutes* (0: never) *work* is interrupted; it runs in this thread, the main thread of its process.
 
     Raises:
         Abort: The server no longer has the run as running: it was stopped, and its state there stays.
@@ -67,7 +65,7 @@ def _flow_run() -> FlowRun | None:
 
 
 def _leave(state: State[Any]) -> NoReturn:
-    """End the run's process as the server has it, after what is done for a cancelled run."""
+    """End the run's process with the state that the server has, after the hooks of a cancelled run."""
     context = FlowRunContext.get()
     assert context is not None
     flow, run = context.flow, context.flow_run
@@ -85,7 +83,7 @@ def _leave(state: State[Any]) -> NoReturn:
 
 
 def _label(code: ExitCode) -> None:
-    """Write the exit code to the flow run; an API that does not answer for a while cannot be told."""
+    """Write the exit code to the flow run; given up when the API does not answer for a while."""
     run = _flow_run()
     if run is None:
         return None

@@ -1,8 +1,8 @@
 """
-How far each rank of an embedding run is, where Prefect's users look for it: one progress artifact a rank.
+The progress of each rank of an embedding run in Prefect's UI: one progress artifact a rank.
 
-A thread of its own talks to the API, so that one that hangs or is gone holds up nobody, and a run that is over waits
-for it a few seconds at the most.
+A thread of its own calls the API, so that an API that hangs or is gone does not hold up the run; a run that is over
+waits for the thread a few seconds at most.
 """
 
 import threading
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 INTERVAL_S = 2.0
-"""Seconds between two updates at the least."""
+"""Seconds between two updates, at least."""
 REQUEST_TIMEOUT_S = 10.0
-"""Seconds for one answer of the API; what fails is tried again with the next update."""
+"""Seconds for one answer of the API; a failed update is repeated with the next one."""
 PATIENCE_S = 5.0
-"""Seconds that the end of a run waits for its last update."""
+"""Seconds that a run waits at its end for its last update."""
 
 _Content = tuple[float, str]
 """Percent and description."""
@@ -51,7 +51,7 @@ class ProgressArtifacts:
         self._thread.start()
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Take in how the run is; the thread shows it when it gets to it."""
+        """Take in how the run is; the thread shows it next."""
         self._latest = snapshot
 
     def say(self, text: str) -> None:

@@ -1,9 +1,9 @@
 """
-What the server says of this flow run: one that is no longer to run there stops, and can be continued.
+The state of this flow run on the server: a run that is no longer to run there stops, and can be resumed.
 
-Prefect tells a running process of a cancellation alone. A run that is suspended, called Crashed by an automation, or
-cancelled while it is suspended would compute to its end. So a thread asks for the run's own state every ten seconds;
-the main thread then gets an error, as by a time limit. A server that does not answer stops nothing.
+Prefect stops a running process on cancellation alone. A run that is suspended, marked as Crashed by an automation, or
+cancelled while it is suspended would compute to its end. So a thread reads the run's own state every ten seconds, and
+the main thread gets an error, as by a time limit. A server that does not answer stops nothing.
 """
 
 import signal
@@ -31,7 +31,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 class NotToRunError(StoppedError):
-    """The server no longer has the run as running in this process: it was stopped, and can be continued."""
+    """The server no longer has the run as running in this process: it was stopped, and can be resumed."""
 
     def __init__(self, state: State[Any]) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def time_limit(minutes: float) -> Iterator[None]:
     Interrupt the block after so many minutes.
 
     Args:
-        minutes: Of the wall clock; 0 is no limit. Within another limit, that one goes on after the block.
+        minutes: Of the wall clock; 0 is no limit. Within another limit, that one continues after the block.
 
     Raises:
         TimeLimitError: The time has passed.

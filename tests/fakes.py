@@ -277,7 +277,7 @@ def classifier_card(module, **changes):
     """The card of a classifier on two models of 12 and 8 columns, or of other widths."""
     from safetensors.torch import save
 
-    from virnucpro.models.classifier_card import ClassifierCard, Encoder
+    from virnucpro.models.classifier_files.card import ClassifierCard, Encoder
 
     width = module.hidden_layer.in_features
     tensors = {name: tensor for name, tensor in module.state_dict().items() if "num_batches" not in name}
@@ -310,9 +310,9 @@ def add_contig_model(folder, card, *, seed=7):
 
     import numpy as np
 
-    from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, ContigModelCard
-    from virnucpro.models.contig_model import ContigWeights, Layer
-    from virnucpro.models.sequence_features import TABLES, feature_count
+    from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ContigModelCard
+    from virnucpro.models.contigs.contig_model import ContigWeights, Layer
+    from virnucpro.models.contigs.sequence_features import TABLES, feature_count
 
     chooser, groups, hidden = np.random.default_rng(seed), 2, 40  # so many that none says nothing
     inputs = feature_count(groups) + card.input_dim + 2

@@ -22,7 +22,7 @@ from virnucpro.pipeline.viral_regions import (
 )
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.store.prediction_manifest import PredictionManifest, StageRecord
+from virnucpro.store.manifest import PredictionManifest, StageRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,8 @@ from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_p
 from virnucpro.settings import EmbeddingSettings, PredictionSettings, Training, TrainingSettings
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
-SETTINGS = {setting.argument for setting in settings_of(EmbeddingSettings)}
+_RECORDED = {setting.knob.recorded: setting.argument for setting in settings_of(EmbeddingSettings)}
+"""Name in a manifest -> name in the library."""
 
 
 def embedding_config(device_type: str = "cpu", **settings: Any) -> ModelConfig:
@@ -30,6 +31,6 @@ def training_config(device_type: str = "cpu", **training: Any) -> TrainingConfig
 def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
     """The same with other fields, or other settings by their names; those that are resolved are fields."""
     fields = {name: value for name, value in changes.items() if name in ModelConfig.__dataclass_fields__}
-    flat = {name: value for name, value in changes.items() if name not in fields}
+    flat = {_RECORDED.get(name, name): value for name, value in changes.items() if name not in fields}
     settings = from_flat(EmbeddingSettings, flat) if flat else config.settings
     return replace(config, settings=settings, **fields)

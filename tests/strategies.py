@@ -11,7 +11,7 @@ from tests.fakes import hash_config, hash_vector
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.run_layout import RunLayout
-from virnucpro.store import json_manifest
+from virnucpro.store.manifest import CHECKSUM, read_object, with_checksum
 from virnucpro.store.parts import BlockRows, write_part
 from virnucpro.store.schema import BlockOrigin
 
@@ -78,9 +78,10 @@ class MadeRun:
 
 def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Let *edit* change the values of a ``run.json``, which gets the checksum of the new ones."""
-    values = json_manifest.read_values(path)
+    values = read_object(path)
+    del values[CHECKSUM]
     edit(values)
-    path.write_bytes(json_manifest.with_checksum(values))
+    path.write_bytes(with_checksum(values))
 
 
 def flip_bit(path: Path, bit: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch._dynamo
 
-import virnucpro.training.classifier_fitting  # noqa: F401  here, so that no forked process imports it
+import virnucpro.training.fitting.classifier_fitting  # noqa: F401  here, so that no forked process imports it
 from tests.fakes import hash_config
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta

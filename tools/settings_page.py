@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from virnucpro.knobs import Setting, settings_of
-from virnucpro.settings import EmbeddingSettings, PredictionSettings, TrainingSettings
+from virnucpro.settings import EmbeddingSettings, PredictionSettings, RunSettings, TrainingSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
-KINDS = {"embed": EmbeddingSettings, "predict": PredictionSettings, "train": TrainingSettings}
+KINDS: dict[str, type[RunSettings]] = {
+    "embed": EmbeddingSettings,
+    "predict": PredictionSettings,
+    "train": TrainingSettings,
+}
 HEAD = """# Settings
 
 Every setting of a run: as an option of the command, as an argument of `embed_fasta` and `predict_fasta`, and as a field

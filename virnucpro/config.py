@@ -122,7 +122,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.letters_per_token < 1:
             raise ConfigurationError(f"letters_per_token is {self.letters_per_token}: it must be at least 1")
-        for name, least in (("token_budget", AUTO_TOKEN_BUDGET), ("max_residues", 1), ("loader_workers", 0)):
+        for name, least in (
+            ("token_budget", AUTO_TOKEN_BUDGET),
+            ("max_residues", 1),
+            ("loader_workers", 0),
+            ("sequences_per_part", 1),
+        ):
             if getattr(self, name) < least:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be at least {least}")
 

@@ -50,6 +50,8 @@ RUNNERS = r"^(threads|ray|ray://[^\s/]+:\d+|dask|dask://slurm|dask://[^\s/]+:\d+
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
 """Devices; which of them exist only the worker knows."""
+NETWORK = r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$"
+ADDRESS = r"^(https?://\S+)?$"
 
 
 class Precision(Choice):
@@ -163,7 +165,7 @@ class Hardware(Box):
         metavar="threads|ray|dask|ray://HOST:PORT|dask://HOST:PORT|dask://slurm", faces="command form"
     )
     devices: Annotated[
-        str, matching(DEVICES, "give auto, auto:N, cpu, or a list of GPUs such as 0,1 or GPU-4e2c8d5a")
+        str, matching(DEVICES, "choose auto, auto:N, cpu, or a list such as 0,1")
     ] = knob(
         "auto", "Devices",
         "auto: every GPU that is free, else the CPU. auto:2: two free GPUs. cpu. Or a list such as 0,1. A run waits "
@@ -340,13 +342,17 @@ class Monitoring(Box):
         "Folder of Prometheus' file_sd_configs that gets a file with the address during the run; on a cluster a "
         "shared folder, with one file per host.", metavar="DIR", auto="none", env="VIRNUCPRO_METRICS_TARGETS"
     )
-    metrics_network: str = knob(
+    metrics_network: Annotated[
+        str, matching(NETWORK, "give an IPv4 network such as 10.1.0.0/16, or an address")
+    ] = knob(
         "", "Network of the metrics",
         "Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it: everyone there can read "
         "them. A cluster's other hosts serve theirs only with it.", pattern="^(\\d{1,3}(\\.\\d{1,3}){3}(/\\d{1,2})?)?$",
         metavar="NETWORK", auto="127.0.0.1", env="VIRNUCPRO_METRICS_NETWORK"
     )
-    pushgateway: str = knob(
+    pushgateway: Annotated[
+        str, matching(ADDRESS, "this is no http:// or https:// address, such as http://gateway:9091")
+    ] = knob(
         "", "Pushgateway", "Push metrics to this Prometheus pushgateway, too.", pattern="^(https?://\\S+)?$",
         metavar="URL", auto="none", env="VIRNUCPRO_PUSHGATEWAY"
     )

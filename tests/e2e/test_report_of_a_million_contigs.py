@@ -19,7 +19,7 @@ PAGE_MARGIN_BYTES = 200_000
 WRITE_AND_MEASURE = """
 import resource, sys
 from pathlib import Path
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import PredictionLayout
 print(write_report(PredictionLayout(Path(sys.argv[1]))).stat().st_size)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

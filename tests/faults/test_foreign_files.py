@@ -20,7 +20,6 @@ from tests.manifests import is_noticed, values_unseen
 from tests.predictions import hash_prediction, make_contigs, predict_forked
 from tests.strategies import edit_manifest, flip_bit
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.prediction_verification import verify_folder
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.telemetry.status_file import read_status
 
@@ -58,7 +57,7 @@ def test_temporary_files_of_others_stay_whatever_becomes_of_the_input(finished, 
     ended = predict_forked([fasta if with_fit_input else tmp_path / "empty.fa"], out, config, restart=True)
     assert ended.code == (0 if with_fit_input else 65), ended.errors
     assert [path.read_text() for path in theirs] == ["precious"] * len(theirs)
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
 
 
 @pytest.mark.soak
@@ -189,7 +188,7 @@ def test_a_run_with_a_pipe_in_place_of_a_log_a_part_or_a_shard_comes_to_its_end(
 # --- a run.json in which something was changed ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("folder", "verify"), [(".", verify_folder), ("dna", verify_run), ("protein", verify_run)])
+@pytest.mark.parametrize(("folder", "verify"), [(".", verify_run), ("dna", verify_run), ("protein", verify_run)])
 def test_each_single_value_of_a_manifest_that_was_changed_is_noticed(finished, folder, verify):
     num_values, unseen = values_unseen(finished[0] / folder, verify)
     assert num_values > 40
@@ -201,12 +200,12 @@ def test_each_single_value_and_random_bits_of_all_manifests_are_noticed(finished
     chooser = random.Random(seed)
     out, tries, unseen = finished[0], 0, []
     for folder in (out, out / "dna", out / "protein"):
-        num_values, unseen_here = values_unseen(folder, verify_folder)
+        num_values, unseen_here = values_unseen(folder, verify_run)
         before = (folder / "run.json").read_bytes()
         for bit in chooser.sample(range(8 * len(before)), 200):
             flip_bit(folder / "run.json", bit)
             same = is_same_json(before, (folder / "run.json").read_bytes())
-            unseen_here += [] if same or is_noticed(verify_folder, folder) else [bit]
+            unseen_here += [] if same or is_noticed(verify_run, folder) else [bit]
             (folder / "run.json").write_bytes(before)
         tries, unseen = tries + num_values + 200, unseen + unseen_here
     soak_table("a value or a bit of run.json changed", tries=tries, differing=len(unseen))
@@ -227,7 +226,7 @@ def is_same_json(one: bytes, other: bytes) -> bool:
 def test_counts_are_counted_again_from_the_tables(finished, name):
     out = finished[0]
     edit_manifest(out / "run.json", lambda values: values["counts"].update({name: values["counts"][name] + 900}))
-    assert any(f"{name.replace('_', ' ')}, the tables have" in problem for problem in verify_folder(out).problems)
+    assert any(f"{name.replace('_', ' ')}, the tables have" in problem for problem in verify_run(out).problems)
 
 
 def test_a_manifest_without_counts_is_an_error_with_a_sentence(finished):
@@ -243,18 +242,18 @@ def test_a_manifest_without_counts_is_an_error_with_a_sentence(finished):
 def test_a_damaged_index_of_the_contigs_is_found_and_made_again(finished, damage):
     out, fasta, config = finished
     damage(out / "work/contigs.index")
-    assert "contigs.index: is missing or damaged: start the same command again" in str(verify_folder(out).problems)
+    assert "contigs.index: is missing or damaged: start the same command again" in str(verify_run(out).problems)
     assert predict_forked([fasta], out, config).code == 0
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
 
 
 def test_a_damaged_index_of_a_part_has_a_remedy_that_works(finished):
     out, _, _ = finished
     (out / "dna/work/sequences.index").unlink()
-    (problem,) = verify_folder(out).problems
+    (problem,) = verify_run(out).problems
     assert f"missing or damaged (scores were made before; remove {out / 'dna'} if" in problem
     shutil.rmtree(out / "dna")
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
 
 
 def test_a_changed_manifest_is_not_continued(finished):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save
 
 from tests.settings import prediction_config
 from virnucpro.errors import WeightsError
-from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 
 BUNDLED = BUNDLED_WEIGHTS_DIR / "virnucpro-tiny"

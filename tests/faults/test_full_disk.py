@@ -86,4 +86,4 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_computed(tmp_path
     assert "GiB" in ended.errors
     assert state_of(out) is None
     assert not (out / "logs").exists()
-    assert shutil.disk_usage(tmp_path).free > disk_space.LAST_WORDS_BYTES
+    assert shutil.disk_usage(tmp_path).free > disk_space.MANIFEST_BYTES

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.processes import DEADLINE_S, family, seconds_until_gone
 from tests.predictions import tables
-from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.pipeline.verification import verify_run
 
 
 def start(examples_dir, out, errors):
@@ -66,7 +66,7 @@ def test_killed_and_interrupted_in_the_middle_it_gives_the_same_tables(examples_
     assert (stopped, killed) == (1, 1)
     assert gone_s < 3
     assert tables(tmp_path / "out") == wanted
-    assert verify_folder(tmp_path / "out").problems == []
+    assert verify_run(tmp_path / "out").problems == []
 
 
 @pytest.mark.soak

@@ -13,12 +13,13 @@ from enum import Enum
 import numpy as np
 import pytest
 
+from tests.fakes import hash_config
+from tests.settings import changed
 from tests.strategies import MadeRun
-from virnucpro import config as config_module
-from virnucpro.config import ModelConfig
 from virnucpro.data import packing
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.knobs import recorded_settings
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
@@ -26,9 +27,7 @@ from virnucpro.store.parts import part_paths, write_part
 from virnucpro.store.reader import read_embeddings
 
 RECORDS = [("one", "MKVLAAGIVG"), ("two", "MKVLAA"), ("three", "MKV"), ("four", "MKVLAWWW")]
-DECIDING = [
-    field.name for field in dataclasses.fields(ModelConfig) if field.name not in config_module._NO_EFFECT_ON_ROWS
-]
+DECIDING = [*hash_config().result_settings(), "attention_kernel"]
 
 
 @pytest.fixture
@@ -58,9 +57,12 @@ def finished_with(run, plan):
 
 @pytest.mark.parametrize("name", DECIDING)
 def test_a_part_of_another_setting_or_model_is_not_used(run, name):
-    changed = dataclasses.replace(run.config, **{name: another(getattr(run.config, name))})
-    assert changed.result_settings() != run.config.result_settings()
-    assert finished_with(run, make_plan(run.index, changed, device_type="cpu")) == set()
+    before = getattr(run.config, name, recorded_settings(run.config.settings.hardware).get(name))
+    if before is None:
+        before = recorded_settings(run.config.settings.sequences)[name]
+    other = changed(run.config, **{name: another(before)})
+    assert other.result_settings() != run.config.result_settings()
+    assert finished_with(run, make_plan(run.index, other, device_type="cpu")) == set()
 
 
 def test_a_part_of_another_kind_of_device_is_not_used(run):

@@ -37,7 +37,7 @@ from virnucpro.api import embed_fasta
 from virnucpro.cli import app
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.verification import verify_run
-from virnucpro.report.artifacts import markdown_text
+from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.snapshot import RankState
 

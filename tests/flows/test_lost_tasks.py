@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 import time
 from collections import defaultdict
 from contextlib import nullcontext
@@ -88,11 +89,9 @@ def embed(tmp_path, monkeypatch):
     def embedded(cluster, attempts=3):
         fasta, devices = tmp_path / "in.fasta", device_tasks(cluster.slots, "cpu")
         run = prepare_run([fasta], tmp_path / "out", fakes.hash_config(), devices, run_id="abcdef012345")
-        on_cluster = OnCluster(
-            cluster, run, RunLimits(attempts=attempts), EmbeddingTelemetry(run.facts()), metrics=None
-        )
+        on_cluster = OnCluster(cluster, metrics=lambda: None)
         try:
-            on_cluster.embed()
+            on_cluster.embed(run, RunLimits(attempts=attempts), EmbeddingTelemetry(run.facts()), threading.Event())
         except HostCheckError as error:
             return on_cluster, error
         return on_cluster, None

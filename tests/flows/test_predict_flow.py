@@ -19,7 +19,7 @@ from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
 from virnucpro.pipeline import result_form
-from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.pipeline.verification import verify_run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
     assert len(killer.killed) == 1
     assert "of 3 contigs are called viral" in state.message
     assert worker_processes() == {}
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
     assert "3" in artifact("predict-summary")
     assert (out / "dna" / "embeddings.h5").exists()
     assert '"contig": "a"' in artifact("predict-contigs")

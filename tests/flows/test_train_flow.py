@@ -59,7 +59,7 @@ def test_the_flow_gives_the_weights_of_the_command_though_a_worker_is_killed(tmp
 @pytest.mark.slow
 def test_labels_that_cannot_be_used_fail_with_the_sentence_of_the_command_line(tmp_path, caplog):
     (tmp_path / "genomes.fa").write_text(">a\nACGT\n")
-    with pytest.raises(BadInputError, match="tells no label"):
+    with pytest.raises(BadInputError, match="has no label"):
         run_from_command_line(
             labelled=[str(tmp_path / "genomes.fa")], output_dir=str(tmp_path / "out"), hardware={"devices": "cpu"}
         )

@@ -19,11 +19,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from virnucpro.models.attention import choose_attention, equal_length_attention
-from virnucpro.models.cpu_attention import alibi_bias
-from virnucpro.models.dna_tokenizer import DnaTokenizer
-from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.attention import choose_attention
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.kernels.plain_attention import alibi_bias, equal_length_attention
 from virnucpro.settings import DEFAULT_DNA_MODEL
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
@@ -290,8 +290,8 @@ def test_a_long_sequence_takes_memory_by_its_length_not_by_its_square(tokenizer,
         made.append(bias.numel())
         return bias
 
-    monkeypatch.setattr("virnucpro.models.cpu_attention._CACHED_SCORES", 50_000)
-    monkeypatch.setattr("virnucpro.models.cpu_attention.alibi_bias", watched)
+    monkeypatch.setattr("virnucpro.models.kernels.cpu_attention._CACHED_SCORES", 50_000)
+    monkeypatch.setattr("virnucpro.models.kernels.cpu_attention.alibi_bias", watched)
     pieces = _embed(model, tokenizer, [genome[:6000], genome[:100]])
     assert max(made) <= 50_000
     assert len(made) > 50

@@ -9,14 +9,14 @@ import pytest
 
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, resolve_model
 from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
-from virnucpro.training.genome_split import SPLITS, split_labelled
-from virnucpro.training.genomes import KMER_LIMIT
-from virnucpro.training.labelled_genomes import read_labelled
-from virnucpro.training.model_card import card_text
-from virnucpro.training.records import file_sha256, read_records
+from virnucpro.training.fitting.model_card import card_text
+from virnucpro.training.genomes.genome_split import SPLITS, split_labelled
+from virnucpro.training.genomes.labelled_genomes import read_labelled
+from virnucpro.training.genomes.records import file_sha256, read_records
+from virnucpro.training.genomes.related import KMER_LIMIT
 
 FOLDER = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
 

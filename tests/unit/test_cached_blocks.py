@@ -187,5 +187,5 @@ def test_runs_at_the_same_time_share_a_cache(tmp_path, records):
 
 
 def test_a_cache_must_have_room_for_something():
-    with pytest.raises(ConfigurationError, match="cache_max_bytes"):
-        fakes.hash_config(cache_max_bytes=1000)
+    with pytest.raises(ConfigurationError, match="cache_gib is 1e-06"):
+        fakes.hash_config(cache_gib=1e-6)

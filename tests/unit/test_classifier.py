@@ -23,7 +23,7 @@ from virnucpro.errors import (
     WeightsError,
 )
 from virnucpro.models.classifier import BLOCK_ROWS, Classifier, is_virus, load_classifier
-from virnucpro.models.classifier_card import (
+from virnucpro.models.classifier_files.card import (
     CONTIG_WEIGHTS_NAME,
     ContigModelCard,
     Encoder,
@@ -102,7 +102,7 @@ def test_a_contig_model_is_known_by_its_sha256_and_a_card_without_one_does_not_s
 
 
 def test_reading_a_card_imports_no_torch(folder):
-    imports = "import sys, pathlib; from virnucpro.models.classifier_card import read_card"
+    imports = "import sys, pathlib; from virnucpro.models.classifier_files.card import read_card"
     code = f"{imports}; read_card(pathlib.Path({str(folder)!r})); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -18,9 +18,9 @@ import torch
 
 from virnucpro.errors import ClassifierFileError, ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import read_card
-from virnucpro.models.classifier_conversion import convert_classifier
-from virnucpro.models.classifier_pickle import RefusedPickleError, read_pickle
+from virnucpro.models.classifier_files.card import read_card
+from virnucpro.models.classifier_files.conversion import convert_classifier
+from virnucpro.models.classifier_files.pickled import RefusedPickleError, read_pickle
 from virnucpro.models.registry import MODELS
 
 # as the published training script saves: the class is of __main__, and the file holds the module itself
@@ -385,7 +385,7 @@ def test_a_module_of_doubles_is_refused(published, tmp_path):
 @pytest.mark.parametrize("kept", [0, 1, 30, 1000, 100_000, -1000, -22, -1])
 def test_a_file_cut_short_is_refused(published, tmp_path, kept):
     (tmp_path / "500_cut.pth").write_bytes((published / "500_model.pth").read_bytes()[:kept])
-    assert any(word in _refusal(tmp_path / "500_cut.pth", tmp_path) for word in ("cut short", "empty", "no zip"))
+    assert any(word in _refusal(tmp_path / "500_cut.pth", tmp_path) for word in ("truncated", "empty", "no zip"))
 
 
 def test_flipped_bytes_give_a_refusal_or_the_same_classifier(published, tmp_path):
@@ -484,7 +484,7 @@ def test_a_file_that_is_absent_or_a_folder_is_one_sentence(tmp_path):
 
 def test_nothing_of_torch_reads_the_file(published, tmp_path):
     code = (
-        "import sys; from virnucpro.models.classifier_conversion import convert_classifier;"
+        "import sys; from virnucpro.models.classifier_files.conversion import convert_classifier;"
         f"convert_classifier({str(published / '500_model.pth')!r}, {str(tmp_path / 'mine')!r});"
         "print('torch' in sys.modules)"
     )

@@ -13,14 +13,14 @@ import torch
 
 from tests.trainings import hash_training
 from virnucpro.errors import StoppedError
-from virnucpro.training import classifier_fitting
-from virnucpro.training.classifier_fitting import settle_threshold
-from virnucpro.training.embedded_pieces import EmbeddedPieces
-from virnucpro.training.frame_training import LabelledFrames, train_classifier, validation_loss
-from virnucpro.training.genome_split import SPLITS, SplitGenomes
-from virnucpro.training.labelled_genomes import LabelledGenome
-from virnucpro.training.metrics import auroc
-from virnucpro.training.pieces import Piece
+from virnucpro.training.evaluation.metrics import auroc
+from virnucpro.training.fitting import classifier_fitting
+from virnucpro.training.fitting.classifier_fitting import choose_threshold
+from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
+from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier, validation_loss
+from virnucpro.training.fitting.pieces import Piece
+from virnucpro.training.genomes.genome_split import SPLITS, SplitGenomes
+from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 from virnucpro.training.training_settings import ClassifierSettings
 
 WIDTH = 256
@@ -76,9 +76,9 @@ def test_training_ends_without_a_result_when_it_is_told_to_stop(one_thread):
 def test_the_threshold_lets_a_twentieth_pass_and_is_never_below_a_half_nor_out_of_reach():
     scores = np.concatenate([np.linspace(0, 0.99, 100), np.full(50, 0.95)])
     virus = np.arange(150) >= 100
-    assert settle_threshold(scores, virus) == 0.95
-    assert settle_threshold(scores / 10, virus) == 0.5
-    assert settle_threshold(np.full(150, 0.999), virus) == 0.99
+    assert choose_threshold(scores, virus) == 0.95
+    assert choose_threshold(scores / 10, virus) == 0.5
+    assert choose_threshold(np.full(150, 0.999), virus) == 0.99
 
 
 # --- what the test part may not do -----------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def _fitted(folder, monkeypatch, **changed):
     folder.mkdir()
     monkeypatch.setattr(classifier_fitting, "read_embedded", lambda *_: embedded)
     run = SimpleNamespace(config=CONFIG, layout=SimpleNamespace(trained_dir=folder))
-    written, _ = classifier_fitting.fit_classifier(run, found, None)
-    return {path.name: path.read_bytes() for path in written}
+    classifier_fitting.fit_classifier(run, found, None)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_nothing_that_is_trained_stopped_calibrated_or_chosen_depends_on_the_test_part(

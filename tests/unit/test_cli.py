@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import virnucpro
-from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.registry import MODELS
 from virnucpro.store.reader import read_embeddings
@@ -91,9 +91,9 @@ def test_help_names_every_command_and_every_option_has_its_help():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--runner", "rya"), "'rya' is none of threads, ray"),
-        (("--runner", "ray", "--devices", "0"), "--devices is auto or cpu"),
-        (("--runner", "dask://slurm", "--workers-per-device", "2"), "one worker a device"),
+        (("--runner", "rya"), "runner is rya: choose threads, ray"),
+        (("--runner", "ray", "--devices", "0"), "devices is auto or cpu"),
+        (("--runner", "dask://slurm", "--workers-per-device", "2"), "one worker per device"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_a_usage_error(tmp_path, proteins, options, words):
@@ -210,9 +210,9 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
         (["--model", "esm2_t6_8M"], 78, "unknown model 'esm2_t6_8M'"),
         (["--devices", "5"], 78, "there is no GPU 5"),
         (["--devices", "gpu"], 78, "choose auto, auto:N, cpu, or a list such as 0,1"),
-        (["--precision", "fp8"], 2, "'fp8' is not one of auto, fp32, bf16, fp16"),
-        (["--log-level", "loud"], 2, "'loud' is not one of DEBUG"),
-        (["--workers", "0"], 2, "--workers"),
+        (["--precision", "fp8"], 2, "'fp8' is not one of 'auto', 'fp32', 'bf16', 'fp16'"),
+        (["--log-level", "loud"], 2, "'loud' is not one of 'DEBUG'"),
+        (["--workers", "-1"], 2, "--workers"),
         (["--long", "cut"], 2, "--long"),
         (["--gaps", "keep"], 2, "--gaps"),
         (["--stop", "y"], 2, "--stop"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import MadeRun, fasta_records
-from virnucpro.data.packing import settle_token_budget
+from virnucpro.data.packing import resolve_token_budget
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE
 from virnucpro.pipeline.gpu_worker import gpu_worker
 from virnucpro.pipeline.result_validation import validate_result
@@ -94,7 +94,7 @@ def worker_settings(draw, records):
 def test_every_id_comes_out_exactly_once_with_the_row_of_its_sequence(tmp_path_factory, records, data):
     run = MadeRun(tmp_path_factory.mktemp("run"), records, **data.draw(worker_settings(records)))
     world_size = data.draw(st.integers(1, 4) | st.just(len(records) + 2))
-    assert settle_token_budget(1, run.index.lengths, max_residues=run.config.max_residues) <= run.config.token_budget
+    assert resolve_token_budget(1, run.index.lengths, max_residues=run.config.max_residues) <= run.config.token_budget
     computed = 0
     for rank in data.draw(st.permutations(range(world_size))):
         *telemetry, report = work(run, run.config, rank, world_size)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from virnucpro.models.contig_model import ContigModel, ContigWeights, Layer
-from virnucpro.models.gene_finding import Genes
-from virnucpro.models.nucleotide_codes import encode
-from virnucpro.models.sequence_features import (
+from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer
+from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.sequence_features import (
     COMPOSITION_COUNT,
     GENES_COUNT,
     TABLES,
@@ -18,15 +18,15 @@ from virnucpro.models.sequence_features import (
     kmers,
     open_runs,
 )
-from virnucpro.training.contig_training import (
+from virnucpro.training.fitting.contig_training import (
     Examples,
     LabelledRecords,
+    choose_temperature,
     count_kmers,
     features_out_of_fold,
     fit_networks,
-    settle_temperature,
 )
-from virnucpro.training.genomes import reverse_complement
+from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import ContigSettings
 
 GROUPS = 2
@@ -200,4 +200,4 @@ def test_the_temperature_takes_back_what_is_too_sure():
     chooser = np.random.default_rng(6)
     log_odds = chooser.normal(scale=2, size=20_000)
     is_virus = chooser.random(20_000) < 1 / (1 + np.exp(-log_odds))
-    assert settle_temperature(3 * log_odds, is_virus) == pytest.approx(3, rel=0.1)
+    assert choose_temperature(3 * log_odds, is_virus) == pytest.approx(3, rel=0.1)

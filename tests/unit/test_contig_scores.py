@@ -15,14 +15,14 @@ from tests.fakes import HASH_WIDTH, faulty_config
 from tests.predictions import hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
-from virnucpro.data.fragments import chunk_bounds
+from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
-from virnucpro.models.classifier_card import CONTIG_WEIGHTS_NAME
-from virnucpro.models.contig_model import load_contig_model
-from virnucpro.models.nucleotide_codes import encode
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.pipeline import contig_scores, frame_order
-from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 
@@ -110,7 +110,7 @@ def test_every_contig_with_a_word_has_a_score_that_can_be_made_by_hand(finished,
         assert calls[name].call == (Call.VIRUS if scores[name] >= config.threshold else Call.NOT_VIRUS)
     assert len({round(score, 3) for score in scores.values() if score is not None}) > 5
     assert scores["lower"] == scores["upper"] != scores["holed"]
-    assert verify_folder(folder / "out").problems == []
+    assert verify_run(folder / "out").problems == []
 
 
 def test_a_contig_whose_score_is_the_threshold_is_called_viral(finished, tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from virnucpro.models import cpu_attention
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.cpu_attention import alibi_bias, exponential_attention, exponentials_are_exact
+from virnucpro.models.kernels import cpu_attention
+from virnucpro.models.kernels.cpu_attention import exponential_attention, exponentials_are_exact
+from virnucpro.models.kernels.plain_attention import alibi_bias
 
 NUM_HEADS, HEAD_DIM = 6, 16
 LENGTHS = (700, 512, 300, 220, 65, 65, 3, 1)  # queries in pieces, a head, some heads, all heads at a time

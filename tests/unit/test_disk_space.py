@@ -35,7 +35,7 @@ def test_the_need_is_parts_and_shards_of_what_is_computed_and_a_result_of_every_
     num_unique = len(run.plan.positions)
     assert num_unique < len(run.index)
     rows_bytes = (2 * num_unique + len(run.index)) * WIDTH * 4
-    assert rows_bytes < needed_bytes(run, monkeypatch) - disk_space.LAST_WORDS_BYTES < rows_bytes * 1.1 + 3 * 2**16
+    assert rows_bytes < needed_bytes(run, monkeypatch) - disk_space.MANIFEST_BYTES < rows_bytes * 1.1 + 3 * 2**16
 
 
 def test_what_is_on_disk_already_is_not_needed_again(run, monkeypatch):
@@ -48,12 +48,12 @@ def test_the_reservation_takes_the_results_space_and_gives_way_piece_by_piece(ru
     disk_space.take_space(run.layout, run.index, hidden_dim=WIDTH)
     result_bytes = schema.bytes_at_most(len(run.index), WIDTH, id_bytes=run.index.id_bytes)
     taken = run.layout.reservation.stat()
-    assert taken.st_size == result_bytes + disk_space.LAST_WORDS_BYTES
+    assert taken.st_size == result_bytes + disk_space.MANIFEST_BYTES
     assert taken.st_blocks * 512 >= taken.st_size
     disk_space.give_way_to_result(run.layout, 1000)
     assert run.layout.reservation.stat().st_size == taken.st_size - 1000
     disk_space.give_way_to_result(run.layout, result_bytes)
-    assert run.layout.reservation.stat().st_size == disk_space.LAST_WORDS_BYTES
+    assert run.layout.reservation.stat().st_size == disk_space.MANIFEST_BYTES
     disk_space.release(run.layout)
     disk_space.release(run.layout)
     disk_space.give_way_to_result(run.layout, result_bytes)

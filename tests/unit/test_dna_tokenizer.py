@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.dna_tokenizer import BUNDLED_TOKENIZER, NUCLEOTIDE_LETTERS, DnaTokenizer
+from virnucpro.models.encoders.dna_tokenizer import BUNDLED_TOKENIZER, NUCLEOTIDE_LETTERS, DnaTokenizer
 
 CLS, SEP, UNK = 1, 2, 0
 
@@ -88,7 +88,7 @@ def test_another_vocabulary_beside_the_weights_is_refused_and_the_same_one_is_no
     assert len(DnaTokenizer.of_checkpoint(tmp_path / "w.bin").encode(["ACGTTGCA" * 999])[0]) > 600
     contents["model"]["merges"].reverse()
     beside.write_text(json.dumps(contents))
-    with pytest.raises(WeightsError, match="has not the tokens of DNABERT-2"):
+    with pytest.raises(WeightsError, match="differs from the tokens of DNABERT-2"):
         DnaTokenizer.of_checkpoint(tmp_path / "w.bin")
     beside.write_text("{}")
     with pytest.raises(WeightsError, match="cannot be read"):

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from virnucpro.errors import WeightsError
-from virnucpro.models.dnabert_checkpoint import MosaicBertConfig, open_dnabert_checkpoint
 from virnucpro.models.dnabert_s import PackedMosaicBert, load_dnabert_s
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig, open_dnabert_checkpoint
 from virnucpro.models.registry import DNABERT_S, ESM2, MODELS, family_of, resolve_model
 
 CONFIG = MosaicBertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)

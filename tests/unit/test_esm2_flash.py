@@ -13,12 +13,12 @@ import torch
 from esm.rotary_embedding import RotaryEmbedding
 from safetensors.torch import save_file
 
+from tools.encoders.card import save_weights
+from tools.encoders.masked_residues import new_encoder
+from tools.encoders.training import TrainingSettings
 from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
 from virnucpro.models.esm2_flash import load_esm2_model
-from virnucpro.models.tokenizer import ProteinTokenizer
-from virnucpro.training.encoder_card import save_weights
-from virnucpro.training.encoder_training import TrainingSettings
-from virnucpro.training.masked_residues import new_encoder
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]
 

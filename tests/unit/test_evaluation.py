@@ -16,12 +16,12 @@ from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.training import delimited_tables
-from virnucpro.training.evaluation import CURVE_POINTS, evaluate, length_classes
-from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
-from virnucpro.training.known_contigs import KnownContigs, read_truth
-from virnucpro.training.metrics import auroc, recall_at, threshold_at
-from virnucpro.training.score_tables import join, read_scores
+from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.known_contigs import KnownContigs, read_truth
+from virnucpro.training.evaluation.metrics import auroc, recall_at, threshold_at
+from virnucpro.training.evaluation.score_tables import join, read_scores
+from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
+from virnucpro.training.genomes import delimited_tables
 
 TRUTH = (
     "contig\tlabel\tgroup\tlength\na\tvirus\tphage\t300\nb\tnonviral\tbacteria\t900\nc\tViral\tphage\t5000\nd\t0\t\t\n"
@@ -78,23 +78,22 @@ def test_a_truth_is_read_whatever_wrote_it(tmp_path, content):
     assert known.is_virus_C.tolist() == [True, False, True, False]
     assert known.groups == ["phage", "bacteria", "phage", ""]
     assert known.lengths_nt_C.tolist() == [300, 900, 5000, 0]
-    assert known.of(["d", "a"]).contigs == ["d", "a"]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("", "truth: empty: no header"),
-        ("contig\tlabel\n", "truth: no contig behind its header"),
+        ("contig\tlabel\n", "truth: no contig after its header"),
         ("contig\tkind\na\tvirus\n", "truth:1: no column 'label'; the header has: contig, kind"),
-        ("contig\tlabel\na\tvirus\nb\tplasmid\n", "truth:3: label 'plasmid' is neither viral nor another one"),
+        ("contig\tlabel\na\tvirus\nb\tplasmid\n", "truth:3: label 'plasmid' is not known"),
         ("contig\tlabel\na\tvirus\nb\t\n", "truth:3: no label"),
         ("contig\tlabel\na\tvirus\nb\t0\na\t0\n", "truth:4: duplicate id, first at"),
         ("contig\tlabel\n\tvirus\n", "truth:2: no id"),
-        ("contig\tlabel\tlength\na\tvirus\t1.5\n", "truth:2: length '1.5' is no number of nucleotides"),
+        ("contig\tlabel\tlength\na\tvirus\t1.5\n", "truth:2: length '1.5' is not a number of nucleotides"),
         ("contig\tlabel\na\tvirus\t5\n", "truth:2: 3 columns where the header has 2: R writes such tables"),
         ("contig\tlabel\na\n", "truth:2: 1 columns where the header has 2"),
-        ("contig\tlabel\tlabel\na\t1\t1\n", "truth:1: column 'label' is there twice"),
+        ("contig\tlabel\tlabel\na\t1\t1\n", "truth:1: column 'label' occurs twice"),
         ('contig,label\n"a,virus\n', "truth:"),
         (b"contig\tlabel\na\xff\tvirus\n", "truth:2: not UTF-8 text"),
         (gzip.compress(TRUTH.encode(), mtime=0)[:-9], "truth: damaged gzip"),
@@ -102,7 +101,7 @@ def test_a_truth_is_read_whatever_wrote_it(tmp_path, content):
         (f"contig\tlabel\tlength\na\tvirus\t{'9' * 5000}\n", "truth:2: 5,000 characters in the column 'length'"),
         (f"contig\tlabel\n{'a' * 2000}\tvirus\n", "truth:2: 2,000 characters in the column 'contig'"),
         (f"{'a' * 200_000}\n", "truth:1: cannot be read as the header of a table"),
-        (f"{'a,' * 100_000}\n", "truth:1: column 'a' is there twice"),
+        (f"{'a,' * 100_000}\n", "truth:1: column 'a' occurs twice"),
         (f"contig,label,{','.join(map(str, range(30_000)))}\na,virus\n", "truth:2: 2 columns where"),
     ],
 )
@@ -150,14 +149,14 @@ def test_every_problem_of_a_table_is_told_and_a_file_that_is_not_there_too(tmp_p
     [
         ("name\tscore\na\t1\n", {}, "scores:1: no column 'contig'; the header has: name, score"),
         ("contig\tp\na\t1\n", {}, "name the right one with --score-column"),
-        ("contig\tscore\na\thigh\n", {}, "scores:2: score 'high' is no number from -1e+100 to 1e+100 (a)"),
-        ("contig\tscore\na\tinf\n", {}, "scores:2: score 'inf' is no number from -1e+100 to 1e+100 (a)"),
-        ("contig\tscore\na\t-1e308\n", {}, "scores:2: score '-1e308' is no number from -1e+100 to 1e+100 (a)"),
+        ("contig\tscore\na\thigh\n", {}, "scores:2: score 'high' is not a number from -1e+100 to 1e+100 (a)"),
+        ("contig\tscore\na\tinf\n", {}, "scores:2: score 'inf' is not a number from -1e+100 to 1e+100 (a)"),
+        ("contig\tscore\na\t-1e308\n", {}, "scores:2: score '-1e308' is not a number from -1e+100 to 1e+100 (a)"),
         (f"contig\tscore\tlength\na\t1\t{'9' * 5000}\n", {}, "scores:2: 5,000 characters in the column 'length'"),
         (f"contig\tscore\tlength\na\t1\t{'9' * 30}\n", {}, "scores:2: length '9"),
         (f"{'x' * 200}\tscore\n", {}, f"no column 'contig'; the header has: {'x' * 80}..., score"),
         ("contig\tscore\na\t1\na\t1\n", {}, "scores:3: duplicate id, first at"),
-        ("contig\tscore\n", {}, "no contig behind its header"),
+        ("contig\tscore\n", {}, "no contig after its header"),
         ("seq,p\na,1\n", {"id_column": "seq", "score_column": "q"}, "no column 'q'"),
     ],
 )
@@ -203,7 +202,7 @@ def test_ids_are_joined_as_they_stand_and_lengths_come_from_where_they_are_known
     message = refused(join, other, read_truth(truth), truth)
     assert "none of its 1 contigs (such as A 1)" in message
     nothing = read_scores(write(tmp_path / "nothing", "contig\tscore\na\tNA\n"))
-    assert "no contig of the truth has a score" in refused(join, nothing, read_truth(truth), truth)
+    assert "it has no score for any contig of the truth" in refused(join, nothing, read_truth(truth), truth)
 
 
 # --- measures --------------------------------------------------------------------------------------------------------

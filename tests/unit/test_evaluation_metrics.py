@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.training.metrics import (
+from virnucpro.training.evaluation.metrics import (
     RankedContigs,
-    auprc,
     auroc,
     bootstrap,
     calibration_error,
-    f1,
     recall_at,
     threshold_at,
 )
@@ -26,6 +24,15 @@ TIED = ((NUMBERS * 37) % 101) / 100
 TIED_VIRUS = ((NUMBERS * 53 + 7) % 89) < 25 + 40 * TIED
 SMOOTH = ((NUMBERS * 37) % 211) / 211
 SMOOTH_VIRUS = ((NUMBERS * 53 + 7) % 89) / 89 < SMOOTH**1.5
+
+
+def auprc(scores, virus):
+    return RankedContigs(scores, virus).counts().auprc()
+
+
+def f1(scores, virus, threshold):
+    return RankedContigs(scores, virus).counts().f1(threshold)
+
 
 some = settings(max_examples=40)
 

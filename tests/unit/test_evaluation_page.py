@@ -10,10 +10,11 @@ import pytest
 
 from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, write
 from tests.unit.test_report_page import Page, contrast
-from virnucpro.report import evaluation_plots
-from virnucpro.report.evaluation_page import write_page
-from virnucpro.report.plots import CALL_COLOURS, COLOURS
-from virnucpro.training.score_tables import read_scores
+from virnucpro.report.evaluation import plots
+from virnucpro.report.evaluation.page import write_page
+from virnucpro.report.figures import COLOURS
+from virnucpro.report.prediction.plots import CALL_COLOURS
+from virnucpro.training.evaluation.score_tables import read_scores
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(2)>"
 
@@ -76,12 +77,12 @@ def test_scores_that_are_no_probabilities_have_no_reliability_curve(tmp_path):
 
 
 def test_every_colour_of_a_figure_has_its_counterpart_in_the_dark_and_is_seen_in_both(tmp_path):
-    page, _ = page_of(tmp_path, num_tables=evaluation_plots.MOST_TABLES)
+    page, _ = page_of(tmp_path, num_tables=plots.MOST_TABLES)
     used = set(re.findall(r"#[0-9a-f]{6}", json.dumps(page.figures)))
-    shown = evaluation_plots.PAGE_COLOURS
-    assert {colour.light for colour in evaluation_plots.TABLE_COLOURS.values()} <= used
+    shown = plots.PAGE_COLOURS
+    assert {colour.light for colour in plots.TABLE_COLOURS.values()} <= used
     assert used <= {colour.light for colour in shown.values()}
     assert len({colour.light for colour in shown.values()}) == len(shown)
-    for theme, role in itertools.product(("light", "dark"), (*evaluation_plots.TABLE_COLOURS, *CALL_COLOURS.values())):
-        one = (evaluation_plots.TABLE_COLOURS | COLOURS)[role]
+    for theme, role in itertools.product(("light", "dark"), (*plots.TABLE_COLOURS, *CALL_COLOURS.values())):
+        one = (plots.TABLE_COLOURS | COLOURS)[role]
         assert contrast(getattr(one, theme), getattr(COLOURS["surface"], theme)) >= 3, (theme, role)

@@ -15,9 +15,10 @@ import pytest
 from tests.plain_fragments import plain_files
 from tests.strategies import random_contigs, write_fasta
 from virnucpro.config import InputRules, SequenceKind
-from virnucpro.data.fragment_files import FragmentCounts, write_fragments
-from virnucpro.data.fragments import FRAMES, chunks_per_contig
-from virnucpro.data.letter_stream import stream_letters
+from virnucpro.data.fragments import FragmentCounts, write_fragments
+from virnucpro.data.frames.chunks import chunks_per_contig
+from virnucpro.data.frames.letter_stream import stream_letters
+from virnucpro.data.frames.six_frames import FRAMES
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import InputChangedError, StoppedError
 
@@ -218,7 +219,7 @@ def test_letters_are_the_same_however_many_bytes_are_read_at_once(tmp_path, bloc
 MEASURED = """
 import json, sys
 from pathlib import Path
-from virnucpro.data.fragment_files import write_fragments
+from virnucpro.data.fragments import write_fragments
 from virnucpro.data.sequence_index import SequenceIndex
 
 def peak_kib():

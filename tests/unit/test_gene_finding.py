@@ -7,8 +7,8 @@ import gzip
 import numpy as np
 import pytest
 
-from virnucpro.models.gene_finding import MOST_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
-from virnucpro.models.nucleotide_codes import encode, reverse_complement
+from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
+from virnucpro.models.contigs.nucleotide_codes import encode, reverse_complement
 
 GENE = "ATG" + "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
 """57 residues and a stop; every other frame, of either strand, has a stop among each seven codons."""
@@ -68,7 +68,7 @@ def test_a_gene_that_comes_in_from_beyond_the_contig_counts_as_far_as_it_is_seen
 def test_neighbours_share_little_and_none_is_short():
     codes = encode("".join(np.random.default_rng(1).choice(list("ACGT"), 20_000)).encode())
     genes = Genes.of(codes)
-    assert (genes.starts_N[1:] - genes.ends_N[:-1] >= -MOST_SHARED_NT).all()
+    assert (genes.starts_N[1:] - genes.ends_N[:-1] >= -MAX_SHARED_NT).all()
     assert (genes.lengths_N >= SHORTEST_GENE).all()
     assert (genes.ends_N - genes.starts_N == 3 * (genes.lengths_N + genes.has_stop_N)).all()
     assert (genes.starts_N >= 0).all()

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu_models
 from benchmarks.gpu_check import copies_and_kernels
-from virnucpro.models.checkpoint import Architecture
+from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 REPOSITORY = Path(__file__).parents[2]
 WITHOUT = """

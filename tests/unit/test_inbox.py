@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from virnucpro.data import inbox
-from virnucpro.data.inbox import FASTA_PATTERNS, FileChangedError, content_of, scan_inbox
+from virnucpro.data.reading import inbox
+from virnucpro.data.reading.inbox import FASTA_PATTERNS, FileChangedError, content_of, scan_inbox
 from virnucpro.errors import BadInputError, ResultError
 from virnucpro.store import inbox_memory
 from virnucpro.store.inbox_memory import InboxMemory
@@ -18,18 +18,16 @@ from virnucpro.store.inbox_memory import InboxMemory
 RECORD = b">a\nACGT\n"
 
 
-def scan(folder, *, settle_s=0.0, subfolders=False, is_allowed=lambda _: False, patterns=FASTA_PATTERNS):
+def scan(folder, *, idle_s=0.0, subfolders=False, is_allowed=lambda _: False, patterns=FASTA_PATTERNS):
     """Return the names that can be taken, in order, and those that cannot with their reasons."""
-    arrived, left = scan_inbox(
-        folder, patterns=patterns, settle_s=settle_s, subfolders=subfolders, is_allowed=is_allowed
-    )
+    arrived, left = scan_inbox(folder, patterns=patterns, idle_s=idle_s, subfolders=subfolders, is_allowed=is_allowed)
     names = [str(file.path.relative_to(folder)) for file in arrived]
-    return names, {str(file.path.relative_to(folder)): file.why for file in left}
+    return names, {str(file.path.relative_to(folder)): file.reason for file in left}
 
 
 def arrived_file(folder, name="a.fasta", content=RECORD):
     (folder / name).write_bytes(content)
-    arrived, _ = scan_inbox(folder, patterns=[name], settle_s=0, subfolders=False, is_allowed=lambda _: False)
+    arrived, _ = scan_inbox(folder, patterns=[name], idle_s=0, subfolders=False, is_allowed=lambda _: False)
     (file,) = arrived
     return file
 
@@ -88,7 +86,7 @@ def test_links_are_taken_where_their_target_may_be_read(tmp_path):
 def test_a_file_that_changed_lately_is_left_for_later_whatever_time_its_writer_gave_it(tmp_path):
     (tmp_path / "a.fasta").write_bytes(RECORD)
     os.utime(tmp_path / "a.fasta", (0, 0))  # as cp -p and rsync -t do
-    assert scan(tmp_path, settle_s=3600) == ([], {"a.fasta": inbox.STILL_CHANGING})
+    assert scan(tmp_path, idle_s=3600) == ([], {"a.fasta": inbox.STILL_CHANGING})
     os.utime(tmp_path / "a.fasta", (2**31, 2**31))  # from a machine whose clock is wrong
     assert scan(tmp_path) == (["a.fasta"], {})
 
@@ -170,7 +168,7 @@ def test_a_file_is_read_again_only_when_something_about_it_changed(tmp_path, mon
     later = InboxMemory(tmp_path)
     assert later.content_seen(file.target, file.identity) == "digest"
     file.path.write_bytes(RECORD)
-    (changed,) = scan_inbox(tmp_path, patterns=["a.fasta"], settle_s=0, subfolders=False, is_allowed=lambda _: False)[0]
+    (changed,) = scan_inbox(tmp_path, patterns=["a.fasta"], idle_s=0, subfolders=False, is_allowed=lambda _: False)[0]
     assert later.content_seen(changed.target, changed.identity) is None
     InboxMemory(tmp_path).save_contents()  # the file is gone from the inbox: so is its note
     assert json.loads((tmp_path / ".inbox" / "seen.json").read_bytes()) == {}

@@ -8,9 +8,7 @@ import pytest
 
 from tests.strategies import edit_manifest
 from virnucpro.errors import OutputError, ResultError
-from virnucpro.store.json_manifest import with_checksum
-from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest, RunManifest, TrainingManifest, with_checksum
 
 
 def manifest(**changes):
@@ -117,21 +115,23 @@ def test_an_absent_manifest_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"counts": {"contigs": "many"}}, "a count is no whole number"),
-        ({"counts": []}, "'counts' is no dict"),
+        ({"counts": {"contigs": "many"}}, "counts.contigs: .* integer"),
+        ({"counts": []}, "counts: .* dictionary"),
         ({"outputs": ["../report.html"]}, "an output that no run writes"),
         ({"outputs": ["l/precious"]}, "an output that no run writes"),
         ({"outputs": ["notes.txt"]}, "an output that no run writes"),
         ({"outputs": ["a/b_chunked500.fa"]}, "an output that no run writes"),
         ({"state": "complete"}, "'counts' without 'chunks', 'contigs', 'frames'"),
         ({"stages": {"dna": []}}, "not a run manifest"),
-        ({"stages": {"dna": {"fingerprint": "", "seconds": 1, "files": [], "counts": {}}}}, "stage 'dna' is none"),
+        ({"stages": {"dna": {"fingerprint": "", "seconds": 1, "files": [], "counts": {}}}}, "stages.dna.files: "),
         ({"inputs": [{"path": "x"}]}, "an input without path or sha256"),
         ({"format": 2}, "its format is not 1"),
-        ({"kind": "else"}, "its format is not 1"),
+        ({"kind": "else"}, "unknown 'kind'"),
+        ({"kind": ["prediction"]}, "unknown 'kind'"),
+        ({"what": 1}, "what: "),
     ],
 )
-def test_an_edited_manifest_of_an_identification_is_refused(tmp_path, changes, says):
+def test_an_edited_manifest_of_a_prediction_is_refused(tmp_path, changes, says):
     texts = dict.fromkeys(("run_id", "state", "started", "host", "fingerprint"), "")
     mappings = {name: {} for name in ("settings", "output_settings", "models", "versions")}
     whole = PredictionManifest(**texts, **mappings, inputs=[], devices=[])
@@ -140,3 +140,10 @@ def test_an_edited_manifest_of_an_identification_is_refused(tmp_path, changes, s
     edit_manifest(tmp_path / "run.json", lambda values: values.update(changes))
     with pytest.raises(ResultError, match=says):
         PredictionManifest.read(tmp_path / "run.json")
+
+
+def test_the_manifest_of_another_kind_of_run_is_named(tmp_path):
+    manifest().write(tmp_path / "run.json")
+    for kind, name in ((PredictionManifest, "a prediction"), (TrainingManifest, "a training")):
+        with pytest.raises(ResultError, match=f"is of an embedding run, not of {name}: use another output folder"):
+            kind.read(tmp_path / "run.json")

@@ -12,15 +12,16 @@ import pytest
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training
+from tools.encoders.dna_split import split_genomes
 from virnucpro.models.registry import resolve_model
 from virnucpro.settings import DEFAULT_DNA_MODEL
-from virnucpro.training.classifier_cards import limits_of, organisms_of
-from virnucpro.training.classifier_training import read_split, split
-from virnucpro.training.encoder_data import training_data_of
-from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
-from virnucpro.training.genomes import read_genomes, split_genomes
-from virnucpro.training.labelled_genomes import read_labelled
-from virnucpro.training.organisms import organism_of
+from virnucpro.training.classifier_training import read_split, split_stage
+from virnucpro.training.fitting.classifier_cards import limits_of, organisms_of
+from virnucpro.training.genomes.encoder_data import training_data_of
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.labelled_genomes import read_labelled
+from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.related import read_genomes
 from virnucpro.training.training_run import prepare_training
 
 FLU = "Influenza {} virus ({}) segment {}, complete sequence"
@@ -134,7 +135,7 @@ def _training(folder, seen):
     dna = replace(hash_training().dna, weights_path=str(weights), weights_sha256="e" * 64)
     config = hash_training(dna=dna, held_out_share=0.3)
     run = prepare_training(_files(folder), folder / "out", config, "cpu", run_id="r")
-    split(run)
+    run.do(split_stage(run))
     return run, read_split(run)
 
 
@@ -170,7 +171,7 @@ def test_what_an_encoder_has_seen_is_measured_on_only_where_nothing_else_is_left
 def test_an_encoder_without_a_card_of_its_training_is_said_to_be_unknown(tmp_path):
     run, found = _training(tmp_path, None)
     limits = limits_of(SimpleNamespace(run=run, split=found))
-    assert "what hash was trained on is not known here" in limits[1].replace(run.config.dna.model_name, "hash")
+    assert "the training data of hash are not known here" in limits[1].replace(run.config.dna.model_name, "hash")
 
 
 @pytest.mark.data

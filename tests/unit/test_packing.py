@@ -16,12 +16,23 @@ from hypothesis import strategies as st
 from tests.fakes import hash_config
 from tests.strategies import MadeRun, write_fasta
 from virnucpro.config import ModelConfig, SequenceKind
-from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, settle_token_budget, tokens_of
+from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, resolve_token_budget, tokens_of
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
-from virnucpro.models.dna_tokenizer import DnaTokenizer
+from virnucpro.knobs import settings_of
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.registry import MODELS
-from virnucpro.settings import BadRecordPolicy, GapPolicy, LongPolicy, Precision, StopPolicy
+from virnucpro.settings import (
+    BadRecordPolicy,
+    Cache,
+    GapPolicy,
+    Hardware,
+    LongPolicy,
+    Monitoring,
+    Precision,
+    SequenceRules,
+    StopPolicy,
+)
 
 token_lists = st.lists(st.integers(3, 200), max_size=80).map(lambda tokens: sorted(tokens, reverse=True))
 
@@ -68,7 +79,7 @@ def test_ranks_share_the_blocks_out_evenly_without_rest(num_blocks, world_size):
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 3000), max_size=20), st.integers(1, 2000))
 def test_the_settled_budget_is_the_asked_for_one_or_the_longest_sequence(requested, lengths, max_residues):
-    settled = settle_token_budget(requested, np.array(lengths, np.int64), max_residues=max_residues)
+    settled = resolve_token_budget(requested, np.array(lengths, np.int64), max_residues=max_residues)
     longest = max((min(length, max_residues) + 2 for length in lengths), default=0)
     assert settled == max(requested, longest)
     tokens = tokens_of(np.array(lengths, np.int64), max_residues=max_residues)
@@ -77,9 +88,9 @@ def test_the_settled_budget_is_the_asked_for_one_or_the_longest_sequence(request
 
 def test_settling_twice_changes_nothing():
     lengths = np.array([700, 3])
-    once = settle_token_budget(10, lengths, max_residues=1022)
+    once = resolve_token_budget(10, lengths, max_residues=1022)
     assert once == 702
-    assert settle_token_budget(once, lengths, max_residues=1022) == once
+    assert resolve_token_budget(once, lengths, max_residues=1022) == once
 
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 4), ("c", "MKT"), ("d", "ACD" * 5), ("e", "ACD" * 5), ("f", "W")]
@@ -175,7 +186,7 @@ CHANGES_NO_ROW = {
     "loader": "tests.fakes:load_faulty_model",
     "sequence_kind": SequenceKind.DNA,
     "cache_dir": "/elsewhere",
-    "cache_max_bytes": 10**9,
+    "cache_gib": 1.0,
     "long_policy": LongPolicy.ERROR,
     "allow_empty": True,
     "log_level": "DEBUG",
@@ -187,7 +198,12 @@ CHANGES_NO_ROW = {
 
 
 def test_every_setting_is_known_to_change_rows_or_not_to():
-    assert {field.name for field in fields(ModelConfig)} == CHANGES_ROWS.keys() | CHANGES_NO_ROW.keys()
+    resolved = {field.name for field in fields(ModelConfig)} - {"settings"}
+    boxes = (Hardware, SequenceRules, Cache, Monitoring)
+    asked = {one.knob.recorded or one.argument for box in boxes for one in settings_of(box)}
+    elsewhere = {"runner", "devices", "workers", "weights_dir"}  # where, not what
+    elsewhere |= {"metrics_port", "metrics_targets", "metrics_network", "pushgateway"}
+    assert resolved | asked - elsewhere == CHANGES_ROWS.keys() | CHANGES_NO_ROW.keys()
 
 
 @pytest.mark.parametrize("name", CHANGES_ROWS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro import predict_fasta
-from virnucpro.models.classifier_card import classifiers_table
+from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.store.contig_table import read_contig_calls
 
 

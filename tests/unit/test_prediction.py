@@ -37,12 +37,12 @@ from virnucpro.errors import (
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.prediction_verification import verify_folder
-from virnucpro.report.artifacts import report_markdown
+from virnucpro.pipeline.verification import verify_run
+from virnucpro.report.prediction.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.settings import DEFAULT_CLASSIFIER, BadRecordPolicy, TableFormat
 from virnucpro.store.contig_table import Call, read_contig_calls
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest
 
 
 def run(inputs, out, config, **arguments):
@@ -76,7 +76,7 @@ def test_every_contig_has_its_line_and_every_kept_frame_its_score(finished):
     assert [row[0] for row in rows[1:]] == frames
     assert len(frames) == sum(call.frames for call in calls) == result.counts["scored_frames"] > 20
     assert result.state == "complete"
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
 
 
 def test_the_scores_are_those_of_an_independent_module_on_rows_joined_by_id(finished):
@@ -179,10 +179,10 @@ def test_damaged_tables_are_made_again(finished, tmp_path):
         data = bytearray((out / name).read_bytes())
         data[len(data) // 2] ^= 1
         (out / name).write_bytes(data)
-        assert any(name in problem for problem in verify_folder(out).problems)
+        assert any(name in problem for problem in verify_run(out).problems)
         run([folder / "in.fa"], out, config)
         assert tables(out) == expected
-        assert verify_folder(out).problems == []
+        assert verify_run(out).problems == []
 
 
 def test_a_frame_that_cannot_be_embedded_is_listed_and_its_contig_still_called(tmp_path):
@@ -204,7 +204,7 @@ def test_a_frame_that_cannot_be_embedded_is_listed_and_its_contig_still_called(t
     scored = [line.split("\t")[0] for line in (out / "prediction_results.txt").read_text().splitlines()[1:]]
     assert scored == [record.split()[0] for record in records if record.split()[0] != name]
     assert [call.contig for call in read_contig_calls(out / "contigs.tsv")] == list(contigs)
-    assert verify_folder(out).problems == []
+    assert verify_run(out).problems == []
     (tmp_path / "control.json").write_text(json.dumps({"times": 0, "before_batch": -1}))  # mended
     run([tmp_path / "in.fa"], out, config)
     assert tables(out) == tables(tmp_path / "good")
@@ -285,7 +285,7 @@ def test_reads_that_are_too_short_are_counted_apart_and_called_reads(tmp_path, c
     assert [row["call"] for row in json.loads((out / "contigs.json").read_text())][:2] == ["too short"] * 2
     print_summary(result)
     status(out)
-    verified = verify_folder(out)
+    verified = verify_run(out)
     assert (verified.problems, verified.what.partition(",")[0]) == ([], "reads")
     summary, status_line = re.findall(r"^ *3 reads.*", capsys.readouterr().out, re.MULTILINE)
     assert summary.endswith(", 2 too short")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virnucpro.config import InputRules, SequenceKind
-from virnucpro.data import read_formats
-from virnucpro.data.read_formats import BAM_END, bam_as_fasta, fastq_as_fasta
+from virnucpro.data.reading import read_formats
+from virnucpro.data.reading.read_formats import BAM_END, bam_as_fasta, fastq_as_fasta
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode
 

@@ -12,9 +12,10 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, some_contigs
-from virnucpro.report import plots
-from virnucpro.report.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
-from virnucpro.report.page import write_report
+from virnucpro.report import figures
+from virnucpro.report.prediction import plots
+from virnucpro.report.prediction.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
+from virnucpro.report.prediction.page import write_report
 
 NAMES = [
     "<img/src=x/onerror=alert(1)>",
@@ -191,8 +192,8 @@ def test_every_colour_of_a_figure_has_its_counterpart_in_the_dark(written):
     page, _ = written
     used = set(re.findall(r"#[0-9a-f]{6}", json.dumps(page.figures)))
     assert used
-    assert used <= {colour.light for colour in plots.COLOURS.values()}
-    assert len({colour.light for colour in plots.COLOURS.values()}) == len(plots.COLOURS)
+    assert used <= {colour.light for colour in figures.COLOURS.values()}
+    assert len({colour.light for colour in figures.COLOURS.values()}) == len(figures.COLOURS)
 
 
 def luminance(colour):
@@ -210,7 +211,7 @@ def contrast(colour, background):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_and_marks_stand_out_in_light_and_dark(theme):
     """At least 4.5 to 1 for text and 3 to 1 for what is drawn: levels AA of WCAG 2.2, 1.4.3 and 1.4.11."""
-    shown = {role: getattr(colour, theme) for role, colour in plots.COLOURS.items()}
+    shown = {role: getattr(colour, theme) for role, colour in figures.COLOURS.items()}
     for background in ("surface", "page"):
         for role in ("ink", "muted", "not-virus"):  # links have the colour of what is not viral
             assert contrast(shown[role], shown[background]) >= 4.5, (role, background)

@@ -8,12 +8,11 @@ import pytest
 
 from tests.made_prediction import Contig, make_prediction, some_contigs
 from virnucpro.errors import ResultError
-from virnucpro.report import summary as summary_module
-from virnucpro.report.contig_lines import NO_SCORE
-from virnucpro.report.summary import SCORE_BINS, summarise
-from virnucpro.report.tracks import TRACK_STEPS
+from virnucpro.report.prediction import summary as summary_module
+from virnucpro.report.prediction.contig_lines import NO_SCORE, TRACK_STEPS
+from virnucpro.report.prediction.summary import SCORE_BINS, summarise
 from virnucpro.store.contig_table import Call
-from virnucpro.store.json_manifest import with_checksum
+from virnucpro.store.manifest import with_checksum
 
 
 @pytest.fixture(scope="module")

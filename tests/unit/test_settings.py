@@ -64,7 +64,7 @@ def test_no_two_settings_of_a_run_have_one_name(kind):
         ({"workers": 1025}, "workers is 1025: it should be less than or equal to 1024"),
         ({"precision": "fp8"}, "precision is fp8: it should be 'auto', 'fp32', 'bf16' or 'fp16'"),
         ({"gaps": "keep"}, "gaps is keep: it should be 'error' or 'remove'"),
-        ({"devices": "gpu7"}, "devices is gpu7: give auto"),
+        ({"devices": "gpu7"}, "devices is gpu7: choose auto"),
         ({"devices": "cpu", "workers_per_device": 2}, "several workers per device are for GPUs"),
         ({"workers": 1025, "threads": 0}, "workers is 1025.*threads is 0"),
     ],

@@ -221,8 +221,8 @@ def test_the_reservation_has_room_for_every_shard_and_gives_way_shard_by_shard(t
     assert len(left) == 5
     assert left == sorted(left, reverse=True)
     written_bytes = sum(path.stat().st_size for path in result.output_path.iterdir())
-    assert left[-1] >= disk_space.LAST_WORDS_BYTES
-    assert reserved_bytes - disk_space.LAST_WORDS_BYTES >= written_bytes
+    assert left[-1] >= disk_space.MANIFEST_BYTES
+    assert reserved_bytes - disk_space.MANIFEST_BYTES >= written_bytes
 
 
 def test_a_run_that_was_killed_while_it_wrote_shards_needs_no_more_room_than_before(tmp_path, proteins):

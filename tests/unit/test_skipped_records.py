@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.fakes import hash_config, hash_vector
 from virnucpro.config import InputRules
-from virnucpro.data.duplicate_ids import lines_at
+from virnucpro.data.index.duplicate_ids import lines_at
+from virnucpro.data.reading.skipped_records import SkippedRecords, read_skipped
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.data.skipped_records import SkippedRecords, read_skipped
 from virnucpro.errors import BadInputError, ExitCode, WorkersFailedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
@@ -100,8 +100,8 @@ def test_an_input_of_bad_records_only_is_refused_and_shows_the_first_of_them(tmp
         build(tmp_path, SKIP, b"".join(b">s%d\n-\n" % number for number in range(1234)))
     *shown, last = str(caught.value).splitlines()
     assert len(shown) == 19
-    assert shown[0] == f"{tmp_path}/0.fa:2: gap '-' at column 1 (s0): mend or remove it"
-    assert last.startswith("input: no record is left: all 1,234 are bad: mend them, or use --allow-empty")
+    assert shown[0] == f"{tmp_path}/0.fa:2: gap '-' at column 1 (s0): fix or remove it"
+    assert last.startswith("input: no record is left: all 1,234 are bad: fix them, or use --allow-empty")
     empty = build(tmp_path, InputRules(on_bad_record="skip", allow_empty=True), b">a\n-\n")
     assert (len(empty), empty.num_skipped) == (0, 1)
 

@@ -25,8 +25,7 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline import run_status
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import COUNTED, PredictionManifest, StageRecord
+from virnucpro.store.manifest import COUNTED, PredictionManifest, RunManifest, StageRecord
 from virnucpro.store.run_holder import holder_of
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.snapshot import GpuSample, RankState

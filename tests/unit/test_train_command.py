@@ -13,12 +13,15 @@ import pytest
 import typer
 
 from tests.trainings import make_genomes
-from virnucpro.commands.train import group_weight, length_weight
+from virnucpro.commands.options import named_number
+from virnucpro.errors import ConfigurationError
+from virnucpro.knobs import from_flat
 from virnucpro.run_layout import TrainingLayout
+from virnucpro.settings import TrainingSettings
 from virnucpro.store.contig_table import read_contig_calls
-from virnucpro.training.classifier_fitting import score_pieces
-from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.metrics import auroc
+from virnucpro.training.evaluation.metrics import auroc
+from virnucpro.training.fitting.classifier_fitting import score_pieces
+from virnucpro.training.fitting.embedded_pieces import read_embedded
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
 
@@ -74,11 +77,11 @@ def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):
 
 
 def test_a_weight_is_given_with_what_it_is_of():
-    assert group_weight("eukaryotic_virus=2.5") == ("eukaryotic_virus", 2.5)
+    assert named_number("eukaryotic_virus=2.5") == ("eukaryotic_virus", "2.5")
     for text in ("phage", "phage=", "=2", "phage=-1", "phage=nan", "phage=inf"):
-        with pytest.raises(typer.BadParameter, match="GROUP=NUMBER"):
-            group_weight(text)
-    assert length_weight("300=0.5") == (300, 0.5)
-    for text in ("300", "x=1", "-300=1", "300=-1"):
-        with pytest.raises(typer.BadParameter, match="NT=NUMBER"):
-            length_weight(text)
+        with pytest.raises(typer.BadParameter, match="NAME=NUMBER"):
+            named_number(text)
+    assert from_flat(TrainingSettings, {"length_weights": {"300": "0.5"}}).training.length_weights == {300: 0.5}
+    for length in ("x", "300.5"):
+        with pytest.raises(ConfigurationError, match="length_weights"):
+            from_flat(TrainingSettings, {"length_weights": {length: "1"}})

@@ -15,19 +15,20 @@ from tests.manifests import values_unseen
 from tests.settings import training_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
-from virnucpro.data.fragments import chunk_bounds, open_frames
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.six_frames import open_frames
 from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
-from virnucpro.models.classifier_card import read_card
-from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.models.classifier_files.card import read_card
 from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import LENGTHS_NT
-from virnucpro.training.annotations import read_annotations
-from virnucpro.training.embedded_pieces import read_embedded
-from virnucpro.training.genome_split import SPLITS
-from virnucpro.training.records import read_records
+from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.genomes.genome_split import SPLITS
+from virnucpro.training.genomes.records import read_records
 
 
 def trained(inputs, out, config=None, **arguments):
@@ -55,13 +56,13 @@ def test_a_training_that_is_stopped_is_gone_on_with_to_the_same_weights_by_other
     assert (stopped.code, status_of(out).state) == (ExitCode.INTERRUPTED, "stopped")
     assert not (out / "card.json").exists()
     assert len(weights) == 2
-    assert "the training is stopped" in verify_folder(out).problems[0]
+    assert "the run is stopped" in verify_run(out).problems[0]
     assert trained(files, out, hash_training(seed=3), workers=2) == weights
 
 
 def test_each_value_of_its_manifest_that_was_changed_is_noticed(finished, tmp_path):
     shutil.copytree(finished[1], tmp_path / "out")
-    num_values, unseen = values_unseen(tmp_path / "out", verify_folder)
+    num_values, unseen = values_unseen(tmp_path / "out", verify_run)
     assert (num_values > 40, unseen) == (True, [])
 
 
@@ -108,7 +109,7 @@ def test_a_classifier_is_whole_and_its_card_says_what_was_done(finished):
         assert cut <= set(names)
     status = status_of(out)
     assert (status.state, status.kind) == ("complete", "training")
-    verified = verify_folder(out)
+    verified = verify_run(out)
     assert (verified.problems, verified.num_rows, verified.num_records) == ([], 5, 5)
 
 
@@ -140,7 +141,7 @@ def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
     table.write_text("file\tlabel\nvirus_phage.fa\tvirus\nnone.fa\tvirus\n")
     refused = train_forked(files, tmp_path / "out", hash_training(labels=table))
     assert refused.code == ExitCode.BAD_INPUT
-    assert f"{table}:3: no record of the input is this one's" in refused.errors
+    assert f"{table}:3: it matches no record of the input" in refused.errors
     assert not (tmp_path / "out").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
-from virnucpro.training.labelled_genomes import files_of, label_of_name, read_labelled
+from virnucpro.training.genomes.labelled_genomes import files_of, label_of_name, read_labelled
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_table_labels_records_and_files_and_its_line_for_a_record_comes_first(
         ("accession\tgroup\na\tx\n", r"labels\.tsv:1: no column 'label'"),
         ("name\tlabel\na\tvirus\n", r"labels\.tsv:1: neither a column accession"),
         ("accession\tlabel\na\n", r"labels\.tsv:2: 1 columns where"),
-        ("accession\tlabel\na\tvirus\nb\tvirus\n", r"genomes\.fa:5: the record stands in no line .*\(c\)"),
-        ("accession\tlabel\na\tvirus\nb\tvirus\nc\tvirus\nd\tvirus\n", r"labels\.tsv:5: no record .*\(d\)"),
-        ("accession\tlabel\na\tvirus\na\tother\n", r"labels\.tsv:3: a stands in line 2 already"),
+        ("accession\tlabel\na\tvirus\nb\tvirus\n", r"genomes\.fa:5: no line of .* is for this record .*\(c\)"),
+        ("accession\tlabel\na\tvirus\nb\tvirus\nc\tvirus\nd\tvirus\n", r"labels\.tsv:5: it matches no record .*\(d\)"),
+        ("accession\tlabel\na\tvirus\na\tother\n", r"labels\.tsv:3: a has another label in line 2"),
         ("accession\tlabel\na\tmaybe\n", r"labels\.tsv:2: the label 'maybe'"),
         ("accession\tlabel\n\tvirus\n", r"labels\.tsv:2: neither accession nor file"),
         ("accession\tlabel\tgroup\na\tvirus\tx\nb\tother\tx\nc\tother\ty\n", "the group x holds viral genomes and"),
@@ -78,7 +78,7 @@ def test_records_of_one_id_are_kept_once_or_numbered_and_stay_one_genome(tmp_pat
         ("x#2", "TTTT", "x"),
         ("y", "CCCC", "y"),
     ]
-    assert found.notes[0] == "records given again with the same letters, and used once: 2"
+    assert found.notes[0] == "identical records, used once: 2"
     assert "x#2" in found.notes[1]
     other = write_fasta(tmp_path / "nonviral.fa", [("x", "ACGT")])
     with pytest.raises(BadInputError, match="have both labels"):

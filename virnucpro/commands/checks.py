@@ -14,7 +14,7 @@ from virnucpro.commands.options import AsJson, FastaFiles, RunDir, takes_setting
 from virnucpro.config import InputRules, SequenceKind
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, printable
-from virnucpro.pipeline.prediction_verification import verify_folder
+from virnucpro.pipeline.verification import verify_run
 from virnucpro.settings import EmbeddingSettings
 
 
@@ -54,7 +54,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
-    found = verify_folder(output)
+    found = verify_run(output)
     if as_json:
         print(
             json.dumps(

@@ -11,7 +11,7 @@ from rich.table import Table
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.cpu_workers import devices_for

@@ -1,4 +1,4 @@
-"""``virnucpro evaluate``: what a classifier's or any tool's scores are worth on contigs of known kind."""
+"""``virnucpro evaluate``: measures a classifier's or any tool's scores on contigs of known label."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from rich.text import Text
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, shown_run
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
-from virnucpro.report.evaluation_page import write_page
-from virnucpro.report.evaluation_plots import MOST_TABLES
-from virnucpro.report.page import write_report
+from virnucpro.report.evaluation.page import write_page
+from virnucpro.report.evaluation.plots import MOST_TABLES
+from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import DEFAULT_CLASSIFIER, PredictionSettings
 from virnucpro.telemetry.progress import DownloadProgress
-from virnucpro.training.delimited_tables import whole_number
-from virnucpro.training.evaluation import LENGTH_EDGES_NT
-from virnucpro.training.evaluation_files import evaluate_tables, write_evaluation
-from virnucpro.training.known_contigs import read_truth
-from virnucpro.training.metrics import BOOTSTRAP_SAMPLES
-from virnucpro.training.score_tables import read_scores
+from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.known_contigs import read_truth
+from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
+from virnucpro.training.evaluation.score_tables import read_scores
+from virnucpro.training.evaluation.strata import LENGTH_EDGES_NT
+from virnucpro.training.genomes.delimited_tables import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.training.score_tables import ScoreTable
+    from virnucpro.training.evaluation.score_tables import ScoreTable
 
 
 DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))
 
 
 class Missing(StrEnum):
-    """What becomes of contigs without a score."""
+    """What to do with contigs without a score."""
 
     LOWEST = "lowest"
     LEAVE_OUT = "leave-out"
@@ -159,11 +159,7 @@ def evaluate(
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:
-        columns = zip(_a_table(scores, id_column), _a_table(scores, score_column), strict=True)
-        tables = [
-            read_scores(path, id_column=ids, score_column=values)
-            for path, (ids, values) in zip(scores or [], columns, strict=True)
-        ]
+        tables = _read_tables(scores or [], id_column or [None], score_column or [None])
     document, without = evaluate_tables(
         _named_apart(tables),
         known,
@@ -192,18 +188,18 @@ def _check(
     classifier: str | None,
     threshold: float | None,
 ) -> None:
-    """Refuse what cannot be meant."""
+    """Refuse options that contradict each other."""
     if bool(contigs) == bool(scores):
         raise typer.BadParameter(
             "give either contigs to score, or --scores." if scores else "give contigs or --scores."
         )
     if contigs and (id_column or score_column):
-        raise typer.BadParameter("it is for --scores.", param_hint="--id-column" if id_column else "--score-column")
+        raise typer.BadParameter("it needs --scores.", param_hint="--id-column" if id_column else "--score-column")
     if scores and classifier:
-        raise typer.BadParameter("it is for contigs; the scores are there already.", param_hint="--classifier")
+        raise typer.BadParameter("it needs CONTIGS: with --scores, nothing is classified.", param_hint="--classifier")
     for option, names in (("--id-column", id_column), ("--score-column", score_column)):
         if scores and names and len(names) not in {1, len(scores)}:
-            what = f"it is there {len(names)} times for {len(scores)} tables: give it once, or once a table."
+            what = f"given {len(names)} times for {len(scores)} tables: give it once, or once a table."
             raise typer.BadParameter(what, param_hint=option)
     if scores and len(scores) > MOST_TABLES:
         raise typer.BadParameter(f"{len(scores)} tables are more than {MOST_TABLES}.", param_hint="--scores")
@@ -212,24 +208,26 @@ def _check(
         raise typer.BadParameter(f"{threshold:g} is not {which}.", param_hint="--threshold")
 
 
-def _a_table(scores: list[Path] | None, names: list[str] | None) -> list[str] | list[None]:
-    """Return the name of a column for each table."""
-    if not names:
-        return [None] * len(scores or [])
-    return names * len(scores or []) if len(names) == 1 else names
+def _read_tables(
+    paths: Sequence[Path], id_columns: Sequence[str | None], score_columns: Sequence[str | None]
+) -> list[ScoreTable]:
+    """Read every table; a single column name is for all of them, None is the default."""
+    ids, scores = (list(names) * len(paths) if len(names) == 1 else names for names in (id_columns, score_columns))
+    columns = zip(paths, ids, scores, strict=True)
+    return [read_scores(path, id_column=one, score_column=other) for path, one, other in columns]
 
 
 def _length_edges(text: str) -> tuple[int, ...]:
     parts = text.replace(" ", "").split(",")
     edges_nt = tuple(number for part in parts if (number := whole_number(part)) is not None)
     if len(edges_nt) != len(parts) or list(edges_nt) != sorted(set(edges_nt) - {0}):
-        what = f"{text!r} are no rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
+        what = f"{text!r} is not a list of rising numbers of nucleotides, such as {DEFAULT_LENGTH_CLASSES}."
         raise typer.BadParameter(what, param_hint="--length-classes")
     return edges_nt
 
 
 def _named_apart(tables: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """Return the tables, those of one name called by their paths."""
+    """Return the tables; those that share a name are named by their paths."""
     names = Counter(table.name for table in tables)
     return [replace(table, name=str(table.path)) if names[table.name] > 1 else table for table in tables]
 

@@ -1,4 +1,4 @@
-"""``virnucpro models``: what sequences can be embedded and classified with."""
+"""``virnucpro models``: list models and classifiers; convert published classifiers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.text import Text
 from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
-from virnucpro.models.classifier_card import classifiers_table
-from virnucpro.models.classifier_conversion import (
+from virnucpro.models.classifier_files.card import classifiers_table
+from virnucpro.models.classifier_files.conversion import (
     PUBLISHED_DNA_MODEL,
     PUBLISHED_PROTEIN_MODEL,
     convert_classifier,
@@ -29,15 +29,16 @@ def list_models(
     """List models and classifiers: what they take, how large they are, where they come from, whether they are here."""
     rows = models_table(weights_dir=_folder(settings))
     table = _table("name", "takes", "parameters", "width", "weights")
-    for row in rows:
-        weights = row.source if row.source == BUNDLED else "absent" if row.weights_path is None else "here"
-        table.add_row(row.name, row.sequence_kind, f"{row.num_parameters / 1e6:,.1f} M", f"{row.hidden_dim:,}", weights)
+    for spec, path in rows:
+        weights = BUNDLED if spec.is_bundled else "absent" if path is None else "here"
+        parameters = f"{spec.num_parameters / 1e6:,.1f} M"
+        table.add_row(spec.name, spec.family.sequence_kind, parameters, f"{spec.hidden_dim:,}", weights)
     print_renderable(table)
     print("\nweights that are here:")
-    for row in rows:
-        if row.weights_path is not None:
-            print(f"  {printable(str(row.weights_path))}")  # a line each, so that a terminal copies it whole
-    if absent := [row.source for row in rows if row.weights_path is None]:
+    for _, path in rows:
+        if path is not None:
+            print(f"  {printable(str(path))}")  # a line each, so that a terminal copies it whole
+    if absent := [spec.source for spec, path in rows if path is None]:
         print("absent weights are fetched when they are first needed, from:", *absent, sep="\n  ")
     print()
     classifiers = _table("classifier", "chunks", "DNA model", "protein model", "threshold")
@@ -51,7 +52,7 @@ def list_models(
 
 
 def _table(*columns: str) -> Table:
-    """Return an empty table that breaks nothing but the words of ``chunks`` over lines."""
+    """Return an empty table in which only ``chunks`` wraps."""
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, no_wrap=name != "chunks")

@@ -109,7 +109,7 @@ def as_parameter(setting: Setting) -> inspect.Parameter:
         "show_default": knob.automatic != "none" and (knob.automatic or True),
     }
     if is_mapping:
-        more["parser"] = _pair
+        more["parser"] = named_number
     elif knob.word:
         more["parser"] = _number_or(knob.word, info.default, bounds["ge"], bounds["le"])
         more["show_default"] = knob.word
@@ -173,7 +173,8 @@ def _number_or(word: str, default: object, least: int, most: int) -> Callable[[A
     return parse
 
 
-def _pair(text: str | tuple[str, str]) -> tuple[str, str]:
+def named_number(text: str | tuple[str, str]) -> tuple[str, str]:
+    """Return name and number of NAME=NUMBER."""
     if isinstance(text, tuple):
         return text
     name, is_there, number = text.rpartition("=")

@@ -12,11 +12,11 @@ import typer
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
-from virnucpro.report.page import write_report
+from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.progress import DownloadProgress, say
 

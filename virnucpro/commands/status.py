@@ -12,8 +12,7 @@ from virnucpro.commands.options import AsJson, RunDir
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
-from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import PredictionManifest, RunManifest
 from virnucpro.telemetry import wording
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
 from virnucpro.settings import TrainingSettings
 from virnucpro.telemetry.progress import DownloadProgress
-from virnucpro.training.labelled_genomes import check_files
+from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import configure_training
 
 if TYPE_CHECKING:

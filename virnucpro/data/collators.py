@@ -1,8 +1,8 @@
 """
-From records to tensors: the collator packs a block end to end without padding, the loader brings blocks in order.
+From records to tensors: pack a block end to end without padding; load blocks in order.
 
-Legend: T packed tokens, S sequences in the batch, W windows of them (S where each is one). The collator keeps no state
-between batches, so any number of loader processes gives every sequence exactly once and in the same company.
+The collator keeps no state between batches, so any number of loader processes gives the same batches. Legend: T packed
+tokens, S sequences of the batch, W windows of them (S where each sequence is one window).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from virnucpro.arrays import FloatArray
     from virnucpro.data.sequence_dataset import IndexBasedDataset
     from virnucpro.data.sequence_index import SequenceRecord
-
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Tokenizer(Protocol):
@@ -43,11 +42,8 @@ class UnreadableSequence:
     """A sequence that the model has no tokens for."""
 
     position: int
-    """Its index position."""
     sequence_id: str
-    """Its id."""
     what: str
-    """What is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,6 @@ class PackedBatch:
     positions: tuple[int, ...]
     """Index positions, (S,)."""
     sequence_ids: tuple[str, ...]
-    """Ids, (S,)."""
     input_ids_T: torch.Tensor
     """int64 (T,): token ids, sequence after sequence."""
     cu_seqlens: torch.Tensor
@@ -65,22 +60,21 @@ class PackedBatch:
     lengths: tuple[int, ...]
     """Tokens of each window, special tokens included, (W,)."""
     unreadable: tuple[UnreadableSequence, ...] = ()
-    """Sequences of the block that are not in the batch."""
+    """Sequences of the block that are not in the batch: the model has no tokens for them."""
     windows: tuple[int, ...] = ()
     """Windows of each sequence, (S,); empty where each is one."""
 
     @property
     def num_tokens(self) -> int:
-        """T."""
         return int(self.input_ids_T.shape[0])
 
     def pin_memory(self) -> PackedBatch:
-        """Return the batch in page-locked memory, for copies to a GPU that overlap (called by the DataLoader)."""
+        """Return the batch in page-locked memory, so that copies to a GPU overlap; the DataLoader calls this."""
         with span(PACKING, self, name="page-locking"):
             return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
 
     def one_row_each(self, rows_WD: FloatArray) -> FloatArray:
-        """Return float32 (S, D): the mean of each sequence's windows, summed in float64; one window's row as it is."""
+        """Return float32 (S, D): the mean of each sequence's windows, summed in float64; a lone window's row as is."""
         if not self.windows:
             return rows_WD
         sums_SD = np.add.reduceat(rows_WD.astype(np.float64), self._first_windows()[:-1], axis=0)
@@ -88,11 +82,11 @@ class PackedBatch:
         return rows_SD
 
     def _first_windows(self) -> list[int]:
-        """Return the first window of each sequence and, last, W."""
+        """First window of each sequence and, last, W."""
         return [0, *accumulate(self.windows or [1] * len(self.positions))]
 
     def part(self, first: int, end: int) -> PackedBatch:
-        """Return the batch of its sequences *first* to *end* - 1, without the unreadable ones."""
+        """Return a batch of sequences *first* to *end* - 1; ``unreadable`` is empty."""
         first_windows = self._first_windows()
         return replace(
             self._of_windows(first_windows[first], first_windows[end]),
@@ -102,7 +96,7 @@ class PackedBatch:
         )
 
     def _of_windows(self, first: int, end: int) -> PackedBatch:
-        """Return a batch with the tokens of windows *first* to *end* - 1, which says so of a lone sequence only."""
+        """Return a batch of windows *first* to *end* - 1; its ``windows`` holds for a single sequence only."""
         start, stop = int(self.cu_seqlens[first]), int(self.cu_seqlens[end])
         return PackedBatch(
             self.positions,
@@ -114,18 +108,17 @@ class PackedBatch:
         )
 
     def window_halves(self) -> tuple[PackedBatch, PackedBatch]:
-        """Return the two halves of the windows of a lone sequence that has several, each as a batch of it."""
+        """Split the windows of a batch of one sequence into two batches."""
         (windows,) = self.windows
         return self._of_windows(0, windows // 2), self._of_windows(windows // 2, windows)
 
     def halves(self) -> tuple[PackedBatch, PackedBatch]:
-        """Return the batch in two, cut where the tokens come closest to equal; it must hold two sequences or more."""
+        """Split a batch of at least two sequences where the tokens come closest to equal."""
         starts = self.cu_seqlens[self._first_windows()[1:-1]]
         cut = int((2 * starts - self.num_tokens).abs().argmin()) + 1
         return self.part(0, cut), self.part(cut, len(self.positions))
 
     def singles(self) -> list[PackedBatch]:
-        """Return one batch for each sequence."""
         return [self.part(number, number + 1) for number in range(len(self.positions))]
 
 
@@ -135,8 +128,8 @@ class VarlenCollator:
 
     Args:
         tokenizer: The model's.
-        max_residues: Residues of a sequence that are kept; the rest is cut off.
-        in_windows: Cut nothing off, but pack a longer sequence as windows of that length (``virnucpro.data.windows``).
+        max_residues: Residues of a sequence that are embedded; longer ones are truncated.
+        in_windows: Pack a longer sequence as windows of that length instead (``virnucpro.data.windows``).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_residues: int, in_windows: bool = False) -> None:
@@ -145,7 +138,7 @@ class VarlenCollator:
         self.in_windows = in_windows
 
     def __call__(self, records: Sequence[SequenceRecord]) -> PackedBatch:
-        """Pack *records* in the order given; those that the model has no tokens for are named in the batch instead."""
+        """Pack *records* in the given order; those that the model has no tokens for go to ``unreadable``."""
         unreadable: tuple[UnreadableSequence, ...] = ()
         with span(TOKENISING, records):
             try:
@@ -201,14 +194,14 @@ def create_async_dataloader(
     pin_memory: bool = False,
 ) -> DataLoader[PackedBatch]:
     """
-    Bring *batches* of *dataset* in order.
+    Load *batches* of *dataset* in order.
 
     Args:
         dataset: Sequences by number.
         collator: Packs one batch.
-        batches: Numbers in *dataset* of each batch's sequences; asked for one by one, as batches are about to be made.
-        loader_workers: Processes that read and tokenise ahead; 0 does it in this process.
-        pin_memory: Hand out page-locked tensors (GPUs only).
+        batches: Numbers in *dataset* of each batch's sequences; iterated lazily.
+        loader_workers: Processes that read and tokenise ahead; 0 loads in this process.
+        pin_memory: Return page-locked tensors (GPUs only).
 
     Returns:
         An iterable of ``PackedBatch``, one for each item of *batches*, in their order.

@@ -1,10 +1,9 @@
 """
-The rules of a FASTA record: what an id may be, what a sequence may hold, and what is said when a rule is broken.
+The rules of a FASTA record: what an id and a sequence may hold; every fault with its line, column and remedy.
 
-A record is read here in full strictness, in one piece or in several, and every fault names its line and column. What
-comes out is the normalised sequence, the one that models see: upper case, without ASCII blanks and line ends; of a
-protein J written as X, and one stop at the end taken off. Which letters there are is ``virnucpro.data.letters``'s to
-say. This module knows bytes and lines; it never opens a file.
+A record is read in one piece or in several. The result is the normalised sequence that models see: upper case, without
+ASCII blanks and line ends; in proteins J is X, and one stop at the end is removed. Which letters are accepted is in
+``virnucpro.data.letters``. This module knows bytes and lines; it opens no file.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from virnucpro.data.letters import GAPS, Letters
 from virnucpro.settings import StopPolicy
 
 MAX_ID_BYTES = 1024
-"""Bytes of an id at the most; it is a row of the result and a line of a table."""
+"""Longest id, bytes: it is a row of the result and a line of a table."""
 PLAIN_ID_BYTES = MAX_ID_BYTES - 32
-"""Bytes of an id that is short enough for any suffix of a chunk and its frame."""
+"""Longest id, bytes, that leaves room for any suffix of a chunk and its frame."""
 MAX_HEADER_BYTES = 64 << 10
-"""Bytes of a header line at the most, ``>`` left out."""
+"""Longest header line, bytes, without ``>``."""
 
 _SHOWN_ID_CHARACTERS = 80
 
@@ -39,11 +38,9 @@ class Fault(NamedTuple):
     """One broken rule."""
 
     line: int
-    """1-based line."""
     what: str
     """What is wrong, without a full stop."""
     remedy: str
-    """What the user can do about it."""
 
 
 class Record(NamedTuple):
@@ -52,29 +49,25 @@ class Record(NamedTuple):
     name: bytes
     """The id: the header up to its first space or tab."""
     sequence: bytes
-    """Normalised residues; of no use where there is a fault."""
+    """Normalised residues; meaningless where there is a fault."""
     fault: Fault | None
-    """The first broken rule."""
 
 
 class SequenceReader:
     """
-    The sequence of one record, read in pieces of any size.
-
-    A piece that is not the last one must not end between CR and LF.
+    The sequence of one record, read in pieces of any size; only the last piece may end between CR and LF.
 
     Attributes:
         residues: Normalised residues or nucleotides so far.
-        fault: The first broken rule so far; what is counted is of no use once there is one.
-        mapped_j: J written as X so far.
-        removed_blanks: Spaces and tabs removed so far.
-        removed_gaps: Gaps removed so far.
-        stops_as_x: Stops written as X so far.
-        ambiguous: Letters so far, as the model sees them, that stand for several residues or nucleotides.
+        fault: The first broken rule so far; the counts are meaningless once there is one.
+        mapped_j: J read as X.
+        removed_blanks: Spaces and tabs removed.
+        removed_gaps: Gaps removed.
+        stops_as_x: Stops read as X.
+        ambiguous: Letters, after normalisation, that stand for several residues or nucleotides.
     """
 
     def __init__(self, line: int, letters: Letters) -> None:
-        """Start at the beginning of *line*, 1-based."""
         self.residues = 0
         self.fault: Fault | None = None
         self.mapped_j = 0
@@ -85,21 +78,21 @@ class SequenceReader:
         self._letters = letters
         self._line = line
         self._column = 1
-        self._stop: Fault | None = None  # a stop that nothing has followed so far
-        self._says_nothing = True
+        self._stop: Fault | None = None  # a stop that may be the last letter
+        self._only_unknown = True
 
     @property
     def stripped_stop(self) -> bool:
-        """Whether a stop has been taken off the end."""
+        """Whether a stop was removed from the end."""
         return self._stop is not None and self.fault is None
 
     @property
     def is_low_information(self) -> bool:
-        """Whether there are residues, and none but unknown ones."""
-        return self.residues > 0 and self._says_nothing
+        """Whether there are residues, all of them unknown ones."""
+        return self.residues > 0 and self._only_unknown
 
     def feed(self, piece: bytes, *, last: bool) -> bytes:
-        """Read the next piece; return its normalised residues. The *last* one may end in the CR of a CRLF cut short."""
+        """Read the next piece; return its normalised residues."""
         if last:
             piece = piece.removesuffix(b"\r")
         letters = self._letters
@@ -116,8 +109,8 @@ class SequenceReader:
         letters = self._letters
         self.residues += len(sequence)
         self.ambiguous += letters.count_ambiguous(sequence)
-        if self._says_nothing:
-            self._says_nothing = not sequence.strip(letters.unknown)
+        if self._only_unknown:
+            self._only_unknown = not sequence.strip(letters.unknown)
         if letters.kind is SequenceKind.PROTEIN:
             self.mapped_j += piece.count(b"J") + piece.count(b"j")
         self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
@@ -125,7 +118,7 @@ class SequenceReader:
             self.removed_gaps += piece.count(b"-") + piece.count(b".")
 
     def _unusual(self, piece: bytes, sequence: bytes) -> bytes:
-        """Take a piece that breaks a rule, has a stop, or comes behind one; return its residues."""
+        """Read a piece that breaks a rule, holds a stop, or follows one."""
         if self.fault is not None or (self._stop is not None and not sequence and not _has_lone_cr(piece)):
             return b""
         before, self._stop = self._stop, None
@@ -155,17 +148,7 @@ class SequenceReader:
 
 
 def read_record(record: bytes, line: int, letters: Letters) -> tuple[Record, SequenceReader]:
-    """
-    Read one whole record.
-
-    Args:
-        record: From its ``>`` to just before the next one, line ends included.
-        line: 1-based line of its header.
-        letters: What a sequence may hold.
-
-    Returns:
-        The record, and the reader with its counts.
-    """
+    """Read one whole record, ``>`` to just before the next one; *line* is the 1-based line of its header."""
     header, _, body = record.partition(b"\n")
     name, header_fault = read_header(header[1:], line)
     reader = SequenceReader(line + 1, letters)
@@ -174,16 +157,7 @@ def read_record(record: bytes, line: int, letters: Letters) -> tuple[Record, Seq
 
 
 def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
-    """
-    Read a header line.
-
-    Args:
-        header: The line without ``>`` and without its LF.
-        line: Its 1-based number.
-
-    Returns:
-        The id, and the first broken rule.
-    """
+    """Return the id and the first fault of a header, given without ``>`` and LF; *line* is 1-based."""
     header = header.removesuffix(b"\r")
     name = header.partition(b" ")[0].partition(b"\t")[0]
     broken = _header_fault(header, name)
@@ -191,7 +165,7 @@ def read_header(header: bytes, line: int) -> tuple[bytes, Fault | None]:
 
 
 def whole_fault(name: bytes, reader: SequenceReader, line: int, letters: Letters) -> Fault | None:
-    """Return the fault of a record by its length, or by its name for that length; *line* is that of its header."""
+    """Return the fault of a whole record: its length, or an id too long for its number of chunks."""
     if not reader.residues:
         return Fault(line, "empty sequence", "add its residues or remove the record")
     if letters.most_residues is not None and reader.residues > letters.most_residues:
@@ -207,7 +181,7 @@ def whole_fault(name: bytes, reader: SequenceReader, line: int, letters: Letters
 
 
 def shown_id(name: bytes) -> str | None:
-    """Return an id as a message shows it: decoded as far as possible, cut to a readable length."""
+    """Return an id as messages show it: decoded as far as possible, truncated."""
     text = name.decode("utf-8", "replace")
     return (text if len(text) <= _SHOWN_ID_CHARACTERS else text[:_SHOWN_ID_CHARACTERS] + "...") or None
 
@@ -238,7 +212,6 @@ def _has_lone_cr(piece: bytes) -> bool:
 
 
 def _explain(found: bytes, column: int, kind: SequenceKind) -> tuple[str, str]:
-    """Return what is wrong and what to do for the byte that *found* starts with."""
     byte = found[0]
     shown = f"'{chr(byte)}'"
     letters_only = f"remove it: {'residues' if kind is SequenceKind.PROTEIN else 'nucleotides'} are ASCII letters"

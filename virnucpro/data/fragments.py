@@ -1,179 +1,182 @@
 """
-Chunks of contigs, and the six frames of a chunk: which ones are open, their proteins and their nucleotides.
+Writes the fragments of contigs: chunks, their open frames, and which frames of each chunk are open.
 
-A contig of L nucleotides is cut into the fewest chunks of at most C nucleotides that cover it; neighbours overlap a
-little, so that all but perhaps the last one have exactly C. Each chunk is read in six frames, F1 to F3 on its own
-strand and R1 to R3 on the reverse complement, by the standard genetic code. A frame is open, and kept, when its protein
-holds no stop and is not empty. Only A, C, G and T are complemented, and a codon with any other letter gives no residue,
-so a protein may have fewer residues than its frame has codons.
-
-Everything here is a pure function of letters and numbers, many chunks at a time. Ids and files are
-``virnucpro.data.fragment_files``'s.
+The files of frames and chunks have the original program's format and order, one set for each input file. One byte for
+each chunk, in the order of the input, records its open frames: with the contigs' lengths and ids it gives every frame's
+id and place without reading text. Memory is that of a batch of chunks, a group of contigs, and eight bytes a contig.
 """
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from virnucpro.genetic_code import BASES, STANDARD_CODE
+from virnucpro import durable
+from virnucpro.data.frames.chunks import bounds_of_chunks, chunks_per_contig
+from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
+from virnucpro.data.frames.six_frames import FRAMES, OpenFrames, open_frames
+from virnucpro.errors import StoppedError
 
 if TYPE_CHECKING:
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    import threading
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-"""Names of the frames, in the order of their bits and in that of the files."""
-
-_STOP = b"*"
-_NO_RESIDUE = b"-"
-_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
-_RADIX = len(BASES) + 1
-"""A codon's number is that of its three digits: the place of each base in ``BASES``, behind them for other letters."""
-_DIGITS = bytes(BASES.find(letter) % _RADIX for letter in range(256))
+    from virnucpro.arrays import IntArray
+    from virnucpro.data.sequence_index import SequenceIndex
 
 
-def _residue_table() -> bytes:
-    """Residue, stop or no residue of each codon's number."""
-    residues = bytearray(_NO_RESIDUE) * 256
-    for residue, (first, second, third) in zip(STANDARD_CODE, product(range(len(BASES)), repeat=3), strict=True):
-        residues[(first * _RADIX + second) * _RADIX + third] = residue
-    return bytes(residues)
+_CONTIGS_AT_ONCE = 1 << 16
+_CHUNKS_AT_ONCE = 1 << 11
+_LINE_NT = 60
+"""Nucleotides of a line of the file of chunks."""
 
 
-_RESIDUES = _residue_table()
+@dataclass(frozen=True, kw_only=True)
+class FragmentCounts:
+    contigs: int
+    """Contigs of the input, without skipped records."""
+    short_contigs: int
+    """Those of them that are too short to be cut into chunks."""
+    chunks: int
+    open_chunks: int
+    """Chunks with at least one open frame."""
+    frames: int
 
 
-def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> IntArray:
+class _Outputs(NamedTuple):
+    nucleotide: durable.NewFile
+    protein: durable.NewFile
+    chunked: durable.NewFile | None
+    open_frames: durable.NewFile
+
+
+class _Chunks(NamedTuple):
+    """Consecutive chunks."""
+
+    ids: list[str]
+    """Ids of their contigs."""
+    contigs: IntArray
+    """int64 (chunks,): contig of each, as an index into ``ids``."""
+    numbers: IntArray
+    """int64 (chunks,): number of each in its contig, from 0."""
+    starts: IntArray
+    """int64 (chunks,): first letter of each, counted from the first letter of the first chunk."""
+    ends: IntArray
+    """int64 (chunks,): letter after each."""
+
+    def names(self, chunks: IntArray) -> list[str]:
+        pairs = zip(self.contigs[chunks].tolist(), (self.numbers[chunks] + 1).tolist(), strict=True)
+        return [f"{self.ids[contig]}_chunk_{number}" for contig, number in pairs]
+
+
+def write_fragments(
+    index: SequenceIndex,
+    *,
+    chunk_nt: int,
+    min_nt: int,
+    nucleotide: Sequence[Path],
+    protein: Sequence[Path],
+    chunked: Sequence[Path] | None,
+    open_frames: Path,
+    stop: threading.Event | None = None,
+) -> FragmentCounts:
     """
-    Count the chunks of contigs.
+    Cut all contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
 
     Args:
-        lengths_nt: int64 (contigs,): nucleotides of each.
+        index: The contigs, DNA.
         chunk_nt: Nucleotides of a chunk.
-        min_nt: Nucleotides below which a contig has no chunk.
+        min_nt: Nucleotides below which a contig is not cut into chunks; 0 takes them all.
+        nucleotide: Paths for the nucleotides of open frames, one for each file of the index.
+        protein: Paths for their proteins, likewise.
+        chunked: Paths for the chunks, likewise; None writes none.
+        open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
+        stop: Set to stop the work.
 
-    Returns:
-        int64 (contigs,).
+    Raises:
+        InputChangedError: An input file no longer holds what was indexed.
+        OutputError: A file cannot be written.
+        StoppedError: *stop* was set.
     """
-    lengths = np.asarray(lengths_nt, dtype=np.int64)
-    return np.where(lengths >= min_nt, -(-lengths // chunk_nt), 0)
+    positions = index.in_input_order()
+    contigs = chunks = open_chunks = frames = 0
+    first = 0
+    with durable.replacing(open_frames) as bits_file:
+        for number, file in enumerate(index.files):
+            of_file = positions[first : first + file.num_records]
+            first += file.num_records
+            with ExitStack() as stack:
+                outputs = _Outputs(
+                    stack.enter_context(durable.replacing(nucleotide[number])),
+                    stack.enter_context(durable.replacing(protein[number])),
+                    None if chunked is None else stack.enter_context(durable.replacing(chunked[number])),
+                    bits_file,
+                )
+                for at in range(0, len(of_file), _CONTIGS_AT_ONCE):
+                    group = of_file[at : at + _CONTIGS_AT_ONCE]
+                    group = group[index.lengths[group] >= min_nt]
+                    contigs += len(group)
+                    for found in _write_contigs(index, group, chunk_nt, outputs):
+                        chunks += len(found.bits)
+                        open_chunks += int(np.count_nonzero(found.bits))
+                        frames += len(found.frames)
+                        if stop is not None and stop.is_set():
+                            raise StoppedError
+                    index.release_pages()
+    return FragmentCounts(
+        contigs=len(index), short_contigs=len(index) - contigs, chunks=chunks, open_chunks=open_chunks, frames=frames
+    )
 
 
-def chunk_bounds(lengths_nt: int | IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
-    """
-    Cut contigs into chunks.
+def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:
+    window = LetterWindow(stream_letters(index, positions))
+    for chunks, first_letter in _batches(index, positions, chunk_nt):
+        letters = window.letters(first_letter, int(chunks.ends[-1]))
+        found = open_frames(letters.upper(), chunks.starts, chunks.ends)
+        outputs.open_frames.write(found.bits.tobytes())
+        _write_frames(chunks, found, outputs)
+        if outputs.chunked is not None:
+            outputs.chunked.write(_chunk_text(chunks, letters))
+        yield found
+    window.finish()
 
-    Args:
-        lengths_nt: Nucleotides of one contig, or int64 (contigs,).
-        chunk_nt: Nucleotides of a chunk.
 
-    Returns:
-        Starts and ends of all chunks, contig by contig, int64 (chunks,): 0-based in their contig, half open.
-    """
-    lengths = np.atleast_1d(np.asarray(lengths_nt, dtype=np.int64))
+def _batches(index: SequenceIndex, positions: IntArray, chunk_nt: int) -> Iterator[tuple[_Chunks, int]]:
+    """Yield chunks in batches, each with its first letter, counted over all contigs."""
+    lengths = index.lengths[positions]
     counts = chunks_per_contig(lengths, chunk_nt)
-    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return bounds_of_chunks(np.repeat(lengths, counts), numbers, chunk_nt)
+    chunk_ends, letter_ends = np.cumsum(counts), np.cumsum(lengths)
+    num_chunks = int(counts.sum())
+    for at in range(0, num_chunks, _CHUNKS_AT_ONCE):
+        chunks = np.arange(at, min(at + _CHUNKS_AT_ONCE, num_chunks))
+        contigs = np.searchsorted(chunk_ends, chunks, side="right")
+        numbers = chunks - (chunk_ends - counts)[contigs]
+        starts, ends = bounds_of_chunks(lengths[contigs], numbers, chunk_nt)
+        shifts = (letter_ends - lengths)[contigs]
+        first_letter = int(shifts[0] + starts[0])
+        shifts -= first_letter
+        ids = index.sequence_ids(positions[contigs[0] : contigs[-1] + 1])
+        yield _Chunks(ids, contigs - contigs[0], numbers, starts + shifts, ends + shifts), first_letter
 
 
-def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
-    """
-    Say where single chunks are.
-
-    With n chunks, R = n·C - L nucleotides too many and q, r = divmod(R, n), the first q + r chunks after the first one
-    begin q + 1 nucleotides before the end of the one before, the others q.
-
-    Args:
-        lengths_nt: int64 (chunks,): nucleotides of the contig of each chunk, at least 1.
-        numbers: int64 (chunks,): number of each chunk in its contig, from 0.
-        chunk_nt: Nucleotides of a chunk.
-
-    Returns:
-        Starts and ends, int64 (chunks,): 0-based in their contig, half open.
-    """
-    counts = chunks_per_contig(lengths_nt, chunk_nt)
-    quotients, remainders = np.divmod(counts * chunk_nt - lengths_nt, counts)
-    starts = numbers * (chunk_nt - quotients) - np.minimum(numbers, quotients + remainders)
-    return starts, np.minimum(starts + chunk_nt, lengths_nt)
+def _write_frames(chunks: _Chunks, found: OpenFrames, outputs: _Outputs) -> None:
+    headers = [
+        f">{name}{FRAMES[frame]}\n".encode()
+        for name, frame in zip(chunks.names(found.chunks), found.frames.tolist(), strict=True)
+    ]
+    for file, sequences in ((outputs.nucleotide, found.nucleotides), (outputs.protein, found.proteins)):
+        file.write(b"".join([header + sequence + b"\n" for header, sequence in zip(headers, sequences, strict=True)]))
 
 
-class OpenFrames(NamedTuple):
-    """The frames of some chunks that are kept, chunk by chunk, in the order of ``FRAMES``."""
-
-    bits: ByteArray
-    """uint8 (chunks,): bit f is set where frame f was kept."""
-    chunks: IntArray
-    """int64 (kept,): chunk of each frame, from 0."""
-    frames: IntArray
-    """int64 (kept,): frame, as its place in ``FRAMES``."""
-    proteins: list[bytes]
-    """Residues of each frame."""
-    nucleotides: list[bytes]
-    """Nucleotides of each frame: its codons as far as there are residues, and the base behind them if there is one."""
-
-
-def open_frames(letters: bytes, starts: IntArray, ends: IntArray) -> OpenFrames:
-    """
-    Translate chunks in six frames and keep the open ones.
-
-    Args:
-        letters: Nucleotides in upper case that the chunks are cut from, of several contigs end to end.
-        starts: int64 (chunks,): first letter of each chunk, from 0.
-        ends: int64 (chunks,): letter behind each chunk.
-
-    Returns:
-        The frames that are kept.
-    """
-    # both strands end to end: a chunk's reverse complement is a piece of the second half
-    strands = letters + letters.translate(_COMPLEMENT)[::-1]
-    offsets = np.arange(3)
-    firsts_C6 = np.hstack([starts[:, None] + offsets, len(strands) - ends[:, None] + offsets])
-    ends_C6 = np.repeat(np.stack([ends, len(strands) - starts], axis=1), 3, axis=1)
-    codons_C6 = np.maximum((ends_C6 - firsts_C6) // 3, 0)
-
-    by_frame, frame_codons = _translate(strands)
-    at_C6 = firsts_C6 % 3 * frame_codons + firsts_C6 // 3
-    residues = np.frombuffer(by_frame, dtype=np.uint8)
-    stops = np.append(np.flatnonzero(residues == ord(_STOP)), len(residues))
-    kept_C6 = (stops[np.searchsorted(stops, at_C6)] >= at_C6 + codons_C6) & (codons_C6 > 0)
-    missing = np.flatnonzero(residues == ord(_NO_RESIDUE))
-    counts_C6 = codons_C6
-    if len(missing):
-        counts_C6 = codons_C6 - np.searchsorted(missing, at_C6 + codons_C6) + np.searchsorted(missing, at_C6)
-        kept_C6 &= counts_C6 > 0
-
-    chunks, frames = np.nonzero(kept_C6)
-    kept = chunks, frames
-    proteins = [by_frame[at : at + codons] for at, codons in _pairs(at_C6[kept], codons_C6[kept])]
-    for number in np.flatnonzero(counts_C6[kept] < codons_C6[kept]).tolist():
-        proteins[number] = proteins[number].replace(_NO_RESIDUE, b"")
-    nucleotide_ends = np.minimum(firsts_C6[kept] + 3 * counts_C6[kept] + 1, ends_C6[kept])
-    nucleotides = [strands[first:end] for first, end in _pairs(firsts_C6[kept], nucleotide_ends)]
-    bits = np.packbits(kept_C6, axis=1, bitorder="little")[:, 0]
-    return OpenFrames(bits, chunks, frames, proteins, nucleotides)
-
-
-def _translate(strand: bytes) -> tuple[bytes, int]:
-    """
-    Translate the codon that begins at every letter of *strand*.
-
-    Returns:
-        A byte a codon (a residue, a stop, or none): first those that begin at letters 0, 3, 6 ..., then those at 1, 4,
-        7 ... and at 2, 5, 8 ...; and how many there are of each sort. The last ones, which would end behind the strand,
-        mean nothing.
-    """
-    frame_codons = -(-len(strand) // 3)
-    padded = strand + b"N" * (3 * frame_codons + 2 - len(strand))
-    digits = np.frombuffer(padded.translate(_DIGITS), dtype=np.uint8)
-    codons = digits[:-2] * np.uint8(_RADIX)
-    codons += digits[1:-1]
-    codons *= np.uint8(_RADIX)
-    codons += digits[2:]
-    return codons.reshape(frame_codons, 3).T.tobytes().translate(_RESIDUES), frame_codons
-
-
-def _pairs(left: IntArray, right: IntArray) -> zip[tuple[int, int]]:
-    return zip(left.tolist(), right.tolist(), strict=True)
+def _chunk_text(chunks: _Chunks, letters: bytes) -> bytes:
+    names = chunks.names(np.arange(len(chunks.starts)))
+    lines = []
+    for name, start, end in zip(names, chunks.starts.tolist(), chunks.ends.tolist(), strict=True):
+        lines.append(f">{name}".encode())
+        lines += [letters[at : min(at + _LINE_NT, end)] for at in range(start, end, _LINE_NT)]
+    lines.append(b"")
+    return b"\n".join(lines)

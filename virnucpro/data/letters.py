@@ -1,9 +1,9 @@
 """
-Which letters a sequence may hold, and what they are turned into, by what is embedded and by the rules of the input.
+Which letters a sequence may hold and how they are normalised, by sequence kind and input rules.
 
-Letters of proteins are those that ESM-2's alphabet knows, and J, which it does not and which is read as X. Letters of
-DNA are IUPAC's; U is none: the published tokenizer of DNABERT-S knows no U, and reads RNA as [UNK] nearly half (an
-RNA's row is further from its own DNA's than another DNA's is), so whoever has RNA is told to write T.
+Protein letters are those of ESM-2's alphabet, and J, which it lacks and which is read as X. DNA letters are IUPAC's
+without U: the published tokenizer of DNABERT-S has no U, so nearly half of an RNA becomes [UNK] and its embedding is
+further from its own DNA's than another DNA's is. Users with RNA have to write T.
 """
 
 from __future__ import annotations
@@ -20,53 +20,44 @@ if TYPE_CHECKING:
     from virnucpro.config import InputRules
 
 BLANKS = b" \t\r\n"
-"""Bytes that may stand inside a sequence and are removed. CR counts only at the end of a line."""
+"""Bytes inside a sequence that are removed; CR only at the end of a line."""
 GAPS = b"-."
-"""Bytes that alignments put where a residue is missing."""
+"""Bytes that alignments put in place of a missing residue."""
 PROTEIN_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Letters of residues: ESM-2 knows them all but J."""
 DNA_LETTERS = b"ACGTRYSWKMBDHVN"
-"""IUPAC's letters of DNA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
-    """How the bytes of a sequence are read."""
-
     kind: SequenceKind
-    """What is embedded."""
     accepted: bytes
-    """Upper-case letters that a normalised sequence may hold."""
+    """Upper-case letters of a normalised sequence."""
     unknown: bytes
-    """The letter that says nothing."""
+    """The letter for any residue or nucleotide."""
     ambiguous: bytes
     """Letters that stand for several residues or nucleotides, ``unknown`` included."""
     normalise: bytes
-    """Translation: upper case, and of proteins J (leucine or isoleucine) to X."""
+    """Translation table: upper case, and in proteins J (leucine or isoleucine) to X."""
     removed: bytes
-    """Bytes that are taken out."""
     faulty: re.Pattern[bytes]
     """Bytes that need a second look: those that break a rule, and stops."""
     stops: StopPolicy | None
-    """What happens to stops inside; None where ``*`` is no stop."""
+    """How internal stops are treated; None where ``*`` is no stop."""
     most_residues: int | None
-    """Residues or nucleotides of a record at the most; None is no limit."""
+    """Most residues or nucleotides of a record; None is no limit."""
     chunk_nt: int | None
-    """Nucleotides of the chunks that a record is cut into; None where it is not cut."""
+    """Nucleotides of the chunks that a record is cut into; None where it is not."""
 
     @property
     def removes_gaps(self) -> bool:
-        """Whether gaps are taken out."""
         return GAPS[0] in self.removed
 
     def count_ambiguous(self, sequence: bytes) -> int:
-        """Return how many letters of a normalised *sequence* stand for several residues or nucleotides."""
         return sum(sequence.count(letter) for letter in self.ambiguous if letter in sequence)  # most are in none
 
 
 @cache
 def letters_of(rules: InputRules) -> Letters:
-    """Return how sequences are read under *rules*."""
     is_protein = rules.sequence_kind is SequenceKind.PROTEIN
     accepted = PROTEIN_LETTERS if is_protein else DNA_LETTERS
     removed = BLANKS + (GAPS if rules.gaps is GapPolicy.REMOVE else b"")

@@ -1,8 +1,8 @@
 """
-DNA given to a protein model: warned of before any work is done.
+Warns, before any work, of DNA that is given to a protein model.
 
-Every nucleotide's letter is a residue's too, so DNA is only likely, where a whole sample has no other letters. Only the
-longest sequences are looked at. The other way round the reader refuses what stands for no nucleotide.
+Every nucleotide's letter is also a residue's, so a sample of the longest sequences counts as DNA where no other letter
+occurs. The opposite case needs no warning: the reader refuses letters of no nucleotide.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SAMPLE = 100
-"""Sequences looked at, the longest ones."""
+"""Number of sequences tested, the longest ones."""
 LEAST_NUCLEOTIDES = 60
-"""Letters of a sequence that must all be nucleotides' before it counts as DNA."""
+"""Shortest sequence that can count as DNA."""
 
 _NOT_PLAIN_DNA = re.compile("[^ACGTUN]")
 
 
 def warn_of_dna(index: SequenceIndex) -> None:
-    """Warn where the proteins of *index* look like DNA."""
+    """Log a warning where the proteins of *index* look like DNA."""
     if index.rules.sequence_kind is not SequenceKind.PROTEIN:
         return
     dataset = IndexBasedDataset(index, range(min(SAMPLE, len(index))))

@@ -1,16 +1,16 @@
 """
 The batch plan: which sequences are computed together.
 
-A block is a run of neighbours in the length-sorted index that fits the token budget (under BPE: by estimate). The plan
-is a pure function of the sequence lengths, the settings and the budget, never of ranks, world size or what is left to
-do; that is why a resumed run, or one on another number of devices, gives the same bytes. It covers each distinct
-sequence once: copies get their row when the result is put together.
+A block is a run of neighbours in the length-sorted index that fits the token budget (estimated for BPE). The plan is a
+pure function of the sequence lengths, the settings and the budget, never of ranks, world size or remaining work: a
+resumed run, or one on another number of devices, gives the same bytes. It covers each distinct sequence once; copies
+get their row when the result is assembled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,25 +22,23 @@ from virnucpro.settings import LongPolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import SequenceIndex
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Every block of a run, the same in every process that makes it from the same index and settings."""
+    """Every block of a run; the same in every process that makes it from the same index and settings."""
 
     positions: IntArray
     """int64 (num_unique,): index positions of the distinct sequences, longest first."""
     starts: IntArray
     """int64 (num_blocks + 1,): block b holds ``positions[starts[b]:starts[b + 1]]``."""
     tokens: IntArray
-    """int64 (num_blocks,): tokens of each block, special tokens included; under BPE as estimated by ``tokens_of``."""
+    """int64 (num_blocks,): tokens of each block, special tokens included; estimated by ``tokens_of`` for BPE."""
     token_budget: int
-    """Tokens: most in one block."""
     fingerprint: str
-    """Identity of input, settings and cuts: rows computed under another one are not used."""
+    """Identity of input, settings and blocks: rows of another fingerprint are not reused."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -50,39 +48,26 @@ class BlockPlan:
         return self.positions[self.starts[block] : self.starts[block + 1]]
 
     def block_of(self, position: int) -> int:
-        """Return the block of the sequence at index position *position*, which is one of ``positions``."""
         return int(self.blocks_of(np.array([position]))[0])
 
     def blocks_of(self, positions: IntArray) -> IntArray:
-        """Return the block of each sequence at index *positions*, all of which are among ``positions``; int64."""
+        """Return the block of each of the index *positions*, all of them planned; int64."""
         return np.searchsorted(self.starts, np.searchsorted(self.positions, positions), side="right") - 1
 
     def rows(self, copied: IntArray) -> IntArray:
-        """
-        Return the rows that each block gives, those of copies included, int64 (num_blocks,).
-
-        Args:
-            copied: int64 (copies,), of the index.
-        """
+        """Return the rows of each block, copies included, int64 (num_blocks,); *copied* is the index's."""
         rows = np.diff(self.starts)
         np.add.at(rows, self.blocks_of(copied), 1)
         return rows
 
     def rank_blocks(self, rank: int, world_size: int) -> range:
-        """Return the blocks of *rank*: every world_size-th, so that ranks get equal work."""
+        """Return every world_size-th block from *rank*, so that ranks get equal work."""
         return range(rank, len(self), world_size)
 
 
 def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[range]:
     """
-    Cut a length-sorted index into blocks of at most *token_budget* tokens.
-
-    Args:
-        tokens: Tokens of each sequence, special tokens included, longest first.
-        token_budget: Most tokens in one block.
-
-    Returns:
-        Consecutive ranges that cover every position once, in order.
+    Divide *tokens* of a length-sorted index (special tokens included) into consecutive blocks within the budget.
 
     Raises:
         TokenBudgetError: A sequence alone is longer than *token_budget*.
@@ -103,7 +88,7 @@ def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[
     return blocks
 
 
-def settle_token_budget(
+def resolve_token_budget(
     requested: int,
     lengths: IntArray,
     *,
@@ -111,16 +96,7 @@ def settle_token_budget(
     letters_per_token: float = 1.0,
     in_windows: bool = False,
 ) -> int:
-    """
-    Return the budget to plan with: as requested, but never smaller than the longest sequence.
-
-    Args:
-        requested: Tokens.
-        lengths: Residues of every sequence.
-        max_residues: Residues of a sequence that are embedded.
-        letters_per_token: As in ``tokens_of``.
-        in_windows: As in ``tokens_of``.
-    """
+    """Return *requested*, in tokens, raised to the longest sequence; the other arguments are those of ``tokens_of``."""
     if not len(lengths):
         return requested
     tokens = tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token, in_windows=in_windows)
@@ -131,15 +107,15 @@ def tokens_of(
     lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0, in_windows: bool = False
 ) -> IntArray:
     """
-    Return the tokens that sequences cost, int64: cut to the limit, special tokens added.
+    Return the tokens of each sequence, int64, truncated to the limit, special tokens included.
 
     Args:
         lengths: Residues or nucleotides of each sequence.
         max_residues: Letters of a sequence that are embedded.
-        letters_per_token: 1 for models of one token a letter, for which the count is exact. Under BPE it is an
-            estimate from the length alone, since counting would mean to tokenise the whole input for every plan: the
-            true number is between this and one token a letter (runs of N are one token each).
-        in_windows: Long sequences are not cut, but cost all their windows.
+        letters_per_token: 1 for models of one token a letter, where the count is exact. For BPE an estimate from the
+            length, since a count would tokenise the whole input for every plan: the true number is between this and one
+            token a letter (runs of N are one token each).
+        in_windows: Long sequences are not truncated; all their windows count.
     """
     letters = np.minimum(lengths.astype(np.int64), max_residues)
     tokens: IntArray = np.ceil(letters / letters_per_token).astype(np.int64) + SPECIAL_TOKENS
@@ -151,9 +127,8 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
     Plan the blocks of a run.
 
     Args:
-        index: The input.
-        model_config: With a token budget that was settled.
-        device_type: ``cpu`` or ``cuda``: rows of one are not continued on the other.
+        model_config: With a resolved token budget.
+        device_type: ``cpu`` or ``cuda``: rows of one are not reused on the other.
 
     Raises:
         TokenBudgetError: The budget is smaller than the longest sequence.

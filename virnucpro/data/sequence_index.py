@@ -1,10 +1,9 @@
 """
 The sequence index: where every record of the input is, longest first, in a file that every worker maps.
 
-It is built in one pass over the input and belongs to exactly that input, the ordered list of (path, size, sha256), as
-certain rules read it.
-Dates are never looked at. Identical sequences are known by a hash, so that each is computed once. Whoever reads a
-record through the index gets the bytes that were indexed, or an error; never other bytes.
+It is built in one pass and belongs to exactly that input, the ordered list of (path, size, sha256), as certain rules
+read it; dates are ignored. Identical sequences are found by a hash, so that each is computed once. Reading a record
+gives the indexed bytes or an error, never other bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
-from virnucpro.data.duplicate_ids import lines_at
 from virnucpro.data.fasta import read_record
-from virnucpro.data.fasta_block import HASH_BYTES, sequence_hash
-from virnucpro.data.index_build import IndexedFile, build_index
-from virnucpro.data.index_file import content_is_intact, map_index
-from virnucpro.data.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
+from virnucpro.data.index.build import IndexedFile, build_index
+from virnucpro.data.index.file import content_is_intact, map_index
 from virnucpro.data.letters import letters_of
-from virnucpro.data.skipped_records import SkippedRecord, read_skipped
+from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
+from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
+from virnucpro.data.reading.skipped_records import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
 from virnucpro.run_folders import only_regular
 
@@ -33,71 +31,56 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    from virnucpro.arrays import ByteArray, IntArray
+
 
 _MAX_OPEN_FILES = 64
 _RECORDS_PER_RELEASE = 1 << 14
-"""Records looked at between two calls of ``release_pages``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRecord:
-    """One sequence, as models see it."""
+    """One sequence, as models see it: normalised residues."""
 
     position: int
-    """Place in the sorted index."""
     sequence_id: str
-    """The header up to its first space or tab."""
     sequence: str
-    """Normalised residues."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """Where one record is, and what must be there."""
+    """Where one record is, in the file that records are read from, and its expected content."""
 
     position: int
-    """Place in the sorted index."""
     file_number: int
-    """Among the input files, from 0."""
     offset: int
-    """Bytes before its ``>`` in the file that records are read from."""
     num_bytes: int
-    """Bytes from its ``>`` to just before the next record."""
     name: bytes
-    """Its id."""
     num_letters: int
-    """Residues or nucleotides."""
     sequence_hash: bytes
-    """First 16 bytes of the sha256 of the normalised sequence."""
 
 
 class Plan(Protocol):
-    """What ``get_worker_indices`` needs of a batch plan."""
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-
-    def block_positions(self, block: int) -> IntArray:
-        """Return the index positions of *block*."""
+    def block_positions(self, block: int) -> IntArray: ...
 
 
 class SequenceIndex:
     """
-    A mapped sequence index. Make one with ``build``, ``open`` or ``ensure``; pickling passes the path on.
+    A mapped sequence index, made by ``build``, ``open`` or ``ensure``; its pickle holds the path.
 
     Attributes:
         path: The index file, absolute.
         file_sha256: Hex sha256 of the index file's content.
-        files: The input, in the order given.
+        files: The input, in the given order.
         lengths: int64 (n,): residues of each sequence, longest first; ties in the order of the input.
         input_rows: int64 (n,): row in the order of the input of each position.
-        representatives: int64 (n,): first position that holds the same sequence; its own where there is none before.
+        representatives: int64 (n,): first position with the same sequence; its own where there is none before.
         sequence_hashes: uint8 (n, 16): first bytes of the sha256 of each normalised sequence.
-        low_information: uint8 (n,): 1 where a sequence consists of unknown residues or nucleotides only.
+        low_information: uint8 (n,): 1 where a sequence holds unknown residues or nucleotides only.
         rules: How records were read.
-        counts: What was noticed while indexing: ``fasta_scan.COUNTED``, and ``skipped``, the records left out.
+        counts: By ``fasta_scan.COUNTED``, and ``skipped``.
         content_fingerprint: Hex sha256 of the ordered list of (path, size, sha256) of the input.
     """
 
@@ -139,11 +122,10 @@ class SequenceIndex:
         Read and check the whole input, and write its index.
 
         Args:
-            fasta_files: FASTA files, of DNA also FASTQ, each plain or gzip, and unaligned BAM; their order is that of
-                the input.
-            index_path: Where the index goes.
-            unpack_dir: Where FASTA copies of what is not plain FASTA go; they are needed as long as the index is.
-            rules: How records are read, and whether bad ones are left out.
+            fasta_files: FASTA files, for DNA also FASTQ, each plain or gzip, and unaligned BAM, in the input's order.
+            index_path: The index file to write.
+            unpack_dir: Folder for FASTA copies of other formats; they are needed as long as the index is.
+            rules: How records are read, and whether bad ones are skipped.
             max_unpacked_bytes: Bytes that one gzip file may unpack to.
 
         Raises:
@@ -155,12 +137,7 @@ class SequenceIndex:
 
     @classmethod
     def open(cls, index_path: Path) -> SequenceIndex:
-        """
-        Map an existing index; the input itself is not looked at.
-
-        Raises:
-            IndexFormatError: There is no usable index.
-        """
+        """Map an existing index; the input itself is not read. Raises IndexFormatError where it is unusable."""
         return cls(index_path)
 
     @classmethod
@@ -176,8 +153,8 @@ class SequenceIndex:
         """
         Return the index of exactly this input and rules: the existing one if it still fits, else a new one.
 
-        The content of every file is hashed, unpacked copies too; a copy that is missing or damaged is made again.
-        Arguments and errors are those of ``build``.
+        The content of every file is hashed, unpacked copies too; a missing or damaged copy is remade. Arguments and
+        errors are those of ``build``.
         """
         try:
             index = cls(index_path)
@@ -200,34 +177,32 @@ class SequenceIndex:
 
     @cached_property
     def content_fingerprint(self) -> str:
-        """Identity of the input; see the class."""
         return fingerprint([[file.real_path, file.size_bytes, file.sha256] for file in self.files])
 
     @property
     def id_bytes(self) -> int:
-        """Bytes of all ids together."""
         return len(self._ids)
 
     @property
     def num_skipped(self) -> int:
-        """Records that were left out because they break a rule."""
+        """Records skipped because they break a rule."""
         return self.counts["skipped"]
 
     @property
     def num_records(self) -> int:
-        """Records of the input: those of the index, and those that were left out."""
+        """Records of the input, skipped ones included."""
         return len(self) + self.num_skipped
 
     def skipped(self) -> Iterator[SkippedRecord]:
-        """Yield the records that were left out: file by file in the order of their lines, duplicates last."""
+        """Yield the skipped records: file by file in the order of their lines, duplicates last."""
         return read_skipped(self._skipped, [file.path for file in self.files])
 
     def release_pages(self) -> None:
         """
-        Take the mapped file out of this process's resident memory; what is looked at next comes back by itself.
+        Drop the mapped file from this process's resident memory; pages come back on access.
 
-        The pages stay in the system's cache, so this costs microseconds. Without it a process that walks through a
-        large index ends with all of it resident.
+        They stay in the system's cache, so this costs microseconds. Without it a process that walks through a large
+        index ends with all of it resident.
         """
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -238,11 +213,9 @@ class SequenceIndex:
             self.release_pages()
 
     def sequence_id(self, position: int) -> str:
-        """Return the id of the record at *position*."""
         return self._id_bytes(position).decode("utf-8")
 
     def sequence_ids(self, positions: Sequence[int] | IntArray) -> list[str]:
-        """Return the ids of the records at *positions*, in their order."""
         rows = self.input_rows[np.asarray(positions, dtype=np.int64)]
         ends = self._id_ends[rows]
         starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
@@ -251,19 +224,14 @@ class SequenceIndex:
         return [str(ids[start:end], "utf-8") for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def id_bytes_of(self, positions: IntArray) -> int:
-        """Return the bytes of the ids of the records at *positions*, all together."""
+        """Return the bytes of the ids at *positions*, all together."""
         rows = self.input_rows[positions]
         starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
         self._saw(len(rows))
         return int((self._id_ends[rows] - starts).sum())
 
     def read(self, position: int) -> SequenceRecord:
-        """
-        Read one record and compare it with what was indexed: id, residues, hash.
-
-        Raises:
-            InputChangedError: The file no longer holds that record there.
-        """
+        """Read one record and compare its id, residues and hash with the index; InputChangedError where they differ."""
         self._saw(1)
         name = self._id_bytes(position)
         try:
@@ -283,13 +251,13 @@ class SequenceIndex:
         return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
 
     def rows_of(self, positions: IntArray) -> IntArray:
-        """Return how many rows the sequences at *positions*, no copies themselves, give: one, and one a copy; int64."""
+        """Return the rows of the sequences at *positions*, none of them a copy: one, and one for each copy; int64."""
         first, end = (np.searchsorted(self.copied, positions, side=side) for side in ("left", "right"))
         return np.asarray(1 + end - first)
 
     @cached_property
     def copied(self) -> IntArray:
-        """Index position of the sequence that each copy is a copy of, ascending: int64 (copies,)."""
+        """Index position of the representative of each copy, ascending: int64 (copies,)."""
         representatives = self.representatives[:]
         return np.sort(representatives[representatives != np.arange(len(self))])
 
@@ -301,7 +269,6 @@ class SequenceIndex:
         return positions
 
     def places(self, positions: IntArray) -> Iterator[RecordPlace]:
-        """Yield where the records at *positions* are, in their order."""
         columns = (
             positions,
             self._file_numbers[positions],
@@ -318,14 +285,7 @@ class SequenceIndex:
                 position, file_number, offset, num_bytes, name.encode("utf-8"), num_letters, sequence_hash
             )
 
-    def line_of(self, position: int) -> int:
-        """Return the 1-based line of a record's header, counted in the file; for messages."""
-        offset = int(self._offsets[position])
-        file = self.files[int(self._file_numbers[position])]
-        return int(lines_at(file.read_path, np.array([offset]))[0])
-
     def path_of(self, position: int) -> str:
-        """Return the input file that holds the record at *position*, as the user named it."""
         return self.files[int(self._file_numbers[position])].path
 
     def _id_bytes(self, position: int) -> bytes:
@@ -334,16 +294,10 @@ class SequenceIndex:
         return bytes(self._ids[start : int(self._id_ends[row])])
 
     def changed(self, position: int) -> InputChangedError:
-        """Return the error that the record at *position* is no longer where and what it was."""
         return InputChangedError(self.path_of(position), self.sequence_id(position))
 
     def descriptor(self, file_number: int) -> int:
-        """
-        Return an open descriptor of the file that records of this input file are read from.
-
-        Raises:
-            OSError: The system refused.
-        """
+        """Return an open descriptor of the file that records of this input file are read from; OSError passes."""
         descriptor = self._descriptors.get(file_number)
         if descriptor is None:
             if len(self._descriptors) == _MAX_OPEN_FILES:
@@ -358,7 +312,7 @@ class SequenceIndex:
         self._descriptors = {}
 
     def fits(self, fasta_files: Sequence[str | Path], rules: InputRules) -> bool:
-        """Return whether the content of *fasta_files*, in their order, is what was indexed, under the same *rules*."""
+        """Whether *fasta_files*, in their order, still have the indexed content, under the same *rules*."""
         if rules != self.rules or [os.path.realpath(path) for path in fasta_files] != [
             file.real_path for file in self.files
         ]:
@@ -368,16 +322,17 @@ class SequenceIndex:
 
 def get_worker_indices(index: SequenceIndex, rank: int, world_size: int, plan: Plan | None = None) -> IntArray:
     """
-    Return the positions that one worker computes.
+    Return the index positions that one worker computes.
 
     Args:
         index: The sorted input.
         rank: The worker, from 0.
-        world_size: How many workers there are.
-        plan: Batch plan; its blocks rank, rank + world_size, ... are the worker's. Without one, so are positions.
+        world_size: Number of workers.
+        plan: Batch plan; the worker has its blocks rank, rank + world_size, ... Without one, positions are divided
+            likewise.
 
     Returns:
-        int64 (num_sequences,), in the order in which they are computed.
+        int64 (num_sequences,), in the order of computation.
 
     Raises:
         ConfigurationError: There is no such rank.
@@ -391,15 +346,15 @@ def get_worker_indices(index: SequenceIndex, rank: int, world_size: int, plan: P
 
 
 def _reopen(path: Path, sha256: str) -> SequenceIndex:
-    """Open an index in another process; refuse one that was built anew in between."""
+    """Open an index in another process; refuse one that was rebuilt in between."""
     index = SequenceIndex.open(path)
     if index.file_sha256 != sha256:
-        raise IndexFormatError(path, "it was built anew while a run used it")
+        raise IndexFormatError(path, "it was rebuilt while a run used it")
     return index
 
 
 def _holds_same(file: IndexedFile) -> bool:
-    """Whether a file, and its unpacked copy where it has one, still hold what was indexed."""
+    """Whether a file, and its unpacked copy where it has one, still have the indexed content."""
     expected = {
         file.real_path: (file.size_bytes, file.sha256),
         file.read_path: (file.read_size_bytes, file.read_sha256),
@@ -415,7 +370,7 @@ def _holds_same(file: IndexedFile) -> bool:
 
 
 def _read_at(descriptor: int, offset: int, num_bytes: int) -> bytes:
-    """Read *num_bytes* from *offset*, fewer at the end of the file; one call returns 2 GiB at the most."""
+    """Read *num_bytes* from *offset*, fewer at the end of the file; one call of pread returns at most 2 GiB."""
     data = os.pread(descriptor, num_bytes, offset)
     while len(data) < num_bytes and (more := os.pread(descriptor, num_bytes - len(data), offset + len(data))):
         data += more

@@ -1,20 +1,20 @@
 """
 Long sequences as windows: where they begin, and how many there are.
 
-A sequence of at most ``max_residues`` letters is one window, itself. A longer one is cut into windows of exactly
-``max_residues`` letters, each beginning half a window (rounded down, one letter at the least) after the one before; the
-last one ends where the sequence ends, and so may overlap more. Every letter is in a window, and all windows of a
-sequence have the same number of letters. Its row is the mean of its windows' rows, each counting the same.
+A sequence of at most ``max_residues`` letters is one window. A longer one has windows of exactly ``max_residues``
+letters, each beginning half a window (rounded down, at least one letter) after the one before; the last one ends where
+the sequence ends, and so may overlap more. Every letter is in a window, and all windows of a sequence have the same
+number of letters. Its row is the unweighted mean of its windows' rows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import IntArray
 
 
 def count_windows(lengths: IntArray, max_residues: int) -> IntArray:
@@ -26,7 +26,6 @@ def count_windows(lengths: IntArray, max_residues: int) -> IntArray:
 
 
 def windows_of(sequence: str, max_residues: int) -> list[str]:
-    """Return the windows of *sequence*, in their order."""
     step = _step(max_residues)
     last = max(0, len(sequence) - max_residues)
     return [sequence[start : start + max_residues] for start in (*range(0, last, step), last)]

@@ -1,10 +1,10 @@
 """
 Attention within each sequence of a packed batch: one signature, and one function that chooses the kernel.
 
-``choose_attention`` is asked once, when a model is loaded, and says why it chose. On a CPU sequences go one at a time
+``choose_attention`` is called once, when a model is loaded, and returns its reason. On a CPU sequences go one at a time
 in fp32, and equal lengths together otherwise; on a GPU the choice is PyTorch's varlen_attn, flash-attn, or, where
-neither can do it, padded groups. No kernel makes the host wait for the device. Legend: T packed tokens, S sequences, N
-heads, H head width, G sequences of one group, L tokens of each of them, padding included.
+neither is possible, padded groups. No kernel makes the host wait for the device. Legend: T packed tokens, S sequences,
+N heads, H head width.
 """
 
 from __future__ import annotations
@@ -12,30 +12,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch.nn import functional
 
-from virnucpro.models.cpu_attention import (
-    alibi_bias,
-    exponential_attention,
-    exponentials_are_exact,
-    plain_attention,
-)
+from virnucpro.models.kernels.cpu_attention import exponential_attention, exponentials_are_exact
+from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention
+from virnucpro.models.kernels.plain_attention import equal_length_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 MAX_FLASH_HEAD_DIM = 256
-"""Head width that FlashAttention 2 goes up to."""
-
-_PADDED_SHARE = 1.25
-"""Slots of a padded group over its tokens, at the most."""
-_BIAS_ELEMENTS = 1 << 27
-"""Numbers in the ALiBi bias of one padded group, at the most (256 MiB in bfloat16)."""
 
 
 class AttentionKernel(Protocol):
@@ -51,19 +40,16 @@ class AttentionKernel(Protocol):
         alibi_slopes_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Attend.
+        Return ``out_TNH``, in the dtype of *v_TNH*.
 
         Args:
             q_TNH: Queries, positions already applied.
             k_TNH: Keys, likewise.
             v_TNH: Values.
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the tensors' device.
-            lengths: The same as tokens of each sequence, on the host.
-            alibi_slopes_N: With it, ``slope * abs(i - j)`` is taken from the score of tokens i and j of a sequence,
-                in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
-
-        Returns:
-            ``out_TNH``, in the dtype of *v_TNH*.
+            lengths: Tokens of each sequence, on the host.
+            alibi_slopes_N: With it, ``slope * abs(i - j)`` is subtracted from the score of tokens i and j of a
+                sequence, in both directions (Press et al. 2022, made symmetric for encoders); float32, shape (N,).
         """
 
 
@@ -79,15 +65,7 @@ class AttentionChoice:
 def choose_attention(
     device: torch.device, dtype: torch.dtype, *, head_dim: int, alibi: bool = False
 ) -> AttentionChoice:
-    """
-    Return the kernel for tensors of *dtype* on *device*, with the reason.
-
-    Args:
-        device: Where the tensors are.
-        dtype: Theirs.
-        head_dim: Width H of a head.
-        alibi: Whether the kernel will be given slopes: not every kernel takes them.
-    """
+    """Return the kernel for tensors of *dtype* on *device*, with the reason; *alibi*: it will be given slopes."""
     if device.type == "cuda":
         return _choose_on_gpu(
             dtype,
@@ -157,149 +135,3 @@ def _flash_attn_version() -> str | None:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def equal_length_attention(
-    q_TNH: torch.Tensor,
-    k_TNH: torch.Tensor,
-    v_TNH: torch.Tensor,
-    cu_seqlens: torch.Tensor,  # noqa: ARG001  the signature of every kernel; this one works from the host's lengths
-    lengths: Sequence[int],
-    alibi_slopes_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """
-    Attend with one ``scaled_dot_product_attention`` for each run of neighbours of equal length.
-
-    A length-sorted batch has few such runs, and none is padded or copied: a group is a view (G, N, L, H).
-    """
-    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
-    for tokens, group_shape in equal_length_runs(lengths):
-        q_GNLH, k_GNLH, v_GNLH = (
-            x_TNH[tokens].view(*group_shape, *x_TNH.shape[1:]).transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH)
-        )
-        out_GNLH = plain_attention(q_GNLH, k_GNLH, v_GNLH, alibi_slopes_N)
-        out_TNH[tokens] = out_GNLH.transpose(1, 2).flatten(0, 1)
-    return out_TNH
-
-
-def varlen_attention(
-    q_TNH: torch.Tensor,
-    k_TNH: torch.Tensor,
-    v_TNH: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    lengths: Sequence[int],
-    alibi_slopes_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attend with PyTorch's variable-length kernel; GPUs, float16 and bfloat16, no ALiBi."""
-    assert alibi_slopes_N is None, "varlen_attn takes no slopes"
-    varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    longest = max(lengths)
-    out_TNH: torch.Tensor = varlen_attn(q_TNH, k_TNH, v_TNH, cu_seqlens, cu_seqlens, longest, longest)
-    return out_TNH
-
-
-def flash_attention(
-    q_TNH: torch.Tensor,
-    k_TNH: torch.Tensor,
-    v_TNH: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    lengths: Sequence[int],
-    alibi_slopes_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attend with flash-attn's variable-length kernel; GPUs, float16 and bfloat16."""
-    flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
-    longest = max(lengths)
-    out_TNH: torch.Tensor = flash_attn_varlen_func(
-        q_TNH, k_TNH, v_TNH, cu_seqlens, cu_seqlens, longest, longest, alibi_slopes=alibi_slopes_N
-    )
-    return out_TNH
-
-
-def padded_attention(
-    q_TNH: torch.Tensor,
-    k_TNH: torch.Tensor,
-    v_TNH: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    lengths: Sequence[int],
-    alibi_slopes_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """
-    Attend with one ``scaled_dot_product_attention`` for each group of neighbours, padded to the longest.
-
-    Few calls for many lengths, at the price of copies into and out of the padded form: made for GPUs.
-    """
-    heads = v_TNH.shape[1:]
-    out_TNH = torch.empty_like(v_TNH, memory_format=torch.contiguous_format)
-    for sequences, tokens, width in padded_groups(lengths, num_heads=heads[0], alibi=alibi_slopes_N is not None):
-        if alibi_slopes_N is not None and heads[0] * width**2 > _BIAS_ELEMENTS:
-            # one sequence, whose bias as a whole could be larger than the device: some of its queries at a time
-            q_1NLH, k_1NLH, v_1NLH = (x_TNH[tokens].transpose(0, 1)[None] for x_TNH in (q_TNH, k_TNH, v_TNH))
-            out_TNH[tokens] = plain_attention(q_1NLH, k_1NLH, v_1NLH, alibi_slopes_N)[0].transpose(0, 1)
-            continue
-        starts_G = cu_seqlens[sequences]
-        lengths_G = cu_seqlens[sequences.start + 1 : sequences.stop + 1] - starts_G
-        num_sequences, num_tokens = sequences.stop - sequences.start, tokens.stop - tokens.start
-        columns_L = torch.arange(width, device=cu_seqlens.device)
-        # token t of the group goes to slot_T[t] of the (G, L) slots
-        padding_G = width * torch.arange(num_sequences, device=cu_seqlens.device) - (starts_G - tokens.start)
-        slot_T = torch.arange(num_tokens, device=cu_seqlens.device)
-        slot_T = slot_T + padding_G.repeat_interleave(lengths_G, output_size=num_tokens)
-        q_GNLH, k_GNLH, v_GNLH = (
-            x_TNH.new_zeros(num_sequences * width, *heads)
-            .index_copy_(0, slot_T, x_TNH[tokens])
-            .view(num_sequences, width, *heads)
-            .transpose(1, 2)
-            for x_TNH in (q_TNH, k_TNH, v_TNH)
-        )
-        mask = (columns_L < lengths_G[:, None])[:, None, None, :]
-        if alibi_slopes_N is not None:
-            bias_NLL = alibi_bias(alibi_slopes_N, width).to(q_TNH.dtype)
-            mask = bias_NLL.where(mask, float("-inf"))
-        out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=mask)
-        out_TNH[tokens] = out_GNLH.transpose(1, 2).reshape(num_sequences * width, *heads)[slot_T]
-    return out_TNH
-
-
-def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Iterator[tuple[slice, slice, int]]:
-    """
-    Cut a batch into groups of neighbours that are worth padding to one width.
-
-    Args:
-        lengths: Tokens of each sequence.
-        num_heads: Heads N.
-        alibi: Whether each group needs a bias of (G, N, L, L).
-
-    Yields:
-        The group's sequences as a slice of S, its tokens as a slice of T, and the width L, a multiple of 16 (what the
-        kernels ask of a bias).
-    """
-    first = token = tokens = slots = longest = 0
-    for number, length in enumerate(lengths):
-        wanted = max(longest, -(-length // 16) * 16)
-        count = number - first + 1
-        is_full = alibi and count * num_heads * wanted**2 > _BIAS_ELEMENTS
-        if count > 1 and (is_full or wanted * count > _PADDED_SHARE * (slots + -(-length // 16) * 16)):
-            yield slice(first, number), slice(token, token + tokens), longest
-            first, token, tokens, slots = number, token + tokens, 0, 0
-            wanted = -(-length // 16) * 16
-        longest, tokens, slots = wanted, tokens + length, slots + -(-length // 16) * 16
-    if tokens:
-        yield slice(first, len(lengths)), slice(token, token + tokens), longest
-
-
-def equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """
-    Find the runs of neighbours of equal length.
-
-    Args:
-        lengths: Tokens of each sequence.
-
-    Yields:
-        The run's tokens as a slice of T, and its (sequences, tokens of each).
-    """
-    start = 0
-    for length, run in groupby(lengths):
-        num_sequences = sum(1 for _ in run)
-        stop = start + num_sequences * length
-        yield slice(start, stop), (num_sequences, length)
-        start = stop

@@ -1,45 +1,43 @@
 """
 The classifier: rows of joined embeddings in, P(other) and P(virus) out.
 
-Linear, batch norm, ReLU, dropout, linear, softmax, as the published classifiers are; only ever used in evaluation
-mode, in float32, on the CPU. Legend: B rows, D columns of features (DNA, then protein), H hidden width.
+Linear, batch norm, ReLU, dropout, linear, softmax, as the published classifiers; used in evaluation mode, in float32,
+on the CPU only. Legend: B rows, D columns of features (DNA, then protein), H hidden width.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.models.classifier_card import NUM_CLASSES, ClassifierCard, locate_classifier, read_card, read_weights
+from virnucpro.models.classifier_files.card import (
+    NUM_CLASSES,
+    ClassifierCard,
+    locate_classifier,
+    read_card,
+    read_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray, FloatArray
+
 
 OTHERS, VIRUS = "others", "virus"
 """The labels, as the original program writes them."""
 
 BLOCK_ROWS = 2048
-"""Rows that are computed at once: the hidden layer of a block stays in a core's cache."""
+"""Rows computed at once: the hidden layer of a block stays in a core's cache."""
 
 
 class MLPClassifier(nn.Module):
-    """
-    The module, with the published names of its parts.
-
-    Args:
-        input_dim: D.
-        hidden_dim: H.
-        batch_norm_eps: Added to the variance.
-        dropout: Share of the hidden layer that training leaves out.
-    """
+    """The module, with the published names of its parts."""
 
     def __init__(self, input_dim: int, hidden_dim: int, *, batch_norm_eps: float = 1e-5, dropout: float = 0.5) -> None:
         super().__init__()
@@ -49,20 +47,13 @@ class MLPClassifier(nn.Module):
         self.output_layer = nn.Linear(hidden_dim, NUM_CLASSES)
 
     def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
-        """Return the logits, (B, 2)."""
         x_BH = torch.relu_(self.bn1(self.hidden_layer(x_BD)))
         logits: torch.Tensor = self.output_layer(self.dropout(x_BH))
         return logits
 
 
 class Classifier:
-    """
-    A trained classifier and its card.
-
-    Args:
-        card: What it was trained with.
-        model: The module; it is put into evaluation mode.
-    """
+    """A trained classifier and its card; *model* is put into evaluation mode."""
 
     def __init__(self, card: ClassifierCard, model: MLPClassifier) -> None:
         self.card = card
@@ -70,17 +61,14 @@ class Classifier:
 
     def probabilities(self, features_BD: FloatArray, *, threads: int = 1) -> FloatArray:
         """
-        Return P(other) and P(virus) of each row.
+        Return P(other) and P(virus) of each row, float32 (B, 2).
 
-        Rows are computed in blocks of ``BLOCK_ROWS`` from the first one on; a row's last bits may depend on how many
-        rows its block has, and on *threads*.
+        Rows are computed in blocks of ``BLOCK_ROWS`` from the first one; a row's last bits may depend on the number of
+        rows of its block, and on *threads*.
 
         Args:
             features_BD: float32 (B, D), DNA embedding then protein embedding.
             threads: CPU threads.
-
-        Returns:
-            float32 (B, 2); each row sums to 1.
         """
         if features_BD.dtype != np.float32 or features_BD.shape[1:] != (self.card.input_dim,):
             message = f"features are {features_BD.dtype} {features_BD.shape}, not float32 (rows, {self.card.input_dim})"
@@ -95,25 +83,19 @@ class Classifier:
 
 
 def is_virus(probabilities_B2: FloatArray) -> BoolArray:
-    """Tell by its label which rows are viral: the likelier class; a tie is ``others``."""
+    """Whether each row's label is viral: the likelier class; a tie is ``others``."""
     viral: BoolArray = probabilities_B2[:, 1] > probabilities_B2[:, 0]
     return viral
 
 
 def load_classifier(name_or_path: str | Path) -> Classifier:
     """
-    Load a classifier.
-
-    Args:
-        name_or_path: A bundled classifier's name, or the folder of a converted or trained one.
-
-    Returns:
-        The classifier.
+    Load a bundled classifier by its name, or a converted or trained one by its folder.
 
     Raises:
         UnknownClassifierError: Neither.
-        ClassifierFileError: A published file that is to be converted first.
-        WeightsError: The folder does not hold what its card says.
+        ClassifierFileError: A published file that has to be converted first.
+        WeightsError: The folder does not hold what its card states.
     """
     folder = locate_classifier(name_or_path)
     card = read_card(folder)

@@ -4,8 +4,8 @@ DNABERT-S over packed sequences: the MosaicBERT architecture, one stream of toke
 MosaicBERT (Portes et al. 2023) is BERT (layer norm after each residual) with ALiBi instead of position embeddings and
 a gated feed-forward; DNABERT-2 and DNABERT-S (Zhou et al. 2024) are models of it over BPE tokens of DNA. The modules
 have the published names, so that a published checkpoint is their state. An embedding is the mean over all tokens,
-[CLS] and [SEP] included, pooled in float32; no sequence is cut. Legend: T packed tokens, S sequences, N heads, H head
-width, D model width, F width of the feed-forward.
+[CLS] and [SEP] included, pooled in float32; no sequence is truncated. Legend: T packed tokens, S sequences, N heads, H
+head width, D model width, F width of the feed-forward.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from virnucpro.models.attention import AttentionChoice, choose_attention, equal_length_attention
-from virnucpro.models.dna_tokenizer import DnaTokenizer
-from virnucpro.models.dnabert_checkpoint import open_dnabert_checkpoint
+from virnucpro.models.attention import AttentionChoice, choose_attention
+from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
 from virnucpro.models.esm2_flash import DTYPES
-from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.kernels.plain_attention import equal_length_attention
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 from virnucpro.settings import Precision
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.models.attention import AttentionKernel
-    from virnucpro.models.dnabert_checkpoint import MosaicBertConfig
+    from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 
 
 TRAINING_ATTENTION = AttentionChoice(
@@ -45,15 +46,12 @@ def load_dnabert_s(
     model_name: str | Path, device: torch.device | str, *, precision: Precision | str = Precision.FP32
 ) -> tuple[PackedMosaicBert, DnaTokenizer]:
     """
-    Open a DNABERT-S whose weights are on this machine; nothing is downloaded, nothing from the checkpoint is run.
+    Open a DNABERT-S whose weights are on this machine, and its tokenizer; nothing of the checkpoint is executed.
 
     Args:
         model_name: Name in the registry, or path of a ``.bin``, ``.pt`` or ``.safetensors`` file.
         device: Where to put it.
         precision: Number format of the weights and the forward pass.
-
-    Returns:
-        The model, ready for inference on *device*, and its tokenizer.
 
     Raises:
         UnknownModelError: Neither a registered name nor a path.
@@ -66,7 +64,7 @@ def load_dnabert_s(
     with torch.device("meta"):
         model = PackedMosaicBert(config)
     model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
-    del tensors  # now each layer frees its plain weights as they are laid out anew
+    del tensors  # so that each layer frees its plain weights when they are laid out
     model.prepare_for_inference()
     return model, tokenizer
 
@@ -76,7 +74,7 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
     Return ALiBi's slope of each head (Press et al. 2022, section 3 and its published code), float32, shape (N,).
 
     For a power of two n, head i of 1..n has ``2 ** (-8 i / n)``. Else the largest power of two below comes first, and
-    every second slope of twice that power fills up.
+    every second slope of twice that power completes them.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
@@ -85,14 +83,7 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
 
 
 class PackedMosaicBert(nn.Module):
-    """
-    The encoder, without pooler and heads, over packed tokens.
-
-    Attributes:
-        config: The published configuration.
-        hidden_dim: Width of an embedding.
-        attention: The attention kernel in use, with the reason; one with a backward pass until the model is prepared.
-    """
+    """The encoder, without pooler and heads, over packed tokens; its kernel has a backward pass until prepared."""
 
     alibi_slopes_N: torch.Tensor
 
@@ -107,7 +98,7 @@ class PackedMosaicBert(nn.Module):
         self.attention = TRAINING_ATTENTION
 
     def prepare_for_inference(self) -> None:
-        """Settle slopes, kernel and layout for where the weights are now; not to be moved or trained afterwards."""
+        """Fix slopes, kernel and layout for the current device; the weights must not be moved or trained afterwards."""
         self.eval().requires_grad_(requires_grad=False)
         weight = self.embeddings.word_embeddings.weight
         self.alibi_slopes_N = alibi_slopes(self.config.num_attention_heads).to(weight.device)
@@ -118,15 +109,12 @@ class PackedMosaicBert(nn.Module):
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """
-        Embed the sequences of a packed batch.
+        Return ``embeddings_SD``, float32: the mean over all of each sequence's tokens of the last layer.
 
         Args:
             input_ids_T: Token ids, each sequence between [CLS] and [SEP], int64, shape (T,).
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the model's device.
             lengths: Tokens of each sequence, on the host.
-
-        Returns:
-            ``embeddings_SD``, float32: the mean over all of each sequence's tokens of the last layer.
         """
         return mean_over_tokens(self.last_states(input_ids_T, cu_seqlens, lengths), cu_seqlens, lengths)
 
@@ -165,7 +153,6 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
-        """Return the embedded tokens, shape (T, D)."""
         x_TD: torch.Tensor = self.LayerNorm(self.word_embeddings(input_ids_T) + self.token_type_embeddings.weight[0])
         return x_TD
 
@@ -186,7 +173,6 @@ class Layer(nn.Module):
         lengths: Sequence[int],
         alibi_slopes_N: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the layer's output, shape (T, D)."""
         return by_rows(self.mlp, self.attention(x_TD, kernel, cu_seqlens, lengths, alibi_slopes_N))
 
 
@@ -210,7 +196,6 @@ class Attention(nn.Module):
         lengths: Sequence[int],
         alibi_slopes_N: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the attended, normalised stream, shape (T, D)."""
         q_TNH, k_TNH, v_TNH = self.self["Wqkv"](x_TD).view(-1, 3, *self.heads).unbind(1)
         attended_TNH = kernel(q_TNH, k_TNH, v_TNH, cu_seqlens, lengths, alibi_slopes_N)
         dense = cast("FusedLinear", self.output["dense"])
@@ -229,7 +214,6 @@ class GatedFeedForward(nn.Module):
         self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the normalised stream, shape (T, D)."""
         gate_TF, value_TF = self.gated_layers(x_TD).chunk(2, dim=1)
         out_TD: torch.Tensor = self.layernorm(self.wo.add_to(x_TD, functional.gelu(gate_TF) * value_TF))
         return out_TD

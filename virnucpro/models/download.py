@@ -1,10 +1,9 @@
 """
-Fetch a file of weights once: continued where it broke off, checked, made durable, then given its name.
+Downloads a file of weights once: resumed after an interruption, checked, made durable, then given its name.
 
-What has come so far stays beside the destination, under a name that tells its URL and the server's ETag, so that the
-next start asks for the rest of exactly that file (``Range`` with ``If-Range``); a server without a strong ETag is asked
-for all of it again. One process fetches at a time, the others wait and find the file. Knows nothing of models beyond
-what the weights are called.
+A partial file stays beside the destination, its name made of the URL and the server's ETag; the next attempt requests
+the rest of exactly that file (``Range`` with ``If-Range``). Without a strong ETag the download restarts. One process
+downloads at a time; the others wait and find the file.
 """
 
 from __future__ import annotations
@@ -30,19 +29,17 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 """Seconds without a byte after which a server counts as gone."""
-MOST_BYTES = 1 << 37
-"""Bytes that a file of weights may have unless the caller knows better."""
+MAX_BYTES = 1 << 37
+"""Default limit for a file of weights, bytes."""
 _READ_BYTES = 1 << 20
-_MOST_ETAG_BYTES = 96
+_MAX_ETAG_BYTES = 96
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _MAGICS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # zip, and pickle protocols 2 to 5
 
 
 class DownloadProgress(Protocol):
-    """What is told how far a download is."""
-
     def __call__(self, bytes_done: int, bytes_total: int | None, /) -> None:
-        """Take note; *bytes_total* is None where the server does not say."""
+        """*bytes_total* is None where the server does not state it."""
 
 
 def download_weights(
@@ -51,32 +48,29 @@ def download_weights(
     destination: Path,
     *,
     sha256: str | None = None,
-    most_bytes: int = MOST_BYTES,
+    max_bytes: int = MAX_BYTES,
     on_progress: DownloadProgress | None = None,
 ) -> str:
     """
-    Fetch *url* to *destination*, whole or not at all.
+    Download *url* to *destination*, whole or not at all; return the file's hex sha256.
 
     Args:
         name: The model, for messages.
-        url: Where the weights are, http or https.
+        url: http or https.
         destination: The final path; its folder exists.
-        sha256: Hex digest that the file must have, where it is known.
-        most_bytes: Bytes that it may have.
+        sha256: Expected hex digest, where it is known.
+        max_bytes: Limit for its size.
         on_progress: Called before the first byte and after each piece.
 
-    Returns:
-        The file's hex sha256.
-
     Raises:
-        WeightsError: The server cannot be reached, or what it sent is not what was asked for.
+        WeightsError: The server cannot be reached, or sent something else.
         OutputError: The file cannot be written.
     """
     try:
         with _only_process(destination):
-            if destination.is_file():  # fetched while we waited
+            if destination.is_file():  # another process downloaded it
                 return durable.sha256_of(destination)
-            return _Download(name, url, destination, most_bytes).fetch(sha256, on_progress)
+            return _Download(name, url, destination, max_bytes).fetch(sha256, on_progress)
     except OutputError:
         raise
     except OSError as error:
@@ -85,7 +79,7 @@ def download_weights(
 
 @contextmanager
 def _only_process(destination: Path) -> Iterator[None]:
-    """Wait until no other process fetches this file."""
+    """Wait until no other process downloads this file."""
     path = destination.with_name(f".{destination.name}.lock")
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -93,7 +87,7 @@ def _only_process(destination: Path) -> Iterator[None]:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
-        os.close(descriptor)  # its holder removed it when it was done
+        os.close(descriptor)  # its owner has removed it
     try:
         yield
     finally:
@@ -110,7 +104,6 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the next request."""
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme not in {"https", req.type}:
             what = f"{req.full_url} leads to {newurl}, which is not followed: {self._by_hand}"
@@ -119,100 +112,96 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Download:
-    """One file on its way."""
-
-    def __init__(self, name: str, url: str, destination: Path, most_bytes: int) -> None:
+    def __init__(self, name: str, url: str, destination: Path, max_bytes: int) -> None:
         self.name = name
         self.url = url
         self.destination = destination
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.by_hand = f"fetch it elsewhere and put it into {destination.parent} as {destination.name}"
-        self._of_url = f".{destination.name}.{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+        self._prefix = f".{destination.name}.{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
     def fetch(self, sha256: str | None, on_progress: DownloadProgress | None) -> str:
-        """Fetch what is missing; return the digest of the whole."""
-        begun = self._begun()
+        earlier = self._resumable()
         try:
-            with self._answer(begun) as response:
-                partial, is_rest = self._partial_of(response, begun)
-                self._forget_all_but(partial)
+            with self._request(earlier) as response:
+                partial, is_rest = self._partial_of(response, earlier)
+                self._remove_all_but(partial)
                 with durable.NewFile(partial, exists=is_rest) as file:
                     self._receive(response, file, on_progress)
                     file.sync()
             digest = durable.sha256_of(partial)
             if sha256 is not None and digest != sha256:
-                self._forget_all_but(None)
+                self._remove_all_but(None)
                 what = f"{self.url} gave a file with sha256 {digest} instead of {sha256}: nothing was kept"
                 raise WeightsError(self.name, what)
             failpoints.reach("file.rename")
             partial.replace(self.destination)
             durable.sync_folder(self.destination.parent)
         finally:
-            self._forget_what_cannot_go_on()
+            self._remove_unresumable()
         return digest
 
-    def _begun(self) -> Path | None:
-        """Return what an earlier start has received, if it can be continued."""
-        found = [path for path in self._partials() if path.name.startswith(self._of_url) and _etag_of(path)]
+    def _resumable(self) -> Path | None:
+        """Return the partial file of an earlier attempt, if it can be resumed."""
+        found = [path for path in self._partials() if path.name.startswith(self._prefix) and _etag_of(path)]
         return max(found, key=lambda path: path.stat().st_size, default=None)
 
     def _partials(self) -> list[Path]:
         return [path for path in self.destination.parent.glob(f".{self.destination.name}.*.partial") if path.is_file()]
 
-    def _forget_all_but(self, kept: Path | None) -> None:
+    def _remove_all_but(self, kept: Path | None) -> None:
         for path in self._partials():
             if path != kept:
                 durable.remove(path)
 
-    def _forget_what_cannot_go_on(self) -> None:
+    def _remove_unresumable(self) -> None:
         for path in self._partials():
             if not _etag_of(path) or path.stat().st_size == 0:
                 with suppress(OutputError):
                     durable.remove(path)
 
-    def _answer(self, begun: Path | None) -> http.client.HTTPResponse:
-        """Ask for the file, or for the rest of it."""
+    def _request(self, earlier: Path | None) -> http.client.HTTPResponse:
         headers = {}
-        if begun is not None:
-            headers = {"Range": f"bytes={begun.stat().st_size}-", "If-Range": _etag_of(begun)}
+        if earlier is not None:
+            headers = {"Range": f"bytes={earlier.stat().st_size}-", "If-Range": _etag_of(earlier)}
         try:
             opener = urllib.request.build_opener(_WebRedirects(self.name, self.by_hand))
             request = urllib.request.Request(self.url, headers=headers)  # noqa: S310  a URL of our registry
             response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            if begun is not None and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                self._forget_all_but(None)
-                return self._answer(None)
+            if earlier is not None and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                self._remove_all_but(None)
+                return self._request(None)
             raise WeightsError(self.name, f"{self.url} answers {error.code} {error.reason}: {self.by_hand}") from error
         except urllib.error.URLError as error:
             raise WeightsError(self.name, f"{self.url} cannot be reached ({error.reason}): {self.by_hand}") from error
         except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            raise self._broke_off(0, None, error) from error
+            raise self._interrupted(0, None, error) from error
         return response
 
-    def _partial_of(self, response: http.client.HTTPResponse, begun: Path | None) -> tuple[Path, bool]:
-        """Return where the answer belongs, and whether it is the rest of what is there."""
+    def _partial_of(self, response: http.client.HTTPResponse, earlier: Path | None) -> tuple[Path, bool]:
+        """Return the partial file for the response, and whether the response is the rest of it."""
         etag = response.headers.get("ETag") or ""
-        is_strong = etag.startswith('"') and len(etag) <= _MOST_ETAG_BYTES
+        is_strong = etag.startswith('"') and len(etag) <= _MAX_ETAG_BYTES
         code = base64.urlsafe_b64encode(etag.encode("latin-1", "replace")).decode() if is_strong else ""
-        partial = self.destination.with_name(f"{self._of_url}.{code}.partial")
+        partial = self.destination.with_name(f"{self._prefix}.{code}.partial")
         if response.status == http.HTTPStatus.PARTIAL_CONTENT:
             sent = response.headers.get("Content-Range", "")
-            if partial == begun and sent.startswith(f"bytes {begun.stat().st_size}-"):
+            if partial == earlier and sent.startswith(f"bytes {earlier.stat().st_size}-"):
                 return partial, True
-            self._forget_all_but(None)
-            raise WeightsError(self.name, f"{self.url} sent a part that was not asked for ({sent!r}): try again")
+            self._remove_all_but(None)
+            raise WeightsError(self.name, f"{self.url} sent another range than requested ({sent!r}): retry")
         durable.remove(partial)
         return partial, False
 
     def _receive(
         self, response: http.client.HTTPResponse, file: durable.NewFile, on_progress: DownloadProgress | None
     ) -> None:
-        """Write the answer, checked for its kind at the start and for its length at the end."""
+        """Write the response; its first bytes and its length are checked."""
         num_bytes = os.fstat(file.fileno()).st_size
         announced = response.headers["Content-Length"]
         if announced is not None and not _LENGTH.fullmatch(announced):
-            what = f"{self.url} announces a length of {announced[:_MOST_ETAG_BYTES]!r}: {self.by_hand}"
+            what = f"{self.url} announces a length of {announced[:_MAX_ETAG_BYTES]!r}: {self.by_hand}"
             raise WeightsError(self.name, what)
         expected = None if announced is None else num_bytes + int(announced)
         self._check_size(expected or 0)
@@ -229,20 +218,20 @@ class _Download:
                 if on_progress is not None:
                     on_progress(num_bytes, expected)
         except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            raise self._broke_off(num_bytes, expected, error) from error
+            raise self._interrupted(num_bytes, expected, error) from error
         if num_bytes == 0 or (expected is not None and num_bytes != expected):
-            raise self._broke_off(num_bytes, expected, None)
+            raise self._interrupted(num_bytes, expected, None)
 
     def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self.most_bytes:
-            self._forget_all_but(None)
-            most = f"the {self.most_bytes:,} bytes that these weights can have"
+        if num_bytes > self.max_bytes:
+            self._remove_all_but(None)
+            most = f"the {self.max_bytes:,} bytes that these weights can have"
             raise WeightsError(self.name, f"{self.url} sends more than {most}: nothing was kept")
 
-    def _broke_off(self, num_bytes: int, expected: int | None, error: Exception | None) -> WeightsError:
+    def _interrupted(self, num_bytes: int, expected: int | None, error: Exception | None) -> WeightsError:
         how_far = f"{num_bytes:,} bytes" if expected is None else f"{num_bytes:,} of {expected:,} bytes"
         why = "" if error is None else f" ({error or type(error).__name__})"
-        return WeightsError(self.name, f"{self.url} broke off after {how_far}{why}: try again, or {self.by_hand}")
+        return WeightsError(self.name, f"{self.url} stopped after {how_far}{why}: retry, or {self.by_hand}")
 
 
 def _etag_of(partial: Path) -> str:

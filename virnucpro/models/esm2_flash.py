@@ -1,12 +1,10 @@
 """
 ESM-2 over packed sequences: fair-esm's weights, one stream of tokens, no padding.
 
-``load_esm2_model`` opens a checkpoint (fair-esm's ``.pt`` or safetensors) and takes depth, width and heads from it.
-The model equals fair-esm's own forward pass within 1e-5 in fp32, whatever else is in the batch; in bf16 and fp16 the
-weights are cast, while rotary positions and pooling stay in float32. Short sequences, in which little of the rounding
-averages out, are computed in a wider format than the rest, except in fp16, which needs none. It knows nothing of files
-of sequences, batches or devices beyond the one it is on. Legend: T packed tokens, S sequences, N heads, H head width, D
-model width.
+The model equals fair-esm's own forward pass within 1e-5 in fp32, for any batch; in bf16 and fp16 the weights are cast,
+while rotary positions and pooling stay in float32. Short sequences, in which little of the rounding averages out, are
+computed in a wider format than the rest, except in fp16, which needs none. Legend: T packed tokens, S sequences, N
+heads, H head width, D model width.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, open_checkpoint
+from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
-from virnucpro.models.tokenizer import ProteinTokenizer
 from virnucpro.settings import Precision
 
 if TYPE_CHECKING:
@@ -32,19 +30,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.models.attention import AttentionKernel
-    from virnucpro.models.checkpoint import Architecture
+    from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 TRAINING_MASK_SHARE = 0.15 * 0.8
-"""Share of tokens that were masked in training; token dropout scales every embedding by what was left (0.88)."""
+"""Share of tokens that were masked in training; token dropout scales every embedding by the rest (0.88)."""
 
 SHORT_SEQUENCES = {torch.float32: (32, torch.float64), torch.bfloat16: (64, torch.float32)}
 """
 By the model's dtype: tokens up to which a sequence is short, and the dtype that it is computed in. Few residues average
 little of the rounding out. In packed fp32 products, windows of real proteins of up to 30 residues were up to 3.8e-5
-from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at a time and batched; computed in float64
-what is left is fair-esm's own rounding. In bf16, one in twenty windows of up to 28 residues had a cosine below 0.999 to
-fp32, down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below 0.9992 (8M checkpoint). Such
-sequences are rare and cheap.
+from fair-esm (8M checkpoint), which itself moves by up to 4.7e-5 between one at a time and batched; in float64 only
+fair-esm's own rounding remains. In bf16, one in twenty windows of up to 28 residues had a cosine below 0.999 to fp32,
+down to 0.9983; computed in float32 with the bf16 weights, none of 372 is below 0.9992 (8M checkpoint). Such sequences
+are rare and cheap.
 """
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -77,20 +75,13 @@ def load_esm2_model(
     joined = _joined_tensors(tensors, architecture)
     kept_dtypes = {ROTARY_NAME: torch.float32}
     model.load_state_dict({name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in joined.items()}, assign=True)
-    del tensors, joined  # now each layer frees its plain weights as they are laid out anew
+    del tensors, joined  # so that each layer frees its plain weights when they are laid out
     model.prepare_for_inference()
     return model, tokenizer
 
 
 class PackedESM2(nn.Module):
-    """
-    ESM-2's encoder, without its heads, over packed tokens.
-
-    Attributes:
-        architecture: Depth, width, heads and token dropout, as the checkpoint has them.
-        hidden_dim: Width of an embedding.
-        attention: The attention kernel in use, with the reason.
-    """
+    """ESM-2's encoder, without its heads, over packed tokens; *attention* is the kernel in use, with the reason."""
 
     rotary_frequencies: torch.Tensor
 
@@ -106,7 +97,6 @@ class PackedESM2(nn.Module):
         self.choose_kernel()
 
     def choose_kernel(self) -> None:
-        """Choose the attention kernel for where the weights are now."""
         weight = self.embed_tokens.weight
         self.attention = choose_attention(weight.device, weight.dtype, head_dim=self.architecture.head_dim)
         self._wide_attention = self.attention
@@ -114,7 +104,7 @@ class PackedESM2(nn.Module):
             self._wide_attention = choose_attention(weight.device, torch.float32, head_dim=self.architecture.head_dim)
 
     def prepare_for_inference(self) -> None:
-        """Settle kernel and layout for where the weights are now; they are not to be moved or trained afterwards."""
+        """Fix kernel and layout for the current device; the weights must not be moved or trained afterwards."""
         self.eval().requires_grad_(requires_grad=False)
         self.choose_kernel()
         pack_layers(self)
@@ -122,15 +112,12 @@ class PackedESM2(nn.Module):
     @torch.inference_mode()
     def forward(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """
-        Embed the sequences of a packed batch.
+        Return ``embeddings_SD``, float32: the mean over each sequence's residues of the last layer.
 
         Args:
             input_ids_T: Token ids, each sequence between BOS and EOS, int64, shape (T,).
             cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the model's device.
             lengths: Tokens of each sequence, on the host.
-
-        Returns:
-            ``embeddings_SD``, float32: the mean over each sequence's residues of the last layer.
         """
         own = self.embed_tokens.weight.dtype
         short_tokens, wide = SHORT_SEQUENCES.get(own, (0, own))
@@ -155,20 +142,14 @@ class PackedESM2(nn.Module):
     def hidden_states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
     ) -> list[torch.Tensor]:
-        """
-        Compute every layer's states, for comparisons layer by layer.
-
-        Returns:
-            As many as layers and one: the embedded tokens, then each layer's output, the last one normalised, as
-            fair-esm numbers its representations; each (T, D).
-        """
+        """Return every layer's states, each (T, D), for comparisons, numbered like fair-esm's representations."""
         own = self.embed_tokens.weight.dtype
         return [x_TD.clone() for x_TD in self._states(input_ids_T, cu_seqlens, lengths, own)]
 
     def _states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
     ) -> Iterator[torch.Tensor]:
-        """Yield the states layer by layer, computed in *dtype*; each is good until the next is asked for."""
+        """Yield the states layer by layer, computed in *dtype*; each is valid until the next is computed."""
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
         own = self.embed_tokens.weight.dtype
@@ -183,7 +164,7 @@ class PackedESM2(nn.Module):
         yield _normalised(self.emb_layer_norm_after, x_TD)[:num_tokens]
 
     def _embed(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Look the tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
+        """Look tokens up; with token dropout, masks are 0 and the rest is scaled as in training."""
         x_TD: torch.Tensor = self.embed_tokens(input_ids_T).to(dtype)
         if not self.architecture.token_dropout:
             return x_TD
@@ -197,12 +178,7 @@ class PackedESM2(nn.Module):
         return x_TD * (scale_T * ~is_mask_T).to(x_TD.dtype)[:, None]
 
     def _rotation(self, cu_seqlens: torch.Tensor, num_tokens: int, longest: int) -> torch.Tensor:
-        """
-        Return each token's rotary turn, positions restarting at each sequence.
-
-        Returns:
-            complex64, shape (T, 1, H/2): one turn for each pair of channels, the same for all heads.
-        """
+        """Return each token's rotary turn, positions restarting at each sequence: complex64, (T, 1, H/2)."""
         device = cu_seqlens.device
         positions_L = torch.arange(longest, device=device, dtype=torch.float32)
         angles_LH = torch.outer(positions_L, self.rotary_frequencies)
@@ -233,7 +209,6 @@ class PackedLayer(nn.Module):
         cu_seqlens: torch.Tensor,
         lengths: Sequence[int],
     ) -> torch.Tensor:
-        """Return the layer's output, shape (T, D)."""
         qkv_TD = self.qkv_proj(_normalised(self.self_attn_layer_norm, x_TD))
         qkv_T3NH = qkv_TD.view(-1, 3, *self.heads)
         _rotate(qkv_T3NH[:, :2].flatten(1, 2), rotation_TH)
@@ -253,7 +228,7 @@ def _normalised(norm: nn.LayerNorm, x_TD: torch.Tensor) -> torch.Tensor:
 
 
 def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
-    """Turn each pair of neighbouring channels by its token's angle, in place, in float32 or better."""
+    """Rotate each pair of neighbouring channels by its token's angle, in place, in float32 or better."""
     pairs_TNH = x_TNH.view(*x_TNH.shape[:2], -1, 2)
     if x_TNH.dtype in {torch.float32, torch.float64}:
         torch.view_as_complex(pairs_TNH).mul_(rotation_TH)
@@ -265,8 +240,8 @@ def _joined_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture
     """
     Rename fair-esm's tensors to those of ``PackedESM2``, queries, keys and values joined.
 
-    fair-esm's rotary turns channel i of a head together with channel i + H/2. Here such pairs are made neighbours, for
-    one complex product; queries and keys change places alike, so that their dot products stay as they are.
+    fair-esm rotates channel i of a head together with channel i + H/2. Here such pairs are made neighbours, for one
+    complex product; queries and keys are permuted alike, so that their dot products stay the same.
     """
     packed = {}
     for name, tensor in tensors.items():

@@ -1,5 +1,5 @@
 """
-From one vector a token to one a sequence: the mean over the residues, or over all tokens.
+One vector a sequence: the mean over the residues, or over all tokens.
 
 Always in float32, whatever the precision of the forward pass, and always the same bits for the same batch: no atomic
 additions. The host never waits for the device. Legend: T packed tokens, S sequences, D model width.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from virnucpro.models.attention import equal_length_runs
+from virnucpro.models.kernels.plain_attention import equal_length_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,54 +19,41 @@ if TYPE_CHECKING:
 
 def mean_over_residues(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """
-    Average each sequence's residues: all its tokens but BOS and EOS.
+    Return the mean of each sequence's residues (all tokens but BOS and EOS), ``embeddings_SD``, float32.
 
     Args:
         hidden_TD: Last layer's states of the packed tokens.
         cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the states' device.
-        lengths: Tokens of each sequence, BOS and EOS included: 3 at least.
-
-    Returns:
-        ``embeddings_SD``, float32, in the order of the batch.
+        lengths: Tokens of each sequence, BOS and EOS included: at least 3.
     """
-    return _means(hidden_TD, cu_seqlens, lengths, left_out=1)
+    return _means(hidden_TD, cu_seqlens, lengths, excluded=1)
 
 
 def mean_over_tokens(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """
-    Average all of each sequence's tokens.
-
-    Args:
-        hidden_TD: Last layer's states of the packed tokens.
-        cu_seqlens: First token of each sequence and, last, T; int32, shape (S+1,), on the states' device.
-        lengths: Tokens of each sequence: 1 at least.
-
-    Returns:
-        ``embeddings_SD``, float32, in the order of the batch.
-    """
-    return _means(hidden_TD, cu_seqlens, lengths, left_out=0)
+    """Return the mean of all of each sequence's tokens; as ``mean_over_residues``, for lengths of at least 1."""
+    return _means(hidden_TD, cu_seqlens, lengths, excluded=0)
 
 
-def _means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], *, left_out: int) -> torch.Tensor:
-    """Average each sequence without its first and last *left_out* tokens."""
+def _means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], *, excluded: int) -> torch.Tensor:
+    """Average each sequence without its first and last *excluded* tokens."""
     if hidden_TD.is_cuda:
-        return segment_means(hidden_TD, cu_seqlens, left_out=left_out)
+        return segment_means(hidden_TD, cu_seqlens, excluded=excluded)
     # on a CPU two to six times as fast as segment_reduce (torch 2.13)
     means = [
-        hidden_TD[tokens].view(*group_shape, -1)[:, left_out : group_shape[1] - left_out].float().mean(dim=1)
+        hidden_TD[tokens].view(*group_shape, -1)[:, excluded : group_shape[1] - excluded].float().mean(dim=1)
         for tokens, group_shape in equal_length_runs(lengths)
     ]
     return torch.cat(means)
 
 
-def segment_means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, *, left_out: int) -> torch.Tensor:
+def segment_means(hidden_TD: torch.Tensor, cu_seqlens: torch.Tensor, *, excluded: int) -> torch.Tensor:
     """
-    Average each sequence without its first and last *left_out* tokens, in one reduction for all lengths.
+    Average each sequence without its first and last *excluded* tokens, in one reduction for all lengths.
 
-    Three segments a sequence: what is left out before, what is averaged, what is left out after.
+    Three segments a sequence: the tokens excluded before, the averaged ones, those excluded after.
     """
     starts_S, ends_S = cu_seqlens[:-1], cu_seqlens[1:]
-    bounds = torch.stack([starts_S, starts_S + left_out, ends_S - left_out], dim=1).flatten()
+    bounds = torch.stack([starts_S, starts_S + excluded, ends_S - excluded], dim=1).flatten()
     offsets = torch.cat([bounds, cu_seqlens[-1:]]).long()
     means: torch.Tensor = torch.segment_reduce(hidden_TD.float(), "mean", offsets=offsets, axis=0, unsafe=True)
     return means[1::3]

@@ -1,15 +1,14 @@
 """
-The models that VirNucPro knows: what they are, and where their weights are on this machine.
+The models that VirNucPro knows, and where their weights are on this machine.
 
-Imports neither torch nor esm, so that the parent process stays light. Weights are looked for in the folder given, in
-``VIRNUCPRO_WEIGHTS`` and in torch hub's cache, in this order; fetching them is ``virnucpro.models.download``, which
-only ``resolve_model`` calls, and only for a model that was named. A path to a checkpoint needs no entry here.
+Imports neither torch nor esm, so that the parent process stays light. Weights are searched in the given folder, in
+``VIRNUCPRO_WEIGHTS`` and in torch hub's cache, in this order; only ``resolve_model`` downloads, and only a named model.
+A path to a checkpoint needs no entry here.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import os
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from virnucpro import durable
 from virnucpro.config import SequenceKind
 from virnucpro.errors import UnknownModelError, WeightsError
 from virnucpro.models.download import download_weights
@@ -34,32 +34,28 @@ if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
 
 WEIGHTS_VARIABLE = "VIRNUCPRO_WEIGHTS"
-"""Environment variable with a folder of weights."""
 
 CHECKPOINT_SUFFIXES = (".pt", ".bin", ".safetensors")
 BUNDLED_WEIGHTS_DIR = Path(__file__).parent / "weights"
 BUNDLED = "bundled with virnucpro"
-"""Source of the models that come with the package."""
+"""Source of the models in the package."""
 
-_MOST_BYTES_PER_PARAMETER = 8
-"""Twice fp32: a file of weights that is longer than this and a little is not what it says."""
-_MOST_OTHER_BYTES = 1 << 26
+_MAX_BYTES_PER_PARAMETER = 8
+"""Twice fp32: the limit for a downloaded file, besides a small allowance."""
+_MAX_OTHER_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """What all models of one architecture and tokenizer have in common."""
-
     loader: str
     """``module:function`` that makes (model, tokenizer) from (path, device, precision=...)."""
     sequence_kind: SequenceKind
-    """What they embed."""
     letters_per_token: float
     """Residues or nucleotides that a plan counts as one token."""
     max_letters: int
-    """Residues or nucleotides of a sequence that are embedded unless the user says otherwise."""
+    """Residues or nucleotides of a sequence that are embedded by default."""
     gpu_precision: Precision
-    """Number format on a GPU unless the user says otherwise."""
+    """Number format on a GPU by default."""
 
 
 ESM2 = ModelFamily(
@@ -84,16 +80,12 @@ DNABERT_S = ModelFamily(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One registered model."""
-
     name: str
     """What the user calls it; the stem of the file of weights."""
     num_layers: int
-    """Transformer layers."""
     hidden_dim: int
     """Width of an embedding."""
     attention_heads: int
-    """Heads of a layer."""
     num_parameters: int
     """Trained parameters, heads for residues and contacts included."""
     source: str
@@ -101,13 +93,11 @@ class ModelSpec:
     sha256: str | None = None
     """Hex sha256 of the file of weights, where it is known."""
     family: ModelFamily = ESM2
-    """Architecture and tokenizer."""
     licence: str
-    """Licence of the weights."""
+    """Of the weights."""
 
     @property
     def is_bundled(self) -> bool:
-        """Whether the weights come with the package."""
         return self.source == BUNDLED
 
     @property
@@ -115,7 +105,7 @@ class ModelSpec:
         """
         Path of the file of weights in a folder of weights.
 
-        Hugging Face calls every model's file the same, so such a file is in a folder named after the model.
+        Hugging Face gives every model's file the same name, so such a file is in a folder named after the model.
         """
         if self.is_bundled:
             return "model.safetensors"
@@ -130,41 +120,19 @@ class ResolvedModel:
     name: str
     """Registered name, or the stem of the checkpoint's file."""
     weights_path: Path
-    """The file of weights."""
     weights_sha256: str
-    """Hex sha256 of that file."""
     config_sha256: str
-    """Hex sha256 of the ``config.json`` beside it that its loader reads; empty where there is none."""
+    """Of the ``config.json`` beside the weights that the loader reads; empty where there is none."""
     hidden_dim: int
-    """Width of an embedding; 0 where only the checkpoint knows it."""
+    """Width of an embedding; 0 where only the checkpoint states it."""
     family: ModelFamily
-    """Architecture and tokenizer."""
     is_bundled: bool
-    """Whether the weights came with the package."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRow:
-    """A line of ``virnucpro models list``."""
-
-    name: str
-    """What the user calls it."""
-    sequence_kind: SequenceKind
-    """What it embeds."""
-    num_parameters: int
-    """Trained parameters."""
-    hidden_dim: int
-    """Width of an embedding."""
-    source: str
-    """URL of the weights, or ``BUNDLED``."""
-    weights_path: Path | None
-    """The file of weights, or None where it is absent."""
 
 
 def _published_esm2(
     name: str, *, num_layers: int, hidden_dim: int, attention_heads: int, num_parameters: int
 ) -> ModelSpec:
-    """Describe a model of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"."""
+    """A model of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"."""
     return ModelSpec(
         name=name,
         num_layers=num_layers,
@@ -232,7 +200,6 @@ MODELS: dict[str, ModelSpec] = {
         ),
     )
 }
-"""Every registered model, by name."""
 
 
 def resolve_model(
@@ -242,27 +209,24 @@ def resolve_model(
     on_download: DownloadProgress | None = None,
 ) -> ResolvedModel:
     """
-    Find a model's weights on this machine, or fetch them.
+    Find a model's weights on this machine, or download them.
 
     Args:
         name_or_path: Registered name, or path of a ``.pt``, ``.bin`` or ``.safetensors`` file.
-        weights_dir: Folder that is looked into first, and that a download goes to first.
-        on_download: Called with bytes done and bytes in all (None where unknown) while weights are fetched.
-
-    Returns:
-        The model, with the digest of the file that is there now.
+        weights_dir: Folder that is searched first, and that a download goes to first.
+        on_download: Called with bytes done and bytes in all (None where unknown) during a download.
 
     Raises:
         UnknownModelError: Neither a registered name nor a path.
-        WeightsError: The weights are absent and cannot be fetched, or are not those registered.
-        OutputError: Fetched weights cannot be written.
+        WeightsError: The weights are absent and cannot be downloaded, or are not those registered.
+        OutputError: Downloaded weights cannot be written.
     """
     if is_path(name_or_path):
         path = locate_weights(name_or_path)
         return ResolvedModel(
             name=path.stem,
             weights_path=path,
-            weights_sha256=_file_sha256(path),
+            weights_sha256=durable.sha256_of(path),
             config_sha256=_config_sha256(path, family_of(path)),
             hidden_dim=0,
             family=family_of(path),
@@ -271,7 +235,7 @@ def resolve_model(
     spec = _registered(str(name_or_path))
     found = _find(spec, weights_dir)
     if found is not None:
-        path, sha256 = found, _file_sha256(found)
+        path, sha256 = found, durable.sha256_of(found)
     else:
         path = _writable_folder(spec, weights_dir) / spec.file_name
         path.parent.mkdir(exist_ok=True)
@@ -280,7 +244,7 @@ def resolve_model(
             spec.source,
             path,
             sha256=spec.sha256,
-            most_bytes=spec.num_parameters * _MOST_BYTES_PER_PARAMETER + _MOST_OTHER_BYTES,
+            max_bytes=spec.num_parameters * _MAX_BYTES_PER_PARAMETER + _MAX_OTHER_BYTES,
             on_progress=on_download,
         )
     if spec.sha256 not in (None, sha256):
@@ -299,10 +263,10 @@ def resolve_model(
 
 def family_of(path: Path) -> ModelFamily:
     """
-    Tell by its company which architecture a checkpoint is of; the loader checks the tensors themselves.
+    Detect the architecture of a checkpoint; the loader checks the tensors themselves.
 
-    DNABERT-S's are safetensors with a ``config`` in their metadata, files beside a ``config.json`` of a BERT, and
-    ``.bin`` files, which fair-esm has none of. Everything else is an ESM-2.
+    DNABERT-S is safetensors with a ``config`` in their metadata, a file beside a BERT's ``config.json``, or a ``.bin``
+    file, which fair-esm does not use. Everything else is an ESM-2.
     """
     beside = path.parent / "config.json"
     metadata: dict[str, str] = {}
@@ -320,13 +284,7 @@ def family_of(path: Path) -> ModelFamily:
 
 
 def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None) -> Path:
-    """
-    Find a model's file of weights without fetching anything.
-
-    Raises:
-        UnknownModelError: Neither a registered name nor a path.
-        WeightsError: The weights are not on this machine.
-    """
+    """Find a model's file of weights without a download; UnknownModelError or WeightsError where there is none."""
     if is_path(name_or_path):
         path = Path(name_or_path)
         if not path.is_file():
@@ -342,7 +300,7 @@ def locate_weights(name_or_path: str | Path, *, weights_dir: Path | None = None)
 
 
 def weights_folders(weights_dir: Path | None = None) -> list[Path]:
-    """Return the folders that weights are looked for in, first one first; they need not exist."""
+    """Return the folders that weights are searched in, in order; they need not exist."""
     folders = [] if weights_dir is None else [weights_dir]
     if os.environ.get(WEIGHTS_VARIABLE):
         folders.append(Path(os.environ[WEIGHTS_VARIABLE]))
@@ -352,23 +310,13 @@ def weights_folders(weights_dir: Path | None = None) -> list[Path]:
     return [*folders, torch_home / "hub" / "checkpoints"]
 
 
-def models_table(*, weights_dir: Path | None = None) -> list[ModelRow]:
-    """Return every registered model and where its weights are."""
-    return [
-        ModelRow(
-            name=spec.name,
-            sequence_kind=spec.family.sequence_kind,
-            num_parameters=spec.num_parameters,
-            hidden_dim=spec.hidden_dim,
-            source=spec.source,
-            weights_path=_find(spec, weights_dir),
-        )
-        for spec in MODELS.values()
-    ]
+def models_table(*, weights_dir: Path | None = None) -> list[tuple[ModelSpec, Path | None]]:
+    """Return every registered model and its file of weights, None where that is absent."""
+    return [(spec, _find(spec, weights_dir)) for spec in MODELS.values()]
 
 
 def is_path(name_or_path: str | Path) -> bool:
-    """Tell a path from a name: it has a checkpoint's suffix or a separator."""
+    """Whether it is a path, not a name: it has a checkpoint's suffix or a separator."""
     text = str(name_or_path)
     return isinstance(name_or_path, Path) or text.endswith(CHECKPOINT_SUFFIXES) or os.sep in text
 
@@ -389,7 +337,7 @@ def _find(spec: ModelSpec, weights_dir: Path | None) -> Path | None:
 
 
 def _writable_folder(spec: ModelSpec, weights_dir: Path | None) -> Path:
-    """Return the first folder of weights that a file can be put into; make it if need be."""
+    """Return the first writable folder of weights, made if needed."""
     if spec.is_bundled:
         raise WeightsError(spec.name, f"missing from this installation ({BUNDLED_WEIGHTS_DIR}): install it again")
     folders = weights_folders(weights_dir)
@@ -407,9 +355,4 @@ def _writable_folder(spec: ModelSpec, weights_dir: Path | None) -> Path:
 
 def _config_sha256(weights_path: Path, family: ModelFamily) -> str:
     beside = weights_path.parent / "config.json"
-    return _file_sha256(beside) if family is DNABERT_S and beside.is_file() else ""
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return durable.sha256_of(beside) if family is DNABERT_S and beside.is_file() else ""

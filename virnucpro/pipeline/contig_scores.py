@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.fragments import chunk_bounds
-from virnucpro.data.letter_stream import LetterWindow, stream_letters
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
 from virnucpro.errors import StoppedError
-from virnucpro.models.nucleotide_codes import OTHER, encode
-from virnucpro.models.sequence_features import TABLES
+from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
+from virnucpro.models.contigs.sequence_features import TABLES
 from virnucpro.pipeline.feature_join import RowStream, join
 from virnucpro.pipeline.frame_order import CONTIGS_AT_ONCE
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from virnucpro.models.contig_model import ContigModel
-    from virnucpro.models.sequence_features import SequenceFeatures
+    from virnucpro.models.contigs.contig_model import ContigModel
+    from virnucpro.models.contigs.sequence_features import SequenceFeatures
     from virnucpro.pipeline.frame_order import FrameOrder
     from virnucpro.run_layout import PredictionLayout
 

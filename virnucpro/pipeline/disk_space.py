@@ -1,10 +1,9 @@
 """
-Room on disk for a whole run, found before anything is computed.
+Disk space for a whole run, checked and reserved before anything is computed.
 
-The space of the result is taken at the start, by a file of that size: whatever the disk is filled with while the run
-goes on, the result still fits, and the last words of ``run.json`` do. The file gives way piece by piece: to the result
-when that is written, to the manifest when it is closed. On file systems that know no reservation of space (and on
-those that copy or compress on write) it promises nothing, and writing fails as cleanly as it can.
+The space of the result is reserved by a file of that size: whatever else fills the disk meanwhile, the result and the
+last manifest still fit. The file shrinks when the result is written, and goes when the manifest is closed. File systems
+without reservation of space (and those that copy or compress on write) promise nothing; writing fails cleanly there.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import RunLayout
 
-LAST_WORDS_BYTES = 1 << 20
-"""Kept for what a run says last: its manifest."""
+MANIFEST_BYTES = 1 << 20
+"""Reserved for the last manifest of a run."""
 
 
 def take_space(
@@ -38,11 +37,7 @@ def take_space(
     While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes beside them.
     What the folder holds of parts and shards already is not needed again.
 
-    Args:
-        layout: The run's folder.
-        index: The input.
-        hidden_dim: Width of a row; 0 where only the checkpoint knows it, so that only the ids are counted.
-        result_form: Single or sharded.
+    A *hidden_dim* of 0, where only the checkpoint knows the width of a row, counts only the ids.
 
     Raises:
         DiskSpaceError: It does not fit.
@@ -54,14 +49,14 @@ def take_space(
     result_bytes = bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
     rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
     finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
-    needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + LAST_WORDS_BYTES
+    needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + MANIFEST_BYTES
     disk = os.statvfs(layout.work_dir)
     available_bytes = disk.f_bavail * disk.f_frsize
     if needed_bytes > available_bytes:
         raise DiskSpaceError(layout.output_dir, needed_bytes=needed_bytes, available_bytes=available_bytes)
     try:
         with durable.NewFile(layout.reservation) as file:
-            file.reserve(result_bytes + LAST_WORDS_BYTES)
+            file.reserve(result_bytes + MANIFEST_BYTES)
     except OSError as error:
         release(layout)
         raise OutputError(layout.output_dir, error.strerror or str(error)) from error
@@ -76,7 +71,7 @@ def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
     """
     try:
         reserved_bytes = layout.reservation.stat().st_size
-        os.truncate(layout.reservation, max(LAST_WORDS_BYTES, reserved_bytes - num_bytes))
+        os.truncate(layout.reservation, max(MANIFEST_BYTES, reserved_bytes - num_bytes))
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -85,7 +80,7 @@ def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
 
 def release(layout: RunLayout) -> None:
     """
-    Free all that is still reserved: the last words come next.
+    Free all that is still reserved: the last manifest is written next.
 
     Raises:
         OutputError: The system refused.

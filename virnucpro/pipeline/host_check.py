@@ -23,7 +23,7 @@ from virnucpro.store.manifest import RunManifest
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
-    from virnucpro.data.index_build import IndexedFile
+    from virnucpro.data.index.build import IndexedFile
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.run_preparation import PreparedRun
 

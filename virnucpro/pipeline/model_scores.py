@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from virnucpro.data.fragments import chunks_per_contig
+from virnucpro.data.frames.chunks import chunks_per_contig
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
 

@@ -1,58 +1,49 @@
 """
-The main job without an orchestrator: FASTA in, one validated embeddings file out, one process a device.
+The embedding run: FASTA in, one validated embeddings file out, one process a device.
 
-``run_embedding`` reads as the pipeline: prepare, run the ranks, aggregate, validate, close. The flow does the same
-steps, each as a task.
+``run_embedding`` reads as the pipeline: prepare, run the ranks, aggregate, validate, close. What computes the ranks and
+what does the stages is passed: processes and calls here, tasks under Prefect.
 """
 
 from __future__ import annotations
 
 import threading
-import uuid
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from virnucpro.config import ModelConfig, RunLimits
-from virnucpro.data.index_build import check_readable
+from virnucpro.data.index.build import check_readable
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER
+from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
 from virnucpro.pipeline.devices import count_gpus, first_devices
-from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
-from virnucpro.pipeline.rank_runner import RankOutcome
+from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
+from virnucpro.pipeline.run import failure_noted, running
 from virnucpro.pipeline.run_completion import (
     aggregate_run,
     close_run,
-    failure_noted,
     finished_result,
     stop_run,
     validate_run,
 )
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
+from virnucpro.pipeline.stages import Stages, call_stage
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import DEFAULT_PROTEIN_MODEL, EmbeddingSettings, ResultForm
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.rank_runner import MessageHandler
-    from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.shard_aggregator import Aggregation
+    from virnucpro.pipeline.stages import EmbeddingJob, StageRunner
     from virnucpro.pipeline.worker_process import WorkerFunction
-
-log = structlog.get_logger(__name__)
-
-GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
-"""By name, so that the parent does not import the framework."""
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 
 def run_multi_gpu_inference(
@@ -137,6 +128,8 @@ def run_embedding(
     worker_fn: WorkerFunction = GPU_WORKER,
     probe_fn: WorkerFunction = PROBE_WORKER,
     on_message: MessageHandler | None = None,
+    executor: Executor | None = None,
+    stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     keep_shards: bool = False,
@@ -144,20 +137,22 @@ def run_embedding(
     result_form: ResultForm = ResultForm.SINGLE,
 ) -> RunResult:
     """
-    Run the job to its end and say how it went; failed workers are in the result, not raised.
+    Run the job to its end and return how it went; failed workers are in the result, not raised.
 
     Args:
         fasta_files: The input, in the order of the result.
         output_dir: The run's folder.
         model_config: What to compute.
-        devices: A claim, whose devices are waited for once they are needed, or one device a rank, which nobody else
-            may use.
+        devices: A claim, whose devices are waited for once they are needed, or one device a rank, which no other
+            process may use.
         limits: Attempts and time limits.
         worker_fn: What each process runs.
         probe_fn: What a process on each GPU runs before, to find its attention kernel and token budget.
-        on_message: Called with rank and message for everything that a worker says.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
-            what goes wrong on standard error.
+        on_message: Called with rank and message for every message of a worker.
+        executor: Computes the ranks; by default processes of this machine that run *worker_fn*.
+        stage_runner: Does each stage; by default in place.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and reports
+            failures on standard error.
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
         restart: Remove what the folder holds of earlier runs first.
@@ -168,50 +163,77 @@ def run_embedding(
         ConfigurationError: A setting cannot work, or the folder holds another run.
         RunLockedError: Another run holds the folder.
         OutputError: Something cannot be written.
-        ResultError: The result did not stand its validation.
+        ResultError: The result failed its validation.
         StoppedError: *stop* was set before there was anything to keep.
     """
     stop = stop or threading.Event()
-    run_id = new_run_id()
+    executor = executor or LocalRanks(worker_fn, on_message)
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with (
-        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
-        RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
-        claim.held(shown, run_id=run_id, stop=stop),
-    ):
-        stage = partial(shown.stage, model=model_config.model_name)
-        with stage("index"):
-            run = prepare_run(
-                fasta_files,
-                output_dir,
-                model_config,
-                claim,
-                run_id=run_id,
-                probe_fn=probe_fn,
-                stop=stop,
-                restart=restart,
-                result_form=result_form,
-            )
+    with running(layout, telemetry) as (run_id, shown), claim.held(shown, run_id=run_id, stop=stop):
+        stages = Stages(shown, stage_runner, model=model_config.model_name)
+        prepared = partial(
+            prepare_run,
+            fasta_files,
+            output_dir,
+            model_config,
+            claim,
+            run_id=run_id,
+            probe_fn=probe_fn,
+            probe_elsewhere=executor.probe(run_id),
+            stop=stop,
+            restart=restart,
+            result_form=result_form,
+        )
+        run = stages.do("index", prepared)
         if run.already_complete:
             return finished_result(run, keep_shards=keep_shards)
-        with failure_noted(run):
-            embedding = shown.begin_embedding(run.facts())
-            recovery = run.recovery(limits or RunLimits(), embedding)
-            try:
-                with stage("embed"):
-                    outcomes = _run_ranks(run, recovery, worker_fn, on_message, stop)
-            finally:
-                embedding.over()
-            stages_s = partial(shown.stages_s, model_config.model_name)
-            if stop.is_set():
-                return stop_run(run, outcomes, stages_s=stages_s())
-            with stage("aggregate"):
-                aggregation = aggregate_run(run, outcomes, recovery)
-            with stage("validate"):
-                validate_run(run, aggregation)
-            return close_run(run, outcomes, aggregation, stages_s=stages_s(), keep_shards=keep_shards)
+        with failure_noted(layout):
+            return _compute(run, executor, limits or RunLimits(), stages, stop, keep_shards=keep_shards)
+
+
+def _compute(
+    run: PreparedRun, executor: Executor, limits: RunLimits, stages: Stages, stop: threading.Event, *, keep_shards: bool
+) -> RunResult:
+    """Embed what is left of a prepared run, and make its result."""
+    facts = run.facts()
+    embedding = stages.telemetry.begin_embedding(facts if executor.is_here else replace(facts, host=""))
+    try:
+        with stages.shown("embed"):
+            executor.embed(run, limits, embedding, stop)
+    except BaseException:
+        if executor.outcomes():
+            stop_run(run, executor.outcomes(), stages_s=stages.seconds())
+        raise
+    finally:
+        embedding.over()
+    outcomes = executor.outcomes()
+    if stop.is_set():
+        return stop_run(run, outcomes, stages_s=stages.seconds())
+    with executor.result_passes(run) as hosts:
+
+        def aggregated() -> Aggregation:
+            aggregation = aggregate_run(run, outcomes, executor.reasons(), hosts=hosts)
+            embedding.aggregated(run.missing_of_blocks(aggregation.missing_positions))
+            return aggregation
+
+        aggregation = stages.do("aggregate", aggregated)
+        stages.do("validate", lambda: validate_run(run, aggregation, hosts=hosts))
+    return close_run(run, outcomes, aggregation, stages_s=stages.seconds(), keep_shards=keep_shards)
+
+
+def embed_job(
+    job: EmbeddingJob,
+    *,
+    claim: DeviceClaim,
+    workers: int | None,
+    limits: RunLimits | None,
+    telemetry: RunTelemetry,
+    stop: threading.Event,
+) -> RunResult:
+    """Run an embedding run within a prediction or training; *workers* is the number of CPU workers that was given."""
+    devices = devices_for(claim, job.model, job.files, workers=workers)
+    return run_embedding(job.files, job.folder, job.model, devices, limits=limits, telemetry=telemetry, stop=stop)
 
 
 def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim:
@@ -221,40 +243,3 @@ def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim
     if world_size is None:
         return claim_devices("auto", workers_per_device=workers_per_device)
     return claim_of(first_devices(world_size, workers_per_device=workers_per_device))
-
-
-def new_run_id() -> str:
-    """Return an identifier for one start of a run."""
-    return uuid.uuid4().hex[:12]
-
-
-def _run_ranks(
-    run: PreparedRun,
-    recovery: Recovery,
-    worker_fn: WorkerFunction,
-    on_message: MessageHandler | None,
-    stop: threading.Event,
-) -> list[RankOutcome]:
-    """Run every rank, and then the work of those that were lost on the others, until none is left to do it."""
-    with GPUProcessCoordinator(
-        run.world_size,
-        run.output_dir,
-        devices=run.devices,
-        limits=recovery.limits,
-        on_message=on_message,
-        stop=stop,
-        policy=recovery,
-    ) as coordinator:
-        ranks = list(range(run.world_size))
-        outcomes = [  # of a run that is told to stop before there are workers
-            RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
-            for rank, device in enumerate(run.devices)
-        ]
-        while ranks and not stop.is_set():
-            coordinator.spawn_workers(worker_fn, run.worker_args, ranks=ranks)
-            coordinator.wait_for_completion()
-            outcomes = [coordinator.outcomes[rank] for rank in range(run.world_size)]
-            ranks = recovery.take_over(outcomes)
-            if ranks:
-                log.warning("ranks.lost", lost=[item.rank for item in outcomes if item.state != "complete"], by=ranks)
-        return outcomes

@@ -1,8 +1,7 @@
 """
-From contigs to calls without an orchestrator: fragments, two embedding runs, scores, calls, report.
+The prediction: from contigs to calls by fragments, two embedding runs, scores, calls, report.
 
-``run_prediction`` reads as the pipeline. The flow does the same stages, each as a task. A stage that was recorded and
-whose files are intact is not done again.
+``run_prediction`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again.
 """
 
 from __future__ import annotations
@@ -10,49 +9,51 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from contextlib import nullcontext
-from datetime import UTC, datetime
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.data.fragment_files import write_fragments
+from virnucpro.data.fragments import write_fragments
 from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.pipeline.contig_scores import score_contigs
-from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
+from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
-from virnucpro.pipeline.prediction_result import PredictionResult, check_embedding, notes_on_contigs, prove_counts
-from virnucpro.pipeline.prediction_run import PredictionRun, counts_of, prediction_failure_noted, timed
-from virnucpro.pipeline.run_preparation import remove_unpacked
+from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts
+from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, running
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
+from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.settings import TableFormat
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
-from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.prediction_run import PredictionRun
     from virnucpro.pipeline.prediction_settings import PredictionConfig
     from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.stages import StageRunner
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
 
     ReportWriter = Callable[[PredictionLayout], Path]
     """Makes ``report.html`` from the other files of a run."""
 
+log = structlog.get_logger(__name__)
+
 EMBEDDING_STAGES = ("dna", "protein")
 CLASSIFICATION = "virnucpro.pipeline.classification"
 CLASSIFIER = "virnucpro.models.classifier"
-CONTIG_MODEL = "virnucpro.models.contig_model"
+CONTIG_MODEL = "virnucpro.models.contigs.contig_model"
 """By name: they import torch, which this process does without until its workers have ended."""
 
 
@@ -65,24 +66,28 @@ def run_prediction(
     write_report: ReportWriter,
     workers: int | None = None,
     limits: RunLimits | None = None,
+    embed: Callable[[EmbeddingJob], RunResult] | None = None,
+    stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> PredictionResult:
     """
-    Say which contigs are viral; starting again in the same folder continues what is missing.
+    Call every contig viral or not; starting again in the same folder resumes what is missing.
 
     Args:
         input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
         output_dir: The run's folder.
         config: What to compute.
         devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
-            device a worker, which nobody else may use.
+            device a worker, which no other process may use.
         write_report: Makes the report.
-        workers: CPU workers that were asked for.
+        workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and says
-            what goes wrong on standard error.
+        embed: Does an embedding run; by default with processes of this machine.
+        stage_runner: Does each other stage; by default in place.
+        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and reports
+            failures on standard error.
         stop: Set it to end the run at the next batch boundary.
         restart: Remove what the folder holds of earlier runs first.
 
@@ -95,91 +100,67 @@ def run_prediction(
         StoppedError: *stop* was set.
     """
     stop = stop or threading.Event()
-    run_id = new_run_id()
     layout = PredictionLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with (
-        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
-        RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
-    ):
-        with shown.stage("index"):
-            run = prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart)
+    with running(layout, telemetry) as (run_id, shown):
+        stages = Stages(shown, stage_runner)
+        run = stages.do(
+            "index",
+            lambda: prepare_prediction(input_files, output_dir, config, claim.type, run_id=run_id, restart=restart),
+        )
         for notice in run.notices:
             shown.say(notice)
+            log.info("settings.kept", reason=notice)  # for Prefect; a terminal has it already
         if run.already_complete:
             return finished_prediction(run)
-        with prediction_failure_noted(run):
-            with shown.stage("fragments"):
-                cut_fragments(run, stop)
+        embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
+        with failure_noted(layout):
+            stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
             embeddings = []
             with claim.held(shown, run_id=run_id, stop=stop):
-                for stage in stages_to_embed(run):
-                    model, files = embedding_job(run, stage)
-                    with shown.stage(stage):
-                        result = run_embedding(
-                            files,
-                            embedding_dir(run, stage),
-                            model,
-                            devices_for(claim, model, files, workers=workers),
-                            limits=limits,
-                            telemetry=shown,
-                            stop=stop,
-                        )
-                    record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
+                for job in embedding_jobs(run):
+                    with stages.shown(job.stage):
+                        result = embed(job)
+                    record_embedding(run, job.stage, result, seconds=stages.seconds()[job.stage])
                     embeddings.append(result)
-            with shown.stage("classify"):
-                classify(run, stop)
-            with shown.stage("contigs"):
-                decide(run, stop)
-            with shown.stage("report"):
-                return close_prediction(run, embeddings, write_report)
+            stages.do("classify", lambda: run.do(classify_stage(run, stop)))
+            stages.do("contigs", lambda: call(run, stop))
+            return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
 
-def cut_fragments(run: PredictionRun, stop: threading.Event | None = None) -> None:
-    """Cut the contigs into chunks and keep their open frames, unless that is done."""
-    written = [*run.nucleotide_files, *run.protein_files, run.layout.open_frames]
-    chunked = run.chunk_files if run.config.keep_chunks else None
-    if run.is_done("fragments", run.scores_fingerprint, needed=[*written, *(chunked or [])]):
-        return
-    with timed() as seconds:
-        counts = write_fragments(
+def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> Stage:
+    """Make chunks of the contigs, and keep their open frames."""
+    config, layout = run.config, run.layout
+    chunked = run.chunk_files if config.keep_chunks else None
+
+    def work() -> object:
+        return write_fragments(
             run.open_index(),
-            chunk_nt=run.config.chunk_nt,
-            min_nt=run.config.min_nt,
+            chunk_nt=config.chunk_nt,
+            min_nt=config.min_nt,
             nucleotide=run.nucleotide_files,
             protein=run.protein_files,
             chunked=chunked,
-            open_frames=run.layout.open_frames,
+            open_frames=layout.open_frames,
             stop=stop,
         )
-    run.record("fragments", run.scores_fingerprint, [*written, *(chunked or [])], counts_of(counts), seconds=seconds[0])
+
+    written = [*run.nucleotide_files, *run.protein_files, layout.open_frames, *(chunked or [])]
+    return Stage(name="fragments", fingerprint=run.fingerprint, files=written, work=work)
 
 
-def needs_scores(run: PredictionRun) -> bool:
-    """Whether some frame has no score yet, or what was scored is not as it was recorded."""
-    record = run.manifest.stages.get("classify")
-    all_scored = record is not None and record.counts.get("scored") == record.counts.get("frames")
-    return not (all_scored and run.is_done("classify", run.scores_fingerprint))
-
-
-def stages_to_embed(run: PredictionRun) -> tuple[str, ...]:
+def embedding_jobs(run: PredictionRun) -> list[EmbeddingJob]:
     """Return the embedding runs that scores still need: none where every frame has its score."""
-    if not needs_scores(run):
-        return ()
-    return tuple(stage for stage in EMBEDDING_STAGES if not _has_moved_whole(run, stage))
+    if run.is_done(classify_stage(run)):
+        return []
+    return [job for job in map(partial(_embedding_job, run), EMBEDDING_STAGES) if not _has_moved_whole(run, job)]
 
 
-def embedding_dir(run: PredictionRun, stage: str) -> Path:
-    """Return the folder of an embedding run."""
-    return run.layout.dna_dir if stage == "dna" else run.layout.protein_dir
-
-
-def embedding_job(run: PredictionRun, stage: str) -> tuple[ModelConfig, list[Path]]:
-    """Return the model and the input of an embedding run."""
+def _embedding_job(run: PredictionRun, stage: str) -> EmbeddingJob:
+    config, layout = run.config, run.layout
     if stage == "dna":
-        return run.config.dna, run.nucleotide_files
-    return run.config.protein, run.protein_files
+        return EmbeddingJob(stage=stage, model=config.dna, files=run.nucleotide_files, folder=layout.dna_dir)
+    return EmbeddingJob(stage=stage, model=config.protein, files=run.protein_files, folder=layout.protein_dir)
 
 
 def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, seconds: float) -> None:
@@ -190,41 +171,41 @@ def record_embedding(run: PredictionRun, stage: str, result: RunResult, *, secon
         StoppedError: It was stopped.
         ConfigurationError, BadInputError, OutputError, WorkersFailedError: It has no row, or could not be written.
     """
-    check_embedding(result)
-    assert result.output_path is not None
-    before = run.manifest.stages.get(stage)
-    was_done = not result.ranks and before is not None
-    if was_done and before is not None:  # keep what it took then
-        seconds = before.seconds
+    result.raise_unless(allow_partial=True)
     counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
-    if result.ranks:
-        run.manifest.devices = [rank.device for rank in result.ranks]
-    notes = result.notes() if result.ranks or before is None else before.notes
-    run.record(stage, run.scores_fingerprint, [], counts, seconds=seconds, notes=notes, was_done=was_done)
+    run.record_embedding(stage, result, counts, seconds=seconds, notes=result.notes())
 
 
-def classify(run: PredictionRun, stop: threading.Event | None = None) -> None:
-    """Score every frame that has its embeddings, and by a contig model the contigs, unless that is done."""
-    if not needs_scores(run):
-        return
-    order, layout, config = run.frame_order(), run.layout, run.config
-    rows: dict[str, Any] = {stage: _rows_of(run, stage) for stage in EMBEDDING_STAGES}
-    threads = config.dna.settings.hardware.threads
+def classify_stage(run: PredictionRun, stop: threading.Event | None = None) -> Stage:
+    """Score every frame that has its embeddings and, by a contig model, the contigs."""
+    layout, config = run.layout, run.config
     written = [layout.frame_scores, layout.prediction_results, layout.highest_score]
-    with timed() as seconds:
+    if config.card.contig_model is not None:
+        written += [layout.contig_scores, layout.window_scores]
+
+    def work() -> object:
+        order = run.frame_order()
+        rows: dict[str, Any] = {stage: _rows_of(run, stage) for stage in EMBEDDING_STAGES}
         classifier: Any = importlib.import_module(CLASSIFIER).load_classifier(config.classifier_dir)
-        counts = importlib.import_module(CLASSIFICATION).classify_frames(
-            order, classifier, layout, **rows, threads=threads, stop=stop
+        counts: object = importlib.import_module(CLASSIFICATION).classify_frames(
+            order, classifier, layout, **rows, threads=config.dna.settings.hardware.threads, stop=stop
         )
         if config.card.contig_model is not None:
             model: Any = importlib.import_module(CONTIG_MODEL).load_contig_model(config.classifier_dir, config.card)
             score_contigs(order, model, layout, **rows, stop=stop)
-            written += [layout.contig_scores, layout.window_scores]
-    run.record("classify", run.scores_fingerprint, written, counts_of(counts), seconds=seconds[0])
+        return counts
+
+    return Stage(
+        name="classify",
+        fingerprint=run.fingerprint,
+        files=written,
+        work=work,
+        is_whole=lambda record: record.counts.get("scored") == record.counts.get("frames"),
+    )
 
 
-def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
-    """Call every contig, unless that is done."""
+def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
+    """Call every contig, and remove the tables of formats that are not wanted any more."""
     layout, config = run.layout, run.config
     formats = {TableFormat.JSON: layout.contigs_json, TableFormat.PARQUET: layout.contigs_parquet}
     chosen = [path for one, path in formats.items() if one in config.formats]
@@ -232,9 +213,7 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
     identity = fingerprint([run.manifest.stages["classify"].files, config.output_settings()])
     for path in formats.values():
         if path not in chosen and path.name in run.manifest.outputs:
-            durable.remove(path)  # of another threshold
-    if run.is_done("contigs", identity, needed=written):
-        return
+            durable.remove(path)  # of another threshold; a killed start may have left it
     rules = CallRules(
         threshold=config.threshold,
         min_nt=config.min_nt,
@@ -242,7 +221,8 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
         fingerprint=config.fingerprint,
         has_contig_model=config.card.contig_model is not None,
     )
-    with timed() as seconds:
+
+    def work() -> dict[str, int]:
         calls = call_contigs(
             run.frame_order(),
             layout,
@@ -251,9 +231,10 @@ def decide(run: PredictionRun, stop: threading.Event | None = None) -> None:
             as_parquet=TableFormat.PARQUET in config.formats,
             stop=stop,
         )
-    counted = (*map(str, Call), BY_SEQUENCE) if rules.has_contig_model else tuple(Call)
-    counts = {name.replace(" ", "_"): calls[name] for name in counted}
-    run.record("contigs", identity, written, counts, seconds=seconds[0])
+        counted = (*map(str, Call), BY_SEQUENCE) if rules.has_contig_model else tuple(Call)
+        return {name.replace(" ", "_"): calls[name] for name in counted}
+
+    run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))
 
 
 def close_prediction(
@@ -285,8 +266,7 @@ def close_prediction(
     )
     manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
     manifest.notes += [config.card.worth] if config.card.worth else []
-    manifest.state = "partial" if manifest.counts["missing_frames"] else "complete"
-    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
     manifest.output_settings = config.output_settings()
     manifest.files = {
         name: sha256 for stage in ("fragments", "classify", "contigs") for name, sha256 in stages[stage].files.items()
@@ -295,10 +275,11 @@ def close_prediction(
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
     stages.pop("report", None)
     manifest.write(layout.manifest)
-    with timed() as seconds:
-        written = write_report(layout)
+    began_s = time.monotonic()
+    written = write_report(layout)
+    seconds = time.monotonic() - began_s
     manifest.files[written.name] = durable.sha256_of(written)
-    run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds[0])
+    run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds)
     if manifest.state == "complete":
         remove_unpacked(layout)
     return _result(run, embeddings)
@@ -327,31 +308,30 @@ def _result(run: PredictionRun, embeddings: Sequence[RunResult], *, was_complete
     )
 
 
-def _has_moved_whole(run: PredictionRun, stage: str) -> bool:
+def _has_moved_whole(run: PredictionRun, job: EmbeddingJob) -> bool:
     """
-    Whether an embedding run was recorded as done, and the folder has moved since with all that it holds.
+    Whether an embedding run was recorded as done, and the folder was moved since with all that it holds.
 
-    An embedding run names its input by path, and so would not go on; but what is whole needs not to go on.
+    The manifest records input paths, so a moved embedding run cannot be resumed. A complete one does not need to be.
     """
-    layout, files = RunLayout(embedding_dir(run, stage)), embedding_job(run, stage)[1]
-    record = run.manifest.stages.get(stage)
-    if record is None or record.fingerprint != run.scores_fingerprint or not layout.manifest.exists():
+    layout, files = RunLayout(job.folder), job.files
+    record = run.manifest.stages.get(job.stage)
+    if record is None or record.fingerprint != run.fingerprint or not layout.manifest.exists():
         return False
     earlier = RunManifest.read(layout.manifest)
     if [item["path"] for item in earlier.inputs] == [os.path.realpath(path) for path in files]:
         return False
     is_same = [item["sha256"] for item in earlier.inputs] == [durable.sha256_of(path) for path in files]
-    whole = earlier.files.get(layout.embeddings.name)
-    return is_same and layout.embeddings.is_file() and durable.sha256_of(layout.embeddings) == whole
+    return is_same and is_intact(layout.embeddings, earlier.files.get(layout.embeddings.name, ""))
 
 
 def _rows_of(run: PredictionRun, stage: str) -> Path:
-    embedded = RunLayout(embedding_dir(run, stage))
+    embedded = RunLayout(_embedding_job(run, stage).folder)
     return embedded.embeddings if embedded.embeddings.exists() else embedded.partial_embeddings
 
 
 def _list_failed(run: PredictionRun) -> None:
-    """List the contigs that were left out, then the frames that a model has no row of."""
+    """List the skipped contigs, then the frames that a model has no row of."""
     layout, index = run.layout, run.open_index()
     if not index.num_skipped and not run.manifest.counts["missing_frames"]:
         durable.remove(layout.failed_sequences)
@@ -361,7 +341,7 @@ def _list_failed(run: PredictionRun) -> None:
         for record in index.skipped():
             file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
         for stage in EMBEDDING_STAGES:
-            listed = RunLayout(embedding_dir(run, stage)).failed_sequences
+            listed = RunLayout(_embedding_job(run, stage).folder).failed_sequences
             if listed.is_file():
                 with listed.open(encoding="utf-8", newline="\n") as lines:
                     next(lines, None)

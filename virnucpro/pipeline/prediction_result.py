@@ -1,11 +1,10 @@
-"""What an identification came to: the counts, the sentences for a person, and the error that it ends a command with."""
+"""The outcome of a prediction: its counts, its notes, and the error that it ends a command with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import StoppedError
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionResult:
-    """What an identification came to, for whoever reports it."""
+    """The outcome of a prediction."""
 
     output_dir: Path
     """The run's folder."""
@@ -28,9 +27,9 @@ class PredictionResult:
     sequences: str
     """What the sequences are called: contigs, reads or sequences."""
     notes: tuple[str, ...]
-    """What a person should know, a sentence each."""
+    """What the user should know, a sentence each."""
     stages_s: Mapping[str, float]
-    """Seconds by stage; those of stages that were done before included."""
+    """Seconds by stage, stages of earlier starts included."""
     computed: tuple[str, ...]
     """Stages that this start did."""
     contigs_path: Path
@@ -46,10 +45,7 @@ class PredictionResult:
 
     def raise_unless(self, *, allow_partial: bool) -> None:
         """
-        Turn missing frames into their error.
-
-        Args:
-            allow_partial: They are fine.
+        Raise the error of missing frames; with *allow_partial* they are none.
 
         Raises:
             WorkersFailedError, OutputError: By what happened to the embedding runs.
@@ -74,21 +70,8 @@ class PredictionResult:
         }
 
 
-def check_embedding(result: RunResult) -> None:
-    """
-    Let an embedding run pass that has rows, if not all of them.
-
-    Raises:
-        StoppedError: It was stopped.
-        ConfigurationError, BadInputError, OutputError, WorkersFailedError: It has no row, or could not be written.
-    """
-    if result.state == "stopped":
-        raise StoppedError
-    result.raise_unless(allow_partial=True)
-
-
 def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:
-    """Return what a person should know about an identification, a sentence each."""
+    """Return what the user should know about a prediction, a sentence each."""
     sentences = {
         "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
         "short_contigs": f"not looked at, being shorter than {min_nt:,} nt",
@@ -108,12 +91,7 @@ def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int
 
 
 def prove_counts(counts: Mapping[str, int]) -> None:
-    """
-    Make sure that every contig has its call and every frame its score, or is counted as missing.
-
-    Raises:
-        AssertionError: They do not add up, which is a defect of ours.
-    """
+    """Assert that every contig has its call, and that every frame has its score or is counted as missing."""
     calls = sum(counts.get(call.replace(" ", "_"), 0) for call in Call)
     assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
     scored, missing = counts["scored_frames"], counts["missing_frames"]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from virnucpro.config import InputRules, ModelConfig, SequenceKind, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
-from virnucpro.models.classifier_card import ClassifierCard, locate_classifier, read_card, read_weights
+from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
 from virnucpro.models.configuration import configure_model
-from virnucpro.models.contig_model import load_contig_model
+from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.registry import MODELS, is_path
 from virnucpro.settings import EmbeddingSettings, SequenceRules, TableFormat
 

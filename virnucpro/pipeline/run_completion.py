@@ -6,26 +6,25 @@ The outcome of a run follows from missing rows, not from failed ranks.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.fasta_scan import COUNTED
-from virnucpro.errors import OutputError, ResultError, StoppedError
+from virnucpro.data.reading.fasta_scan import COUNTED
+from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline import disk_space
 from virnucpro.pipeline.result_form import remove_results, result_path
 from virnucpro.pipeline.result_validation import validate_result
-from virnucpro.pipeline.run_preparation import read_manifest_or_fail, remove_unpacked, sweep
+from virnucpro.pipeline.run import remove_unpacked
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.rank_runner import RankOutcome
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Reasons(Protocol):
-    """Something that knows why a sequence has no row."""
+    """Why sequences have no row."""
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome], /) -> tuple[str, int]:
         """Return the failure class, and how many processes tried."""
@@ -46,13 +45,7 @@ def aggregate_run(
     run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons, *, hosts: ResultPasses | None = None
 ) -> Aggregation:
     """
-    Write the result and the list of what is missing.
-
-    Args:
-        run: The run.
-        outcomes: Of every rank.
-        reasons: Knows why what is missing is missing.
-        hosts: Take part; None where this process is alone.
+    Write the result and the list of what is missing; *hosts*, where there are others, take part.
 
     Raises:
         OutputError: Either cannot be written.
@@ -81,11 +74,6 @@ def aggregate_run(
 def validate_run(run: PreparedRun, aggregation: Aggregation, *, hosts: ResultPasses | None = None) -> None:
     """
     Prove that rows and listed failures add up to the input, and that the result file is whole.
-
-    Args:
-        run: The run.
-        aggregation: What was written.
-        hosts: Take part; None where this process is alone.
 
     Raises:
         ResultError: They do not, or it is not.
@@ -137,8 +125,7 @@ def close_run(
         noticed=noticed,
     )
     manifest = RunManifest.read(layout.manifest)
-    manifest.state = state
-    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.end(state)
     manifest.stages_s = {name: round(seconds, 3) for name, seconds in stages_s.items()}
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
     manifest.counts = {
@@ -165,8 +152,7 @@ def close_run(
 def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dict[str, float]) -> RunResult:
     """Note in the manifest that the run was stopped; parts and shards stay for the next start, nothing is merged."""
     manifest = RunManifest.read(run.layout.manifest)
-    manifest.state = "stopped"
-    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest.end("stopped")
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
     disk_space.release(run.layout)
     manifest.write(run.layout.manifest)
@@ -187,32 +173,10 @@ def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dic
     )
 
 
-@contextmanager
-def failure_noted(run: PreparedRun) -> Iterator[None]:
-    """Note in the manifest that the run failed, or was interrupted, when the block ends with an error."""
-    try:
-        yield
-    except BaseException as error:
-        with suppress(OutputError):
-            disk_space.release(run.layout)
-        manifest = RunManifest.read(run.layout.manifest)
-        was_stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
-        manifest.state = "stopped" if was_stopped else "failed"
-        manifest.ranks = [
-            {**rank, "state": manifest.state} if rank.get("state") == "running" else rank for rank in manifest.ranks
-        ]
-        manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
-        with suppress(OutputError):  # the disk may be what failed; the error itself is what counts
-            manifest.write(run.layout.manifest)
-        raise
-    finally:
-        sweep(run.layout)
-
-
 def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult:
     """Return the result of a run that the folder already holds complete; tidies up if that run was killed there."""
-    manifest = read_manifest_or_fail(run.layout)
-    _mend_list_of_skipped(run, manifest)
+    manifest = RunManifest.read(run.layout.manifest)
+    _restore_failed_list(run, manifest)
     _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
@@ -230,8 +194,8 @@ def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult
     )
 
 
-def _mend_list_of_skipped(run: PreparedRun, manifest: RunManifest) -> None:
-    """Write the list of the records that were left out again, where it is missing or damaged."""
+def _restore_failed_list(run: PreparedRun, manifest: RunManifest) -> None:
+    """Write the list of skipped records again where it is missing or damaged."""
     path = run.layout.failed_sequences
     recorded = manifest.files.get(path.name)
     if recorded is not None and not (path.is_file() and durable.sha256_of(path) == recorded):

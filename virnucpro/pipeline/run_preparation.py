@@ -1,7 +1,7 @@
 """
-What happens before any worker starts: index the input, settle the plan, and see what the folder holds already.
+What happens before any worker of an embedding run starts: index the input, make the plan, see what the folder holds.
 
-The token budget is settled here, once for the life of the folder: as given, as the folder's earlier run recorded it,
+The token budget is resolved here, once for the life of the folder: as given, as the folder's earlier run recorded it,
 as a probe of the GPUs finds it, or the committed number of CPUs.
 
 The outcome is a ``PreparedRun``: paths and settings only, small enough for a task's argument. Index and plan are
@@ -10,43 +10,38 @@ opened again from it wherever they are needed; both take milliseconds.
 
 from __future__ import annotations
 
-import platform
-import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 
 from virnucpro import durable
 from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
-from virnucpro.data.packing import BlockPlan, make_plan, settle_token_budget
+from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, OutputError, ResultError
+from virnucpro.errors import OutputError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
-from virnucpro.pipeline.continuation import is_same_input, refuse_other_settings
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.disk_space import release, take_space
-from virnucpro.pipeline.fresh_start import start_afresh
+from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.recovery import Recovery
-from virnucpro.pipeline.result_form import (
-    existing_results,
-    is_intact,
-    name_of,
-    proof_of,
-    remove_unfinished_results,
-    result_path,
-    settle_form,
+from virnucpro.pipeline.result_form import existing_results, is_intact, name_of, proof_of, result_path, settle_form
+from virnucpro.pipeline.run import (
+    about_indexed,
+    ensure_index,
+    is_same_input,
+    refuse_foreign_files,
+    refuse_other_settings,
+    sweep,
 )
-from virnucpro.run_layout import FolderLayout, RunLayout
+from virnucpro.run_layout import RunLayout
 from virnucpro.settings import AUTO_TOKEN_BUDGET, LongPolicy, ResultForm
-from virnucpro.store.json_manifest import read_object
-from virnucpro.store.manifest import RunManifest
+from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.this_host import host_name
@@ -63,7 +58,8 @@ if TYPE_CHECKING:
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
-COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +158,7 @@ def prepare_run(
     result_form: ResultForm = ResultForm.SINGLE,
 ) -> PreparedRun:
     """
-    Index the input, settle the plan, and open or continue the manifest. The caller holds the folder's lock.
+    Index the input, make the plan, and open or resume the manifest. The caller holds the folder's lock.
 
     Args:
         fasta_files: The input, in the order of the result.
@@ -172,15 +168,12 @@ def prepare_run(
         run_id: Unique to this start.
         probe_fn: What a process on each GPU runs to find its attention kernel and token budget.
         probe_elsewhere: Does that where the GPUs are on other hosts, from index, folder and what to compute.
-        stop: Set it to give up while GPUs are tried out.
+        stop: Set it to give up while GPUs are probed.
         restart: Remove what the folder holds of earlier runs first.
         result_form: What the rows are written into; ``auto`` keeps the form of the folder's earlier run.
 
-    Returns:
-        The run, ready to start.
-
     Raises:
-        BadInputError: The input cannot be used; tells every problem.
+        BadInputError: The input cannot be used; names every problem.
         SettingsChangedError: The folder holds a run of other input or settings.
         OutputError: The folder cannot be written, or the run does not fit its disk.
         ConfigurationError: A GPU cannot be used.
@@ -188,9 +181,13 @@ def prepare_run(
     """
     layout = RunLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
+
+    def indexed() -> SequenceIndex:
+        return ensure_index(layout, layout.index, fasta_files, model_config.input_rules)
+
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)
-        start_afresh(layout, index=_ensure_index(layout, fasta_files, model_config))
+        start_from_scratch(layout, index=indexed())
     earlier = _earlier_manifest(layout)
     if earlier is not None:
         model_config = _as_recorded(model_config, earlier)
@@ -201,7 +198,7 @@ def prepare_run(
         if same and _finished_as_asked(layout, earlier, model_config, expected):
             sweep(layout)
             if not content_is_intact(layout.index):  # verify needs it
-                _ensure_index(layout, fasta_files, model_config)
+                indexed()
             done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
                 run_id=run_id,
@@ -212,45 +209,45 @@ def prepare_run(
                 already_complete=True,
                 result_form=result_form,
             )
-    index = _ensure_index(layout, fasta_files, model_config)
+    index = indexed()
     sweep(layout)
     durable.remove_tree(layout.all_units_dir)  # of earlier starts, whose tasks on hosts stop without it
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and claim.type == "cuda" and len(index):
         args = (str(layout.index), str(layout.output_dir), model_config)
-        if probe_elsewhere is not None:
-            found = probe_elsewhere(*args)
-        else:
-            found = probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
+        found = (
+            probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
+            if probe_elsewhere is None
+            else probe_elsewhere(*args)
+        )
         model_config = replace(
             model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
         )
         probes = [probe.to_json() for probe in found]
-    budget = settle_token_budget(
-        model_config.token_budget or DEFAULT_TOKEN_BUDGET,
-        index.lengths[:],
-        max_residues=model_config.max_residues,
-        letters_per_token=model_config.letters_per_token,
-        in_windows=model_config.in_windows,
-    )
-    settled = replace(model_config, token_budget=budget)
-    result_form = settle_form(result_form, num_rows=len(index), hidden_dim=settled.hidden_dim)
-    settings = _settings(settled, claim.type, result_form)
+    budget = model_config.token_budget or DEFAULT_TOKEN_BUDGET
+    model_config = replace(model_config, token_budget=_tokens_needed(index, model_config, budget))
+    result_form = settle_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
+    settings = _settings(model_config, claim.type, result_form)
     if earlier is not None:
         refuse_other_settings(layout.output_dir, earlier, settings)
-    plan = make_plan(index, settled, device_type=claim.type)
+    plan = make_plan(index, model_config, device_type=claim.type)
     run = PreparedRun(
         run_id=run_id,
         output_dir=layout.output_dir,
-        model_config=settled,
+        model_config=model_config,
         devices=tuple(claim.devices()),
         num_blocks=len(plan),
         already_complete=False,
         result_form=result_form,
     )
-    take_space(layout, index, hidden_dim=settled.hidden_dim, result_form=result_form)
-    manifest = _open_manifest(run, index, plan, settings, probes)
+    take_space(layout, index, hidden_dim=model_config.hidden_dim, result_form=result_form)
+    log.info("input.indexed", sequences=len(index), token_budget=model_config.token_budget)
+    _write_first(_open_manifest(run, index, plan, settings, probes), layout)
+    return run
+
+
+def _write_first(manifest: RunManifest, layout: RunLayout) -> None:
     try:
         manifest.write(layout.manifest)
     except OutputError:  # which may come when it has its name already
@@ -259,58 +256,28 @@ def prepare_run(
             release(layout)
             manifest.write(layout.manifest)
         raise
-    return run
 
 
-def sweep(layout: RunLayout) -> None:
-    """
-    Remove what processes that have ended left half written.
-
-    The caller holds the folder's lock, and the input, where one is asked for, has been accepted.
-    """
-    for folder in (layout.output_dir, layout.parts_dir, layout.work_dir, layout.unpacked_dir):
-        durable.remove_strays(folder)
-    if layout.manifest.exists():  # else nothing tells whose they are
-        with suppress(OutputError):  # they are written over then
-            remove_unfinished_results(layout)
-
-
-def _ensure_index(layout: RunLayout, fasta_files: Sequence[str | Path], model_config: ModelConfig) -> SequenceIndex:
-    try:
-        return SequenceIndex.ensure(
-            fasta_files, layout.index, unpack_dir=layout.unpacked_dir, rules=model_config.input_rules
-        )
-    except BadInputError:
-        if not layout.manifest.exists():  # no earlier run needs what was unpacked
-            remove_unpacked(layout)
-        raise
-    except OutputError:
-        durable.remove_strays(layout.unpacked_dir)  # of a run that was killed: they may be what fills the disk
-        raise
-
-
-def remove_unpacked(layout: FolderLayout) -> None:
-    """Remove the unpacked inputs and, where nothing else is in them, their folder and ``work/``."""
-    with suppress(OutputError):
-        for path in layout.unpacked():
-            durable.remove(path)
-    durable.remove_strays(layout.unpacked_dir)
-    durable.remove_empty(layout.unpacked_dir)
-    durable.remove_empty(layout.work_dir)
+def _tokens_needed(index: SequenceIndex, model_config: ModelConfig, budget: int) -> int:
+    """Return *budget*, or the tokens of the longest sequence where these are more."""
+    return resolve_token_budget(
+        budget,
+        index.lengths[:],
+        max_residues=model_config.max_residues,
+        letters_per_token=model_config.letters_per_token,
+        in_windows=model_config.in_windows,
+    )
 
 
 def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
     """Return the manifest of work that is worth keeping, None where there is none."""
     if not layout.manifest.exists():
-        results = [path for which in (False, True) for path in existing_results(layout, is_partial=which)]
-        for path in [*results, layout.failed_sequences]:
-            if path.exists():
-                raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
+        refuse_foreign_files(unknown_results(layout))
         return None
-    if "kind" in read_object(layout.manifest):
-        raise ResultError(layout.manifest, "is not of an embedding run, but of another kind: use another output folder")
     keeps = existing_results(layout, is_partial=False) or layout.shards() or part_paths(layout.parts_dir)
-    return RunManifest.read(layout.manifest) if keeps else None
+    if keeps or "kind" in read_object(layout.manifest):  # an embedding run's has no such key: reading it says so
+        return RunManifest.read(layout.manifest)
+    return None
 
 
 def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig:
@@ -357,12 +324,9 @@ def _settings(model_config: ModelConfig, device_type: str, result_form: ResultFo
 def _open_manifest(
     run: PreparedRun, index: SequenceIndex, plan: BlockPlan, settings: dict[str, Any], probes: list[dict[str, Any]]
 ) -> RunManifest:
-    return RunManifest(
-        run_id=run.run_id,
-        state="running",
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        host=socket.gethostname(),
-        inputs=[{"path": file.real_path, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in index.files],
+    return RunManifest.begin(
+        run.run_id,
+        inputs=about_indexed(index),
         settings=settings,
         plan={
             "fingerprint": plan.fingerprint,
@@ -370,40 +334,10 @@ def _open_manifest(
             "blocks": len(plan),
             "sequences": len(plan.positions),
             "tokens": int(plan.tokens.sum()),
-            "longest_sequence_tokens": settle_token_budget(
-                0,
-                index.lengths[:],
-                max_residues=run.model_config.max_residues,
-                letters_per_token=run.model_config.letters_per_token,
-                in_windows=run.model_config.in_windows,
-            ),
+            "longest_sequence_tokens": _tokens_needed(index, run.model_config, 0),
             "probes": probes,
-        },
-        versions={
-            "python": platform.python_version(),
-            **{name: installed_version(name) for name in COMPUTING_PACKAGES},
         },
         devices=[device.label for device in run.devices],
         ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
         counts={"records": index.num_records, **index.counts},
     )
-
-
-def installed_version(package: str) -> str:
-    """Return the version of an installed package, or ``unknown``."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def read_manifest_or_fail(layout: RunLayout) -> RunManifest:
-    """
-    Return the manifest of a folder that should hold a run.
-
-    Raises:
-        ResultError: It holds none.
-    """
-    if not layout.output_dir.is_dir():
-        raise ResultError(layout.output_dir, "is not a folder: give the output folder of a run")
-    return RunManifest.read(layout.manifest)

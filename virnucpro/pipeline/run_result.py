@@ -1,4 +1,4 @@
-"""What a run came to: the counts, the sentences for a person, and the error that it ends a command with."""
+"""The outcome of an embedding run: its counts, its notes, and the error that it ends a command with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run came to, for whoever reports it."""
+    """The outcome of an embedding run."""
 
     output_dir: Path
     """The run's folder."""
@@ -33,7 +33,7 @@ class RunResult:
     num_copies: int
     """Records that are copies of another sequence and were not computed again."""
     num_truncated: int
-    """Rows whose sequence was cut to the residue limit."""
+    """Rows whose sequence was truncated to the residue limit."""
     num_resplit_blocks: int
     """Blocks of the plan that were computed in pieces because they did not fit the device."""
     num_cached_blocks: int
@@ -48,7 +48,7 @@ class RunResult:
 
     @property
     def num_skipped(self) -> int:
-        """Records that break a rule and were left out, as was asked for; listed in ``failed_sequences.tsv``."""
+        """Records that break a rule and were skipped; listed in ``failed_sequences.tsv``."""
         return self.noticed.get("skipped", 0)
 
     @property
@@ -73,7 +73,7 @@ class RunResult:
         return "; ".join(f"rank {item.rank} on {item.device} ({item.failure}: {item.reason})" for item in lost)
 
     def notes(self) -> list[str]:
-        """Return what a person should know about the rows, a sentence each."""
+        """Return what the user should know about the rows, a sentence each."""
         notes = notes_on_input(self.noticed)
         if self.state == "complete" and self.lost_ranks:
             notes.append(f"the others did the work of {self.lost_ranks}")
@@ -96,10 +96,7 @@ class RunResult:
 
     def raise_unless(self, *, allow_partial: bool) -> None:
         """
-        Turn what is not a success into its error.
-
-        Args:
-            allow_partial: Missing rows are fine as long as there is one.
+        Raise the error of what is no success; with *allow_partial* a result with some rows is one.
 
         Raises:
             WorkersFailedError, ConfigurationError, BadInputError, OutputError, StoppedError: By what happened.
@@ -152,7 +149,7 @@ class RunResult:
 
 
 def notes_on_input(noticed: Mapping[str, int]) -> list[str]:
-    """Return what a person should know about how the input was read, a sentence each."""
+    """Return what the user should know about how the input was read, a sentence each."""
     notes = []
     if number := noticed.get("skipped"):
         notes.append(f"{number:,} bad records were left out (listed in failed_sequences.tsv)")

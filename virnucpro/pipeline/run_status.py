@@ -1,8 +1,8 @@
 """
-How a run is, told from its folder alone: the lock file, the live status, ``run.json``.
+How a run is, from its folder alone: the lock file, the live status, ``run.json``.
 
 Nothing is written or locked, so it works beside the run, from another terminal and from another machine that sees the
-folder. Whatever is read may be torn or made up: what cannot be believed is a problem that is told, not an error.
+folder. Any of these files may be torn or forged: one that cannot be read is listed as a problem, and is no error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
-from virnucpro.store import prediction_manifest, training_manifest
-from virnucpro.store.json_manifest import read_values
-from virnucpro.store.manifest import RunManifest
-from virnucpro.store.prediction_manifest import PredictionManifest
+from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.store.run_holder import holder_of
-from virnucpro.store.training_manifest import TrainingManifest
 from virnucpro.telemetry import wording
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -31,20 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from virnucpro.store.manifest import AnyManifest
     from virnucpro.store.run_holder import Holder
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
     from virnucpro.telemetry.status_file import SavedStatus
 
 FRESH_S = 60.0
-"""Seconds for which a live status is believed where the run's process cannot be looked for."""
+"""Seconds for which a live status counts where the run's process cannot be seen."""
 NEXT_WRITE_S = 2 * WRITE_INTERVAL_S
-"""Seconds in which a run that goes on writes its status again."""
+"""Seconds in which a running run writes its status again."""
 FORMAT = 1
 """Version of ``RunStatus.to_json``."""
 _FINISHED = ("complete", "partial", "failed", "stopped")
-Manifest = RunManifest | PredictionManifest | TrainingManifest
-"""``run.json`` of whichever kind."""
-_KINDS = {RunManifest: "embedding", PredictionManifest: "identification", TrainingManifest: "training"}
+_KINDS = {"an embedding run": "embedding", "a prediction": "identification", "a training": "training"}
+"""What ``to_json`` calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,31 +50,31 @@ class RunStatus:
     output_dir: Path
     """Its folder."""
     state: str
-    """running; silent: its host cannot be asked and it has said nothing for a while; interrupted: it was killed;
+    """running; silent: its process cannot be seen and its status is old; interrupted: it was killed;
     complete, partial, failed or stopped."""
     kind: str
-    """embedding, identification or training; empty where nothing says so yet."""
+    """embedding, identification (a prediction) or training; empty as long as there is no ``run.json``."""
     holder: Holder | None
     """Who holds the folder."""
-    manifest: Manifest | None
+    manifest: AnyManifest | None
     """``run.json``."""
     live: SavedStatus | None
-    """What the run has last said of itself."""
+    """The last live status of the run."""
     age_s: float | None
     """Seconds since then."""
     problems: tuple[str, ...]
     """What could not be read, a sentence each."""
     part_of: Path | None = None
-    """The folder of the identification that the folder asked about is a part of, which this status is of."""
+    """The folder of the prediction that the given folder is a part of; this status is the prediction's."""
 
     @property
     def snapshot(self) -> RunSnapshot | None:
-        """How the run was when it last said so."""
+        """How the run was when it last wrote its status."""
         return None if self.live is None else self.live.snapshot
 
     @property
     def embedding(self) -> EmbeddingSnapshot | None:
-        """The embedding run that began last, while the run goes on."""
+        """The embedding run that began last, while the run is running."""
         return None if self.snapshot is None else self.snapshot.embedding
 
     @property
@@ -110,20 +106,20 @@ class RunStatus:
 
     @property
     def failed(self) -> dict[str, int]:
-        """Failure class -> sequences that have got no row in this start."""
+        """Failure class -> sequences without a row in this start."""
         embeddings = () if self.snapshot is None else self.snapshot.embeddings
         return _sum([values for item in embeddings for values in (item.failed, item.quarantined)])
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Failure class -> processes started again after it, or, of a run that is over, processes that failed."""
+        """Failure class -> processes started again after it; of a run that is over, processes that failed."""
         if self.snapshot is not None:
             return _sum([rank.restarts for item in self.snapshot.embeddings for rank in item.ranks])
         return _sum([_failures(rank) for rank in self._ranks_of_manifest()])
 
     @property
     def next_step(self) -> str:
-        """What a person should do now."""
+        """What the user should do now."""
         folder = shlex.quote(str(self.output_dir))
         logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
@@ -142,8 +138,8 @@ class RunStatus:
         Return plain data. The names stay; what is not known is null.
 
         format, state, kind, output_dir, part_of, host, pid, run_id; started and finished (ISO 8601); seconds (of this
-        start; of a finished identification or training of all its stages, whenever they were done), age_s (of what is
-        said below). While it goes on: doing (words), stages (name, model, seconds, is_over), and of the embedding run
+        start; of a finished prediction or training of all its stages, whenever they were done), age_s (of the figures
+        below). While it runs: doing (text), stages (name, model, seconds, is_over), and of the embedding run
         that began last model, progress and done_before (0 to 1), seconds_left, tokens_per_second, rows (durable),
         records. ranks: rank, host, device, state, progress, sequences (computed), rows, tokens_per_second,
         seconds_left, attempts, restarts, last_progress (Unix time), failure and reason (of a run that is over). failed
@@ -212,10 +208,7 @@ class RunStatus:
 
 def status_of(output_dir: Path) -> RunStatus:
     """
-    Tell how the run in a folder is.
-
-    Args:
-        output_dir: The folder of a run, or one of the two embedding runs within an identification.
+    Return how the run in a folder is, which may be one of the two embedding runs within a prediction.
 
     Raises:
         ResultError: The folder holds no run, or nothing of it can be read.
@@ -224,7 +217,7 @@ def status_of(output_dir: Path) -> RunStatus:
     if not output_dir.is_dir():
         raise ResultError(output_dir, "is not a folder: give the output folder of a run")
     holder = holder_of(layout.lock)
-    around = _identification_around(output_dir)
+    around = _prediction_around(output_dir)
     if holder is not None and around is not None and not layout.live_status.exists():
         whole = holder_of(FolderLayout(around).lock)
         if whole is not None and (whole.host, whole.pid) == (holder.host, holder.pid):
@@ -235,7 +228,7 @@ def status_of(output_dir: Path) -> RunStatus:
 def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | None = None) -> RunStatus:
     problems = []
     live = manifest = None
-    if holder is not None:  # else what is left of one says nothing of now
+    if holder is not None:  # else one that is left over is old
         try:
             live = read_status(layout.live_status)
         except ResultError as error:
@@ -248,7 +241,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         problems.append(str(error))
     age_s = None if live is None else max(0.0, time.time() - live.written)
     state = _state(layout, holder, manifest, age_s)
-    kind = "" if manifest is None else _KINDS[type(manifest)]
+    kind = "" if manifest is None else _KINDS[manifest.noun]
     return RunStatus(
         output_dir=layout.output_dir,
         state=state,
@@ -262,7 +255,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
     )
 
 
-def _state(layout: FolderLayout, holder: Holder | None, manifest: Manifest | None, age_s: float | None) -> str:
+def _state(layout: FolderLayout, holder: Holder | None, manifest: AnyManifest | None, age_s: float | None) -> str:
     if holder is not None and holder.is_alive is None:
         return "running" if age_s is not None and age_s < FRESH_S else "silent"
     if holder is not None:
@@ -275,7 +268,7 @@ def _state(layout: FolderLayout, holder: Holder | None, manifest: Manifest | Non
 
 
 def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
-    """Whether somebody keeps the status up to date whose process is not seen: in a container, under our host's name."""
+    """Whether a process that is not seen writes the status: in a container, under our host's name."""
     if age_s is None or age_s > NEXT_WRITE_S:
         return False
     deadline_s = time.monotonic() + NEXT_WRITE_S
@@ -290,26 +283,18 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def manifest_in(layout: FolderLayout) -> Manifest | None:
+def manifest_in(layout: FolderLayout) -> AnyManifest | None:
     """
-    Return ``run.json`` of a folder, of whichever kind; None where there is none.
+    Return ``run.json`` of a folder; None where there is none.
 
     Raises:
         ResultError: It cannot be read.
     """
-    if not layout.manifest.exists():
-        return None
-    match read_values(layout.manifest).get("kind"):
-        case prediction_manifest.KIND:
-            return PredictionManifest.read(layout.manifest)
-        case training_manifest.KIND:
-            return TrainingManifest.read(layout.manifest)
-        case _:
-            return RunManifest.read(layout.manifest)
+    return read_manifest(layout.manifest) if layout.manifest.exists() else None
 
 
-def _identification_around(output_dir: Path) -> Path | None:
-    """Return the folder of the identification that a folder is a part of, by its name."""
+def _prediction_around(output_dir: Path) -> Path | None:
+    """Return the folder of the prediction that a folder is a part of, by its name."""
     around = output_dir.resolve().parent
     parts = PredictionLayout(around)
     return around if output_dir.resolve() in {parts.dna_dir, parts.protein_dir} else None
@@ -335,7 +320,7 @@ def _rank_to_json(rank: RankSnapshot) -> dict[str, Any]:
 
 
 def _failures(rank: Mapping[str, Any]) -> dict[str, int]:
-    """Return failure class -> processes of a rank of ``run.json`` that failed: one that was told to stop did not."""
+    """Return failure class -> processes of a rank of ``run.json`` that failed: one that was stopped did not."""
     return _sum([{str(item): 1} for item in _list(rank.get("failures")) if item != FailureClass.STOPPED])
 
 

@@ -31,8 +31,8 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store.json_manifest import read_object
 from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch
+from virnucpro.store.manifest import read_object
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

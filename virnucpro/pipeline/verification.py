@@ -1,27 +1,36 @@
-"""``verify``: is what lies in a run's folder still what the run wrote, and does it add up to its input?"""
+"""
+``verify``: is what is in a run's folder still what the run wrote, and does it add up to its input?
+
+Every file of the result is compared by its sha256, whatever the kind of run. Then an embedding run's rows are checked
+(shape, ids, order, finiteness); of a prediction the lines of its tables are counted, and its embedding runs checked.
+Nothing is changed.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.data.index_file import content_is_intact
+from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
 from virnucpro.pipeline.result_form import files_of, name_of, proof_of, result_path
 from virnucpro.pipeline.result_validation import validate_result
-from virnucpro.pipeline.run_preparation import read_manifest_or_fail
-from virnucpro.run_layout import RunLayout
+from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.contig_table import Call, read_contig_calls
+from virnucpro.store.manifest import COUNTED, FINISHED, PredictionManifest, RunManifest, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.store.manifest import RunManifest
+    from virnucpro.store.manifest import AnyManifest, TrainingManifest
 
 AGAIN = ": start the same command again"
 """What makes the damaged index of a whole run again."""
+TRAIN_AGAIN = ": train again with --restart"
 
 
 @dataclass(frozen=True)
@@ -31,53 +40,100 @@ class Verification:
     state: str
     """Of the run, as its manifest has it."""
     num_records: int
-    """Records of the input."""
+    """Records of the input; of a training, files of the classifier."""
     num_rows: int
-    """Rows of the result."""
+    """Rows of the result, contigs with a call, or intact files of the classifier."""
     num_skipped: int
-    """Records that break a rule and were left out, as was asked for."""
+    """Records that break a rule and were skipped."""
     problems: list[str] = field(default_factory=list)
     """Everything that does not hold; empty for an intact run."""
     what: str = "sequences"
     """What the records are."""
 
 
-def verify_run(output_dir: Path, *, remedy: str = AGAIN) -> Verification:
+def verify_run(output_dir: Path) -> Verification:
     """
-    Check a finished run: whole files by sha256, then rows (shape, ids, order, finiteness), then the counts.
-
-    Args:
-        output_dir: The run's folder.
-        remedy: What makes a damaged index again; a part of another run has nothing that does.
-
-    Returns:
-        What was found; nothing is changed.
+    Check a finished run of any kind.
 
     Raises:
         ResultError: The folder holds no run.
     """
+    if not output_dir.is_dir():
+        raise ResultError(output_dir, "is not a folder: give the output folder of a run")
     layout = RunLayout(output_dir)
-    manifest = read_manifest_or_fail(layout)
+    if not layout.manifest.exists():
+        raise ResultError(output_dir, "holds no run: give the output folder of a run")
+    manifest = read_manifest(layout.manifest)
+    if isinstance(manifest, RunManifest):
+        return _verify_embedding(layout, manifest, remedy=AGAIN)
+    if isinstance(manifest, PredictionManifest):
+        return _verify_prediction(PredictionLayout(output_dir), manifest)
+    return _verify_training(layout, manifest)
+
+
+def _verify_embedding(layout: RunLayout, manifest: RunManifest, *, remedy: str) -> Verification:
     records, rows, missing, skipped = (
         manifest.counts.get(name, 0) for name in ("records", "rows", "missing", "skipped")
     )
-    problems: list[str] = []
-    if manifest.state not in {"complete", "partial"}:
-        problems.append(f"{layout.manifest}: the run is {manifest.state}: start the same command again to finish it")
+    problems = _unfinished(layout, manifest)
+    if problems:
         return Verification(manifest.state, records, rows, skipped, problems)
+    problems = _check_files(layout, manifest)
+    if rows + missing + skipped != records:
+        problems.append(f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} skipped of {records} records")
+    if not problems:  # HDF5 may never come back from a damaged file
+        problems = _check_rows(layout, manifest, rows, remedy)
+    return Verification(manifest.state, records, rows, skipped, problems)
+
+
+def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -> Verification:
+    contigs, skipped, frames, scored_frames = (
+        manifest.counts.get(name, 0) for name in ("contigs", "skipped", "frames", "scored_frames")
+    )
+    problems = _unfinished(layout, manifest)
+    if problems:
+        return Verification(manifest.state, contigs + skipped, 0, skipped, problems)
+    results = (layout.contigs, layout.prediction_results, layout.highest_score, layout.viral_fasta, layout.report)
+    problems = [
+        f"{layout.manifest}: has no sha256 of {path.name}{AGAIN}" for path in results if path.name not in manifest.files
+    ]
+    problems += _check_files(layout, manifest, remedy=AGAIN)
+    problems = problems or _check_counts(layout, manifest)
+    for embedding in (RunLayout(layout.dna_dir), RunLayout(layout.protein_dir)):
+        folder = embedding.output_dir
+        if folder.is_dir():  # else it was removed for its space: the scores do not depend on it
+            remedy = f"scores were made before; remove {folder} if the embeddings are not needed"
+            found = _verify_embedding(embedding, RunManifest.read(embedding.manifest), remedy="")
+            problems += [f"{problem} ({remedy})" for problem in found.problems]
+    what = f"{manifest.sequences}, {scored_frames:,} of {frames:,} open frames scored"
+    return Verification(manifest.state, contigs + skipped, contigs, skipped, problems, what=what)
+
+
+def _verify_training(layout: RunLayout, manifest: TrainingManifest) -> Verification:
+    num_files = len(manifest.files)
+    problems = _unfinished(layout, manifest)
+    if problems:
+        return Verification(manifest.state, num_files, 0, 0, problems)
+    problems = _check_files(layout, manifest, remedy=TRAIN_AGAIN)
+    intact = num_files - len(problems)
+    return Verification(manifest.state, num_files, intact, 0, problems, what="files of the classifier")
+
+
+def _unfinished(layout: RunLayout | PredictionLayout, manifest: AnyManifest) -> list[str]:
+    if manifest.state in FINISHED:
+        return []
+    return [f"{layout.manifest}: the run is {manifest.state}{AGAIN} to finish it"]
+
+
+def _check_files(layout: RunLayout | PredictionLayout, manifest: AnyManifest, *, remedy: str = "") -> list[str]:
+    problems = []
     for name, recorded in manifest.files.items():
         path = layout.output_dir / name
         if not path.is_file():
-            problems.append(f"{path}: is missing, or no regular file")
+            problems.append(f"{path}: is missing, or no regular file{remedy}")
         elif durable.sha256_of(path) != recorded:
-            problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded")
-    if rows + missing + skipped != records:
-        problems.append(
-            f"{layout.manifest}: {rows} rows, {missing} missing and {skipped} left out of {records} records"
-        )
-    if not problems:  # HDF5 may never come back from a damaged file
-        problems.extend(_check_rows(layout, manifest, rows, remedy))
-    return Verification(manifest.state, records, rows, skipped, problems)
+            problems.append(f"{path}: damaged: its sha256 is not the one that run.json recorded{remedy}")
+    return problems
 
 
 def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str) -> list[str]:
@@ -85,7 +141,7 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str
     for name in (name_of(file, path) for file in {proof_of(path), *files_of(path)}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
-    problems = check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
+    problems = _check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
     if problems:
         return problems
     try:
@@ -95,16 +151,8 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str
     return []
 
 
-def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records: int, remedy: str) -> list[str]:
-    """
-    Return what is wrong with the index of a finished run.
-
-    Args:
-        path: The index.
-        inputs: Of the run's manifest.
-        num_records: Records of the input, as the manifest has them.
-        remedy: What makes a damaged index again, behind what is said of it.
-    """
+def _check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records: int, remedy: str) -> list[str]:
+    """Return what is wrong with the index of a finished run; *remedy* makes a damaged one again."""
     if not content_is_intact(path):
         return [f"{path}: is missing or damaged{remedy}"]
     try:
@@ -116,3 +164,31 @@ def check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records:
     if index.num_records != num_records:
         return [f"{path}: has {index.num_records:,} records, run.json has {num_records:,}"]
     return []
+
+
+def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
+    """Count again what the tables hold, and compare it with what ``run.json`` says, and that with the index."""
+    counts = manifest.counts
+    found: Counter[str] = Counter()
+    try:
+        for one in read_contig_calls(layout.contigs):
+            if one.length is None:  # a skipped record
+                found["skipped"] += 1
+                continue
+            found.update({name: getattr(one, name) for name in ("chunks", "open_chunks", "frames")})
+            found.update(["contigs", one.call.replace(" ", "_")])
+            found["by_sequence"] += one.score is not None and not one.frames
+    except ResultError as error:
+        return [str(error)]
+    with layout.prediction_results.open("rb") as file:
+        found["scored_frames"] = sum(1 for _ in file) - 1
+    found["missing_frames"] = found["frames"] - found["scored_frames"]
+    calls = [call.replace(" ", "_") for call in Call]
+    counted = [*COUNTED, *calls, *(name for name in ("open_chunks", "by_sequence") if name in counts)]
+    problems = [
+        f"{layout.manifest}: says {counts.get(name, 0):,} {name.replace('_', ' ')}, the tables have {found[name]:,}"
+        for name in counted
+        if found[name] != counts.get(name, 0)
+    ]
+    num_records = counts["contigs"] + counts["skipped"]
+    return problems + _check_index(layout.contig_index, manifest.inputs, num_records=num_records, remedy=AGAIN)

@@ -1,34 +1,33 @@
 """
-HTML that is escaped by construction, and the few ways in which numbers are written on the page.
+HTML that is escaped by construction, and the formats of numbers on the page.
 
-Whatever is not ``Html`` is text: ``element`` escapes it, in content and in attributes. Nothing else makes ``Html`` of
-what came from input.
+Anything that is not ``Html`` is text: ``element`` escapes it, in content and attributes.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _VOID = frozenset({"br", "col", "input", "meta"})
 
 
 class Html(str):
-    """Markup, to be put on the page as it is."""
+    """Markup, already escaped."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Html:
     """
-    Return an element.
+    Return an element; children that are not ``Html`` are text.
 
-    Args:
-        tag: Its name.
-        children: Content; what is not ``Html`` is text.
-        attributes: Values by name; a trailing underscore is dropped and others stand for hyphens (``class_``,
-            ``data_v``). None leaves the attribute out.
+    In names of attributes, a trailing underscore is dropped and others become hyphens (``class_``, ``data_v``); None
+    omits the attribute.
     """
     given = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
@@ -39,12 +38,46 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Html:
 
 
 def joined(*children: str) -> Html:
-    """Return *children* one after the other; what is not ``Html`` is text."""
+    """Return *children* in a row; what is not ``Html`` is text."""
     return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
 
 
+def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
+    """Return the element of the figure *name*, with title and caption."""
+    return element(
+        "figure",
+        element("h3", label),
+        element("div", id=name, class_="plot", role="img", aria_label=label),
+        element("figcaption", caption),
+        *extra,
+    )
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
+    """Return a plain table; the columns *numbers* are right-aligned."""
+    kinds = ["number" if column in numbers else None for column in range(len(header))]
+    return element(
+        "div",
+        element(
+            "table",
+            element(
+                "thead",
+                element("tr", *(element("th", h, scope="col", class_=k) for h, k in zip(header, kinds, strict=True))),
+            ),
+            element(
+                "tbody",
+                *(
+                    element("tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True)))
+                    for row in rows
+                ),
+            ),
+        ),
+        class_="wide",
+    )
+
+
 def script_json(value: Any) -> Html:
-    """Return JSON that can stand inside a script element: it holds nothing that ends one, in any reading."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -52,7 +85,7 @@ def script_json(value: Any) -> Html:
 
 
 def hover_text(text: str, most: int = 80) -> str:
-    """Return *text*, cut to *most* characters, for plotly, which reads some HTML in what it shows."""
+    """Return *text*, cut to *most* characters and escaped, since plotly interprets some HTML."""
     return html.escape(cut(text, most), quote=False)
 
 
@@ -72,7 +105,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(part: int, total: int) -> str:
-    """Return 32%, 4.2%, 0.31% or <0.01% (two digits that count)."""
+    """Return 32%, 4.2%, 0.31% or <0.01% (two significant digits)."""
     share = 100 * part / total if total else 0.0
     if 0 < share < 0.01:
         return "<0.01%"
@@ -92,7 +125,7 @@ def nucleotides(number: int) -> str:
 
 
 def probability(p: float) -> str:
-    """Return three decimals, and <0.001 or >0.999 where they would say 0 or 1 of what is neither."""
+    """Return three decimals, or <0.001 or >0.999 where rounding would give 0 or 1."""
     if 0 < p < 0.001:
         return "<0.001"
     if 0.999 < p < 1:

@@ -1,8 +1,8 @@
 """
-One page as one file, which needs neither network nor other files: head, style, plots and scripts around its sections.
+A page as one file that needs neither network nor other files: head, style, plots and scripts around its sections.
 
-plotly.js stands in it as the installed package has it. The page's policy lets only that script and ours run, by their
-hashes, and no address be loaded. Knows nothing of what the page is about.
+It embeds plotly.js from the installed package. Its content security policy runs only that script and ours, by their
+hashes, and loads no address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from virnucpro.report.plots import Colour
+    from virnucpro.report.figures import Colour
 
 
 def fill_page(
@@ -39,13 +39,8 @@ def fill_page(
     """
     Return a page.
 
-    Args:
-        title: Of the window; text.
-        heading: What stands above the sections.
-        sections: The content, with an element of the class ``plot`` for every figure.
-        footer: What stands below.
-        figures: Every figure by the id of its element, in colours of the light page.
-        colours: All colours of page and figures by role.
+    *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures have the
+    colours of the light page; *colours* has all colours by role.
     """
     text = partial(_package_text, "virnucpro.report")
     plotly, script = _newlines(get_plotlyjs()), text("page.js")
@@ -92,5 +87,5 @@ def _package_text(package: str, name: str) -> str:
 
 
 def _newlines(text: str) -> str:
-    """Return *text* with the line ends that a browser hashes."""
+    """Return *text* with the line ends that browsers hash."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

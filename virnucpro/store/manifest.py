@@ -1,27 +1,64 @@
 """
-``run.json``: what a run is (input, settings, plan, versions) and how it went (ranks, counts, files).
+``run.json``: what a run is (input, settings, versions) and how it went (ranks or stages, counts, files).
 
-Everything that must not be in the result file stands here: host, dates, device, run id. It is replaced as a whole,
-so a reader never sees half of it.
+Embeddings, predictions and trainings share one reader and one writer. The file is replaced as a whole and carries a
+checksum of itself: changed by hand or by a bad disk, it is refused, since a later start relies on every value. What
+must not be in a result stands here: host, dates, devices, run id.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+import platform
+import socket
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
+
+from virnucpro import durable
+from virnucpro.errors import ResultError
+from virnucpro.run_folders import read_bytes
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.settings import ResultForm
-from virnucpro.store.json_manifest import check_common, check_counts, not_a_manifest, read_values, write_manifest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
+    from typing import Self
 
 FORMAT = 1
+"""Version of the layout of all three."""
+PREDICTION: Final = "prediction"
+TRAINING: Final = "training"
+CHECKSUM = "manifest_sha256"
+REMEDY = "restore it, or use another output folder"
+COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
+FINISHED = ("complete", "partial")
+"""States of a run that has a result."""
+COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_frames")
+"""Counts of every prediction that has a result."""
+_KEYS = (
+    *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
+    *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "promise"),
+    *("notes", "files", "kind", "format"),
+)
+"""Of all kinds, in their order in the file."""
+
+Count = Annotated[int, Strict()]
 
 
 @dataclass(kw_only=True)
-class RunManifest:
-    """The content of ``run.json``."""
+class Manifest:
+    """What the manifests of all runs hold."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    noun: ClassVar[str]
+    """What the run is called in messages."""
 
     run_id: str
     """Of the last run in this folder."""
@@ -35,33 +72,33 @@ class RunManifest:
     """path, size_bytes and sha256 of each input file, in the order given."""
     settings: dict[str, Any]
     """What decides the bytes of the result; a resumed run must have the same."""
-    plan: dict[str, Any]
-    """fingerprint, token budget, blocks, unique sequences, tokens; what probes of the GPUs found."""
     versions: dict[str, str]
     """Of Python and the packages that compute."""
     devices: list[str]
     """One name a rank."""
     finished: str | None = None
     """UTC, ISO 8601."""
-    stages_s: dict[str, float] = field(default_factory=dict)
-    """Seconds a stage took."""
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    """How each rank went."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """records = rows + missing + skipped; copies, truncated; what was noticed at reading; resplit_blocks and
-    cached_blocks of the plan's blocks."""
-    promise: str | None = None
-    """``bytes``: the same run gives the same bytes again. ``tolerance``: it gives the same numbers within the tolerance
-    of the precision, because blocks were split or came from the embedding cache. None until there is a result."""
+    counts: dict[str, Count] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Final file name -> hex sha256."""
+    """Path of each file of the result, relative to the folder -> hex sha256."""
     format: int = FORMAT
-    """Version of this layout."""
 
-    @property
-    def result_form(self) -> ResultForm:
-        """Single or sharded; folders of before there was a choice are single."""
-        return ResultForm(self.settings.get("result_form", ResultForm.SINGLE))
+    @classmethod
+    def begin(cls, run_id: str, *, packages: Iterable[str] = COMPUTING_PACKAGES, **values: Any) -> Self:
+        """Return the manifest of a run that starts now on this host, with the versions of *packages*."""
+        return cls(
+            run_id=run_id,
+            state="running",
+            started=_now(),
+            host=socket.gethostname(),
+            versions={"python": platform.python_version(), **{name: _installed_version(name) for name in packages}},
+            **values,
+        )
+
+    def end(self, state: str) -> None:
+        """Note that the run ended just now, in this state."""
+        self.state = state
+        self.finished = _now()
 
     def write(self, path: Path) -> None:
         """
@@ -70,53 +107,217 @@ class RunManifest:
         Raises:
             OutputError: The system refused.
         """
-        write_manifest(path, self)
+        values = asdict(self)
+        durable.write_bytes(path, with_checksum({name: values[name] for name in _KEYS if name in values}))
 
     @classmethod
-    def read(cls, path: Path) -> RunManifest:
+    def read(cls, path: Path) -> Self:
         """
-        Read a manifest.
+        Read a manifest of this kind.
 
         Raises:
-            ResultError: It is absent, unreadable, or of another layout.
+            ResultError: It is absent, unreadable, or of another kind or layout.
         """
-        data = read_values(path)
-        if data.get("format") != FORMAT:
-            raise not_a_manifest(path, f"its format is not {FORMAT}")
-        try:
-            manifest = cls(**data)
-        except TypeError as error:
-            raise not_a_manifest(path, str(error)) from error
-        manifest._check(path)
-        return manifest
+        found = read_manifest(path)
+        if not isinstance(found, cls):
+            raise ResultError(path, f"is of {found.noun}, not of {cls.noun}: use another output folder")
+        return found
 
-    def _check(self, path: Path) -> None:
-        """Raise ``ResultError`` when something that a later start relies on is missing or of another kind."""
-        kinds = {
-            "state": str,
-            "inputs": list,
-            "settings": dict,
-            "plan": dict,
-            "ranks": list,
-            "counts": dict,
-            "files": dict,
-        }
-        check_common(path, self, kinds)
-        check_counts(path, self.counts.values())
-        if not all(isinstance(rank, dict) for rank in self.ranks):
-            raise not_a_manifest(path, "a rank is no object")
+    def problem(self) -> str | None:
+        """Return what makes the content unfit for a later start, beside the types of its fields."""
+        if not all({"path", "sha256"} <= item.keys() for item in self.inputs):
+            return "an input without path or sha256"
+        return None
+
+
+@dataclass(kw_only=True)
+class RunManifest(Manifest):
+    """
+    ``run.json`` of an embedding run.
+
+    Its counts: records = rows + missing + skipped; copies, truncated; what was noticed at reading; resplit_blocks and
+    cached_blocks of the plan's blocks.
+    """
+
+    noun: ClassVar[str] = "an embedding run"
+
+    plan: dict[str, Any]
+    """fingerprint, token budget, blocks, unique sequences, tokens; what probes of the GPUs found."""
+    stages_s: dict[str, float] = field(default_factory=dict)
+    """Seconds a stage took."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """How each rank went."""
+    promise: str | None = None
+    """``bytes``: the same run gives the same bytes again. ``tolerance``: it gives the same numbers within the tolerance
+    of the precision, because blocks were split or came from the embedding cache. None until there is a result."""
+
+    @property
+    def result_form(self) -> ResultForm:
+        """Single or sharded; folders from before there was a choice are single."""
+        return ResultForm(self.settings.get("result_form", ResultForm.SINGLE))
+
+    def end(self, state: str) -> None:
+        """Note that the run ended just now, and with it the ranks that were running."""
+        super().end(state)
+        self.ranks = [{**rank, "state": state} if rank.get("state") == "running" else rank for rank in self.ranks]
+
+    def problem(self) -> str | None:
+        """See ``Manifest.problem``."""
         if self.settings.get("result_form", ResultForm.SINGLE) not in (ResultForm.SINGLE, ResultForm.SHARDED):
-            raise not_a_manifest(path, "'settings' with a 'result_form' that does not exist")
-        numbers = [
+            return "'settings' with a 'result_form' that does not exist"
+        counted = ["records", *(["rows", "copies", "truncated"] if self.state == "complete" else [])]
+        numbers: list[tuple[Mapping[str, Any], str, list[str]]] = [
             (self.settings, "settings", ["token_budget"]),
             (self.plan, "plan", ["token_budget", "blocks", "longest_sequence_tokens"]),
-            (
-                self.counts,
-                "counts",
-                ["records", *(["rows", "copies", "truncated"] if self.state == "complete" else [])],
-            ),
+            (self.counts, "counts", counted),
         ]
         for values, where, names in numbers:
             for name in names:
                 if type(values.get(name)) is not int:
-                    raise not_a_manifest(path, f"{where!r} without {name!r}")
+                    return f"{where!r} without {name!r}"
+        return super().problem()
+
+
+@dataclass(kw_only=True)
+class StageRecord:
+    """One finished stage."""
+
+    fingerprint: str
+    """Hex sha256 of the settings that it was done with."""
+    seconds: float
+    """How long it took."""
+    files: dict[str, str]
+    """Path of each file that it wrote, relative to the folder -> hex sha256."""
+    counts: dict[str, Count] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know, a sentence each."""
+
+
+@dataclass(kw_only=True)
+class StagedManifest(Manifest):
+    """
+    ``run.json`` of a run of several stages, with a record of each that is done.
+
+    A stage counts as done when it was recorded for the same settings and every file that it wrote is still as it was
+    recorded. A resumed run relies on nothing else.
+    """
+
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know, a sentence each."""
+
+
+@dataclass(kw_only=True)
+class PredictionManifest(StagedManifest):
+    """``run.json`` of a prediction; its counts are of contigs, chunks, frames and calls."""
+
+    noun: ClassVar[str] = "a prediction"
+
+    output_settings: dict[str, Any]
+    """Threshold, formats and what is kept: may change from run to run."""
+    models: dict[str, dict[str, Any]]
+    """``dna``, ``protein`` and ``classifier``: name and sha256, with widths and chunk length."""
+    fingerprint: str
+    """Of classifier, models and chunk length: scores of different ones are not comparable."""
+    sequences: str = "contigs"
+    """What its sequences are called: contigs; reads, where all inputs are FASTQ or BAM; sequences, where some are."""
+    outputs: list[str] = field(default_factory=list)
+    """Every file beside the embedding runs that this run or an earlier one was to write, relative to the folder. None
+    of them was there before."""
+    kind: Literal["prediction"] = PREDICTION
+
+    def problem(self) -> str | None:
+        """See ``Manifest.problem``."""
+        if not all(PredictionLayout(Path()).has_output(name) for name in self.outputs):
+            return "an output that no run writes"
+        if self.state in FINISHED and (missing := {*COUNTED} - self.counts.keys()):
+            return f"'counts' without {', '.join(map(repr, sorted(missing)))}"
+        return super().problem()
+
+
+@dataclass(kw_only=True)
+class TrainingManifest(StagedManifest):
+    """``run.json`` of a training; its inputs are the genomes, then tables and other genomes."""
+
+    noun: ClassVar[str] = "a training"
+
+    kind: Literal["training"] = TRAINING
+
+
+AnyManifest = RunManifest | PredictionManifest | TrainingManifest
+
+
+def read_manifest(path: Path) -> AnyManifest:
+    """
+    Read a manifest of any kind.
+
+    Raises:
+        ResultError: It is absent, unreadable, changed, or of another layout.
+    """
+    data = read_object(path)
+    if CHECKSUM not in data:
+        raise not_a_manifest(path, "it has no checksum of itself")
+    if data.pop(CHECKSUM) != _checksum(data):
+        raise ResultError(path, f"was changed or damaged: its content does not match its own checksum: {REMEDY}")
+    if data.get("format") != FORMAT:
+        raise not_a_manifest(path, f"its format is not {FORMAT}")
+    kinds = {None: RunManifest, PREDICTION: PredictionManifest, TRAINING: TrainingManifest}
+    kind = data.get("kind")
+    if not isinstance(kind, str | None) or kind not in kinds:
+        raise not_a_manifest(path, "of an unknown 'kind'")
+    try:
+        found: AnyManifest = _schema(kinds[kind]).validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise not_a_manifest(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if (problem := found.problem()) is not None:
+        raise not_a_manifest(path, problem)
+    return found
+
+
+def with_checksum(values: Mapping[str, Any]) -> bytes:
+    """Return the text of a manifest that holds *values* and, last, the sha256 of them."""
+    return (json.dumps({**values, CHECKSUM: _checksum(values)}, indent=2, ensure_ascii=True) + "\n").encode()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """
+    Return the JSON object in a file.
+
+    Raises:
+        ResultError: It is absent, unreadable, or holds none.
+    """
+    try:
+        data = json.loads(read_bytes(path))
+    except OSError as error:
+        raise ResultError(path, error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise not_a_manifest(path, str(error)) from error
+    if not isinstance(data, dict):
+        raise not_a_manifest(path, "it is no object")
+    return data
+
+
+def not_a_manifest(path: Path, what: str) -> ResultError:
+    """Return the error of a file that is no manifest."""
+    return ResultError(path, f"not a run manifest ({what}): {REMEDY}")
+
+
+@cache
+def _schema(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _installed_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

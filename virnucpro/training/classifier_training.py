@@ -1,8 +1,8 @@
 """
-From labelled genomes to a classifier without an orchestrator: split, pieces, two embedding runs, training, measuring.
+The training: from labelled genomes to a classifier by a split, pieces, embedding runs, training and measuring.
 
-``run_training`` reads as the pipeline. The flow does the same stages, each as a task. A stage that was recorded and
-whose files are intact is not done again, and the embedding runs continue where they were.
+``run_training`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again, and the
+embedding runs resume.
 """
 
 from __future__ import annotations
@@ -10,41 +10,39 @@ from __future__ import annotations
 import importlib
 import json
 import threading
+import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
-from virnucpro.pipeline.multi_gpu_inference import new_run_id, run_embedding
-from virnucpro.pipeline.prediction_run import counts_of, timed
+from virnucpro.pipeline.multi_gpu_inference import embed_job
+from virnucpro.pipeline.run import failure_noted, running
+from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
-from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.training.embedded_pieces import cut_frames
-from virnucpro.training.encoder_data import training_data_of
-from virnucpro.training.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
-from virnucpro.training.genomes import read_genomes
-from virnucpro.training.pieces import PieceRules, cut_pieces, write_pieces
-from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, training_failure_noted
+from virnucpro.training.fitting.embedded_pieces import cut_frames
+from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
+from virnucpro.training.genomes.encoder_data import training_data_of
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
+from virnucpro.training.genomes.related import read_genomes
+from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.run_result import RunResult
-    from virnucpro.training.labelled_genomes import LabelledGenome
+    from virnucpro.pipeline.stages import StageRunner
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
-EMBEDDING_STAGES = ("dna", "protein")
-FITTING = "virnucpro.training.classifier_fitting"
+FITTING = "virnucpro.training.fitting.classifier_fitting"
 """By name: it imports torch, which this process does without until its workers have ended."""
 
 
@@ -80,22 +78,26 @@ def run_training(
     *,
     workers: int | None = None,
     limits: RunLimits | None = None,
+    embed: Callable[[EmbeddingJob], RunResult] | None = None,
+    stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
     restart: bool = False,
 ) -> TrainingResult:
     """
-    Train a classifier; starting again in the same folder continues what is missing.
+    Train a classifier; starting again in the same folder resumes what is missing.
 
     Args:
         inputs: Files of labelled genomes, or folders of them.
         output_dir: Folder of the classifier.
         config: What to make.
-        devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
-            device a worker, which nobody else may use.
-        workers: CPU workers that were asked for.
+        devices: A claim, whose devices are waited for once they are needed and kept over all embedding runs, or one
+            device a worker, which no other process may use.
+        workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
-        telemetry: Shows the training; by default one of its own, which says what goes wrong on standard error.
+        embed: Does an embedding run; by default with processes of this machine.
+        stage_runner: Does each other stage; by default in place.
+        telemetry: Shows the training; by default one of its own, which reports failures on standard error.
         stop: Set it to end the training at the next batch boundary.
         restart: Remove what the folder holds of earlier trainings first.
 
@@ -108,56 +110,42 @@ def run_training(
         StoppedError: *stop* was set.
     """
     stop = stop or threading.Event()
-    run_id = new_run_id()
     layout = TrainingLayout(Path(output_dir))
     claim = DeviceClaim.of(devices)
-    with (
-        RunTelemetry(views=[QuietView()]) if telemetry is None else nullcontext(telemetry) as shown,
-        RunLock(layout.lock, run_id=run_id),
-        shown.running(layout, run_id),
-    ):
-        with shown.stage("index"):
-            run = prepare_training(inputs, output_dir, config, claim.type, run_id=run_id, restart=restart)
+    with running(layout, telemetry) as (run_id, shown):
+        stages = Stages(shown, stage_runner)
+        run = stages.do(
+            "index", lambda: prepare_training(inputs, output_dir, config, claim.type, run_id=run_id, restart=restart)
+        )
         if run.already_complete:
             return training_result(run, was_complete=True)
-        with training_failure_noted(run):
-            with shown.stage("split"):
-                split(run)
-            with shown.stage("pieces"):
-                cut(run, stop)
+        embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
+        with failure_noted(layout):
+            stages.do("split", lambda: run.do(split_stage(run)))
+            stages.do("pieces", lambda: run.do(pieces_stage(run, stop)))
             with claim.held(shown, run_id=run_id, stop=stop):
-                for stage in stages_to_embed(run):
-                    model, frames = embedding_job(run, stage)
-                    with shown.stage(stage):
-                        result = run_embedding(
-                            [frames],
-                            embedding_dir(run, stage),
-                            model,
-                            devices_for(claim, model, [frames], workers=workers),
-                            limits=limits,
-                            telemetry=shown,
-                            stop=stop,
-                        )
-                    record_embedding(run, stage, result, seconds=shown.stages_s()[stage])
-            with shown.stage("train"):
-                fit(run, stop)
-            with shown.stage("evaluate"):
-                return evaluate(run)
+                for job in embedding_jobs(run):
+                    with stages.shown(job.stage):
+                        result = embed(job)
+                    result.raise_unless(allow_partial=False)  # a training needs every row
+                    seconds = stages.seconds()[job.stage]
+                    run.record_embedding(job.stage, result, {"rows": result.num_rows}, seconds=seconds)
+            stages.do("train", lambda: run.do(train_stage(run, stop)))
+            return stages.do("evaluate", lambda: evaluate(run))
 
 
-def split(run: TrainingRun) -> None:
+def split_stage(run: TrainingRun) -> Stage:
     """
-    Split the genomes into three parts that are not related, unless that is done.
+    Split the genomes into three parts that are not related.
 
-    Raises:
-        BadInputError: A label is missing, or cannot be in every part; or a file of relatives is no FASTA.
+    Its work raises BadInputError where a label is missing, or cannot be in every part; or a file of relatives is no
+    FASTA.
     """
-    if run.is_done("split"):
-        return
-    config = run.config
-    assert run.labelled is not None
-    seen = training_data_of(config.dna)
-    with timed() as seconds:
+    config, layout = run.config, run.layout
+
+    def work() -> dict[str, int]:
+        assert run.labelled is not None
+        seen = training_data_of(config.dna)
         found = split_labelled(
             run.labelled.genomes,
             read_genomes(config.leave_out),
@@ -166,15 +154,16 @@ def split(run: TrainingRun) -> None:
             shuffle_labels=config.shuffle_labels,
             is_seen=[seen is not None and seen.has(genome) for genome in run.labelled.genomes],
         )
-        durable.write_bytes(run.layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
-    by_part = Counter(found.parts)
-    counts = {
-        "records": len(run.labelled.genomes),
-        "left out": len(found.left_out),
-        "clusters": len(set(found.clusters)),
-        **{f"{part} records": by_part[part] for part in SPLITS},
-    }
-    run.record("split", [run.layout.split], counts, seconds=seconds[0])
+        durable.write_bytes(layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
+        by_part = Counter(found.parts)
+        return {
+            "records": len(run.labelled.genomes),
+            "left out": len(found.left_out),
+            "clusters": len(set(found.clusters)),
+            **{f"{part} records": by_part[part] for part in SPLITS},
+        }
+
+    return Stage(name="split", fingerprint=run.fingerprint, files=[layout.split], work=work)
 
 
 def read_split(run: TrainingRun) -> SplitGenomes:
@@ -195,40 +184,33 @@ def read_split(run: TrainingRun) -> SplitGenomes:
     )
 
 
-def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
-    """
-    Cut pieces out of each part's genomes, and chunks and frames out of the pieces, unless that is done.
-
-    Raises:
-        OutputError: A file cannot be written.
-        StoppedError: *stop* was set.
-    """
-    if run.is_done("pieces"):
-        return
+def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
+    """Make pieces of each part's genomes, and chunks and frames of the pieces."""
     config, layout = run.config, run.layout
-    found = read_split(run)
-    with timed() as seconds:
+    others = {chunk_nt: layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
+
+    def work() -> dict[str, int]:
+        found = read_split(run)
         pieces = []
         for part in SPLITS:
             rules = piece_rules(config, part, found.of_part(part))
             count = config.num_pieces if part == TRAIN else config.measured_pieces
             pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
-        counts = counts_of(cut_frames(layout, config.chunk_nt, stop))
-        for chunk_nt in config.also_chunk_nt:
-            other = layout.with_chunks(chunk_nt)
+        counts = asdict(cut_frames(layout, config.chunk_nt, stop))
+        for chunk_nt, other in others.items():
             write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
             cut_frames(other, chunk_nt, stop)
-    by_part = Counter(piece.part for piece in pieces)
-    counts = {
-        **{f"{part} pieces": by_part[part] for part in SPLITS},
-        "nucleotides": sum(len(piece.letters) for piece in pieces),
-        **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
-    }
-    layouts = [layout, *(layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt)]
+        by_part = Counter(piece.part for piece in pieces)
+        return {
+            **{f"{part} pieces": by_part[part] for part in SPLITS},
+            "nucleotides": sum(len(piece.letters) for piece in pieces),
+            **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
+        }
+
     written = [
         path
-        for one in layouts
+        for one in (layout, *others.values())
         for path in (
             one.pieces,
             one.pieces_table,
@@ -238,7 +220,7 @@ def cut(run: TrainingRun, stop: threading.Event | None = None) -> None:
             one.open_frames,
         )
     ]
-    run.record("pieces", written, counts, seconds=seconds[0])
+    return Stage(name="pieces", fingerprint=run.fingerprint, files=written, work=work)
 
 
 def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
@@ -256,66 +238,31 @@ def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGen
     )
 
 
-def stages_to_embed(run: TrainingRun) -> tuple[str, ...]:
+def embedding_jobs(run: TrainingRun) -> list[EmbeddingJob]:
     """Return the embedding runs that the classifier needs: of DNA and proteins, for each length of chunks."""
-    others = tuple(f"{kind}_{chunk_nt}" for chunk_nt in run.config.also_chunk_nt for kind in EMBEDDING_STAGES)
-    return (*EMBEDDING_STAGES, *others)
+    config = run.config
+    layouts = {"": run.layout} | {f"_{chunk_nt}": run.layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
+    return [
+        job
+        for suffix, layout in layouts.items()
+        for job in (
+            EmbeddingJob(
+                stage=f"dna{suffix}", model=config.dna, files=[layout.nucleotide_frames], folder=layout.dna_dir
+            ),
+            EmbeddingJob(
+                stage=f"protein{suffix}", model=config.protein, files=[layout.protein_frames], folder=layout.protein_dir
+            ),
+        )
+    ]
 
 
-def embedding_kind(stage: str) -> str:
-    """Return what an embedding run is of: dna or protein."""
-    return stage.partition("_")[0]
+def train_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
+    """Train the frame classifier and the contig model."""
 
+    def work() -> object:
+        return importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
 
-def embedding_dir(run: TrainingRun, stage: str) -> Path:
-    """Return the folder of an embedding run."""
-    layout = _layout_of(run, stage)
-    return layout.dna_dir if embedding_kind(stage) == "dna" else layout.protein_dir
-
-
-def embedding_job(run: TrainingRun, stage: str) -> tuple[ModelConfig, Path]:
-    """Return the model and the input of an embedding run."""
-    layout = _layout_of(run, stage)
-    if embedding_kind(stage) == "dna":
-        return run.config.dna, layout.nucleotide_frames
-    return run.config.protein, layout.protein_frames
-
-
-def _layout_of(run: TrainingRun, stage: str) -> TrainingLayout:
-    _, _, chunk_nt = stage.partition("_")
-    return run.layout.with_chunks(int(chunk_nt)) if chunk_nt else run.layout
-
-
-def record_embedding(run: TrainingRun, stage: str, result: RunResult, *, seconds: float) -> None:
-    """
-    Note that an embedding run is whole: a training does without no row.
-
-    Raises:
-        StoppedError: It was stopped.
-        ConfigurationError, BadInputError, OutputError, WorkersFailedError: A row is missing, or could not be written.
-    """
-    result.raise_unless(allow_partial=False)
-    before = run.manifest.stages.get(stage)
-    if not result.ranks and before is not None:  # it was complete already: keep what it took then
-        seconds = before.seconds
-    if result.ranks:
-        run.manifest.devices = [rank.device for rank in result.ranks]
-    run.record(stage, [], {"rows": result.num_rows}, seconds=seconds)
-
-
-def fit(run: TrainingRun, stop: threading.Event | None = None) -> None:
-    """
-    Train the frame classifier and the contig model, unless that is done.
-
-    Raises:
-        StoppedError: *stop* was set.
-        OutputError: A file cannot be written.
-    """
-    if run.is_done("train"):
-        return
-    with timed() as seconds:
-        written, counts = importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
-    run.record("train", written, counts, seconds=seconds[0])
+    return Stage(name="train", fingerprint=run.fingerprint, files=trained_files(run.layout), work=work)
 
 
 def evaluate(run: TrainingRun) -> TrainingResult:
@@ -327,17 +274,17 @@ def evaluate(run: TrainingRun) -> TrainingResult:
     """
     manifest, layout = run.manifest, run.layout
     found = read_split(run)
-    with timed() as seconds:
-        written = importlib.import_module(FITTING).publish_classifier(run, found)
+    began_s = time.monotonic()
+    written = importlib.import_module(FITTING).publish_classifier(run, found)
+    seconds = time.monotonic() - began_s
     assert run.labelled is not None
     manifest.counts = {
         name: count for stage in ("split", "pieces", "train") for name, count in manifest.stages[stage].counts.items()
     }
     manifest.notes = [*run.labelled.notes, *found.notes]
     manifest.files = {path.name: durable.sha256_of(path) for path in written}
-    manifest.state = "complete"
-    manifest.finished = datetime.now(UTC).isoformat(timespec="seconds")
-    run.record("evaluate", written, {}, seconds=seconds[0])
+    manifest.end("complete")
+    run.record("evaluate", run.fingerprint, written, {}, seconds=seconds)
     if not run.config.keep_work:
         remove_work(layout)
     return training_result(run)

@@ -1,0 +1,327 @@
+"""
+One pass over a FASTA file: where each record is, its id, its residues, and a hash of its normalised sequence.
+
+A block in which nothing is unusual is read as arrays; any other goes record by record through the strict rules of
+``virnucpro.data.fasta``. Both give the same rows. Memory grows with the number of records and the bytes of their ids
+only: a record longer than a block is read in pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.config import DEFAULT_RULES
+from virnucpro.data.fasta import (
+    MAX_HEADER_BYTES,
+    Fault,
+    SequenceReader,
+    read_header,
+    read_record,
+    shown_id,
+    whole_fault,
+)
+from virnucpro.data.letters import BLANKS, letters_of
+from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
+from virnucpro.data.reading.input_files import UTF8_BOM
+from virnucpro.data.reading.skipped_records import SkippedRecords
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.settings import BadRecordPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virnucpro.config import InputRules
+
+_BLOCK_BYTES = 1 << 19
+_RECORD_START = b"\n>"
+
+COUNTED = (
+    "mapped_j",
+    "removed_blanks",
+    "stripped_stops",
+    "removed_gaps",
+    "stops_as_x",
+    "ambiguous",
+    "low_information",
+)
+"""
+What is counted: J read as X; blanks removed; stops removed from an end; gaps removed; stops read as X; letters that,
+after normalisation, stand for several residues or nucleotides; sequences of unknown letters only.
+"""
+
+
+@dataclass
+class ScannedFile:
+    rows: list[Rows] = field(default_factory=list)
+    size_bytes: int = 0
+    sha256: str = ""
+    """Hex, of the bytes read."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """By the names of ``COUNTED``."""
+
+
+class Problems:
+    """
+    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
+
+    Attributes:
+        skipped: The records that are skipped.
+        skips_bad: Whether bad records are skipped instead of reported.
+    """
+
+    def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
+        self.skipped = SkippedRecords()
+        self.skips_bad = on_bad_record is BadRecordPolicy.SKIP
+        self._found: list[InputProblem] = []
+
+    def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
+        if self.skips_bad:
+            self.skipped.add(file_number, fault.line, name, fault.what)
+        else:
+            self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
+
+    def add(self, problem: InputProblem) -> None:
+        """Add *problem*; raises BadInputError once there are more than one error holds."""
+        if len(self._found) == BadInputError.MAX_PROBLEMS:
+            raise BadInputError(self._found, more=True)
+        self._found.append(problem)
+
+    def extend(self, error: BadInputError) -> None:
+        if error.more:
+            raise error
+        for problem in error.problems:
+            self.add(problem)
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise BadInputError(self._found)
+
+
+def scan_fasta(
+    descriptor: int,
+    path: str,
+    problems: Problems,
+    *,
+    rules: InputRules = DEFAULT_RULES,
+    file_number: int = 0,
+    place: Callable[[int], int] = int,
+    hashing: bool = True,
+    block_bytes: int = _BLOCK_BYTES,
+) -> ScannedFile:
+    """
+    Read an open file from start to end; where a problem was added, only the ids of the result are meaningful.
+
+    Args:
+        path: As the user named it, for messages.
+        place: Maps a line of *descriptor* to what messages give; by default the line itself.
+        hashing: False skips all hashes; benchmarks measure the parsing alone so.
+        block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
+
+    Raises:
+        BadInputError: Too many problems, or the system refuses to read.
+    """
+    scanner = _Scanner(path, file_number, problems, rules, place, hashing=hashing, block_bytes=block_bytes)
+    digest = hashlib.sha256()
+    size_bytes = 0
+    rest = b""
+    while block := _read(descriptor, size_bytes, block_bytes, path):
+        size_bytes += len(block)
+        if hashing:
+            digest.update(block)
+        rest = scanner.feed(rest + block)
+        if scanner.gave_up:
+            break
+    scanner.finish(rest)
+    scanner.found.size_bytes = size_bytes
+    scanner.found.sha256 = digest.hexdigest() if hashing else ""
+    return scanner.found
+
+
+class _Scanner:
+    """The state between two blocks. ``feed`` returns the bytes that it needs again in front of the next block."""
+
+    def __init__(
+        self,
+        path: str,
+        file_number: int,
+        problems: Problems,
+        rules: InputRules,
+        place: Callable[[int], int],
+        *,
+        hashing: bool,
+        block_bytes: int,
+    ) -> None:
+        self.found = ScannedFile()
+        self.gave_up = False
+        self._path = path
+        self._file_number = file_number
+        self._problems = problems
+        self._place = place
+        self._letters = letters_of(rules)
+        self._allow_empty = rules.allow_empty
+        self._hashing = hashing
+        self._block_bytes = block_bytes
+        self._offset = 0  # bytes before the buffer
+        self._line = 1  # of the buffer's first byte
+        self._started = False  # the first record has begun
+        self._long: _LongRecord | None = None
+
+    def feed(self, buffer: bytes) -> bytes:
+        if not self._started:
+            buffer = self._skip_to_first_record(buffer)
+            if not self._started:
+                return buffer
+        if self._long is not None:
+            buffer = self._continue_long(self._long, buffer)
+            if self._long is not None:
+                return buffer
+        cut = buffer.rfind(_RECORD_START) + 1
+        if cut:
+            self._whole_records(buffer[:cut])
+            return buffer[cut:]
+        return buffer if len(buffer) < self._block_bytes else self._begin_long(buffer)
+
+    def finish(self, buffer: bytes) -> None:
+        if self.gave_up:
+            return
+        if not self._started:
+            if not self._allow_empty:
+                remedy = "name a file with at least one FASTA record, or use --allow-empty"
+                self._problems.add(InputProblem(self._path, None, "no records", remedy))
+        elif self._long is not None:
+            self._end_long(self._long, buffer)
+        else:
+            self._whole_records(buffer)
+
+    def _skip_to_first_record(self, buffer: bytes) -> bytes:
+        if self._offset == 0 and buffer.startswith(UTF8_BOM):
+            buffer = self._pass(buffer, len(UTF8_BOM))
+        text = buffer.lstrip(BLANKS)
+        if not text:
+            keep = 0 if buffer.endswith(b"\n") else 1  # keep a blank before the first `>`: it is a fault
+            return self._pass(buffer, len(buffer) - keep) if len(buffer) > keep else buffer
+        blank_bytes = len(buffer) - len(text)
+        if text.startswith(b">") and (blank_bytes == 0 or buffer[blank_bytes - 1 : blank_bytes] == b"\n"):
+            self._started = True
+            return self._pass(buffer, blank_bytes)
+        line = self._line + buffer.count(b"\n", 0, blank_bytes)
+        remedy = "begin the file with a header line, '>' and an id"
+        self._problems.add(InputProblem(self._path, line, "text before the first '>'", remedy))
+        self.gave_up = True
+        return b""
+
+    def _pass(self, buffer: bytes, num_bytes: int) -> bytes:
+        """Count the first *num_bytes* of *buffer* as done; return the rest."""
+        self._offset += num_bytes
+        self._line += buffer.count(b"\n", 0, num_bytes)
+        return buffer[num_bytes:]
+
+    def _whole_records(self, buffer: bytes) -> None:
+        """Process whole records that fill *buffer*."""
+        plain = plain_rows(buffer, self._offset, self.found.counts, self._letters, hashing=self._hashing)
+        if plain is None:
+            rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
+        else:
+            rows, num_lines = plain
+        self.found.rows.append(rows)
+        self._offset += len(buffer)
+        self._line += num_lines
+
+    def _strict_rows(self, buffer: bytes) -> Rows:
+        starts = [0]
+        while (line_end := buffer.find(_RECORD_START, starts[-1])) >= 0:
+            starts.append(line_end + 1)
+        line = self._line
+        names, residues, hashes, low, good = [], [], [], [], []
+        for start, end in pairwise([*starts, len(buffer)]):
+            record, reader = read_record(buffer[start:end], line, self._letters)
+            if record.fault is None:
+                self._count(reader)
+            else:
+                self._fault(record.fault, record.name)
+            good.append(record.fault is None or not self._problems.skips_bad)
+            names.append(record.name)
+            residues.append(len(record.sequence))
+            hashes.append(sequence_hash(record.sequence))
+            low.append(reader.is_low_information)
+            line += buffer.count(b"\n", start, end)
+        rows = make_rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes), low)
+        return select_rows(rows, np.array(good, dtype=np.bool_))
+
+    def _begin_long(self, buffer: bytes) -> bytes:
+        header_end = buffer.find(b"\n", 0, MAX_HEADER_BYTES + 3)  # `>`, the header, CR LF
+        if header_end + 1 == len(buffer) or (header_end < 0 and len(buffer) < MAX_HEADER_BYTES + 3):
+            return buffer
+        taken = header_end + 1 if header_end >= 0 else MAX_HEADER_BYTES + 3  # too long: what follows does not matter
+        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else taken], self._line)
+        if fault is not None:
+            self._fault(fault, name)
+        reader = SequenceReader(self._line + 1, self._letters)
+        self._long = _LongRecord(name, self._offset, self._line, reader, has_fault=fault is not None)
+        return self._continue_long(self._long, self._pass(buffer, taken))
+
+    def _continue_long(self, long: _LongRecord, buffer: bytes) -> bytes:
+        cut = buffer.find(_RECORD_START) + 1
+        if cut:
+            self._end_long(long, buffer[:cut])
+            return buffer[cut:]
+        held_back = 2 if buffer.endswith(b"\r\n") else int(buffer.endswith((b"\r", b"\n")))
+        piece = buffer[: len(buffer) - held_back]
+        long.feed(piece, last=False)
+        return self._pass(buffer, len(piece))
+
+    def _end_long(self, long: _LongRecord, last_piece: bytes) -> None:
+        long.feed(last_piece, last=True)
+        self._pass(last_piece, len(last_piece))
+        self._long = None
+        fault = long.reader.fault or whole_fault(long.name, long.reader, long.line, self._letters)
+        if fault is not None and not long.has_fault:
+            self._fault(fault, long.name)
+        if (fault is not None or long.has_fault) and self._problems.skips_bad:
+            return
+        self._count(long.reader)
+        digest = long.digest.digest()[:HASH_BYTES]
+        length, low = self._offset - long.offset, long.reader.is_low_information
+        self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest, [low]))
+
+    def _count(self, reader: SequenceReader) -> None:
+        counts = self.found.counts
+        counts["mapped_j"] += reader.mapped_j
+        counts["removed_blanks"] += reader.removed_blanks
+        counts["removed_gaps"] += reader.removed_gaps
+        counts["stripped_stops"] += reader.stripped_stop
+        counts["stops_as_x"] += reader.stops_as_x
+        counts["ambiguous"] += reader.ambiguous
+        counts["low_information"] += reader.is_low_information
+
+    def _fault(self, fault: Fault, name: bytes) -> None:
+        fault = fault._replace(line=self._place(fault.line))
+        self._problems.add_record(fault, name, self._path, self._file_number)
+
+
+class _LongRecord:
+    def __init__(self, name: bytes, offset: int, line: int, reader: SequenceReader, *, has_fault: bool) -> None:
+        self.name = name
+        self.offset = offset
+        self.line = line
+        self.has_fault = has_fault
+        self.reader = reader
+        self.digest = hashlib.sha256()
+
+    def feed(self, piece: bytes, *, last: bool) -> None:
+        self.digest.update(self.reader.feed(piece, last=last))
+
+
+def _read(descriptor: int, offset: int, num_bytes: int, path: str) -> bytes:
+    try:
+        return os.pread(descriptor, num_bytes, offset)
+    except OSError as error:
+        problem = InputProblem(path, None, error.strerror or str(error), "check the disk, then copy the file again")
+        raise BadInputError([problem]) from error

@@ -1,0 +1,158 @@
+"""
+Which files of a folder have arrived completely, and the hash of their content.
+
+Nothing in the folder is written, moved or removed. A file has arrived when its change time, which no copying program
+can set, is old enough. Every skipped file has a reason; only regular files are opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virnucpro.errors import BadInputError, InputProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+FASTA_PATTERNS = ["*.fasta", "*.fa", "*.fna", "*.fasta.gz", "*.fa.gz", "*.fna.gz"]
+"""Names of FASTA files, of either case."""
+UNFINISHED_SUFFIXES = (".part", ".partial", ".filepart", ".tmp", ".crdownload", "~")
+"""What copying programs and editors append to names of incomplete files."""
+STILL_CHANGING = "still changing"
+
+Identity = tuple[int, int, int, int]
+"""Inode, bytes, and the times of the last change of content and of anything, in nanoseconds: every write changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedFile:
+    path: Path
+    target: Path
+    """The same with links resolved."""
+    identity: Identity
+
+    @property
+    def changed_ns(self) -> int:
+        """Time of its last change, nanoseconds since 1970."""
+        return self.identity[3]
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    path: Path
+    reason: str
+    """Without a full stop."""
+    is_later: bool = False
+    """Whether a later scan may take it."""
+
+
+class FileChangedError(Exception): ...
+
+
+def scan_inbox(
+    inbox_dir: Path,
+    *,
+    patterns: Sequence[str],
+    idle_s: float,
+    subfolders: bool,
+    is_allowed: Callable[[str], bool],
+) -> tuple[list[ArrivedFile], list[SkippedFile]]:
+    """
+    Return the files that can be taken, the oldest change first, and those that cannot.
+
+    Args:
+        inbox_dir: The folder.
+        patterns: Shell patterns of file names; others are ignored.
+        idle_s: Seconds for which a file must not have changed.
+        subfolders: Whether to look into folders; links to folders are never followed.
+        is_allowed: Whether the target of a link that leads out of the inbox may be read.
+
+    Raises:
+        BadInputError: The inbox cannot be read.
+    """
+    folder = Path(os.path.realpath(inbox_dir))
+    arrived: list[ArrivedFile] = []
+    skipped: list[SkippedFile] = []
+    for path in _files(inbox_dir, patterns, subfolders=subfolders):
+        try:
+            found = _look_at(path, folder, idle_s=idle_s, is_allowed=is_allowed)
+        except OSError as error:
+            found = SkippedFile(path, f"cannot be read: {error.strerror or error}")
+        if isinstance(found, ArrivedFile):
+            arrived.append(found)
+        else:
+            skipped.append(found)
+    arrived.sort(key=lambda file: (file.changed_ns, os.fsencode(file.path)))
+    skipped.sort(key=lambda file: os.fsencode(file.path))
+    return arrived, skipped
+
+
+def content_of(file: ArrivedFile) -> str:
+    """Return the hex sha256 of a file's content; FileChangedError if it changed or disappeared since the scan."""
+    try:
+        # without O_NONBLOCK a FIFO that has taken the name would block for ever
+        descriptor = os.open(file.target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            raise FileChangedError from error
+        raise
+    with os.fdopen(descriptor, "rb", buffering=0) as content:
+        if _identity(os.fstat(descriptor)) != file.identity:
+            raise FileChangedError
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    try:
+        after = file.path.stat()  # by its name: another file may have it now
+    except FileNotFoundError as error:
+        raise FileChangedError from error
+    if _identity(after) != file.identity:
+        raise FileChangedError
+    return digest
+
+
+def _files(inbox_dir: Path, patterns: Sequence[str], *, subfolders: bool) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        problem = InputProblem(
+            str(error.filename), None, error.strerror or str(error), "give a folder that can be read"
+        )
+        raise BadInputError([problem]) from error
+
+    wanted = [pattern.lower() for pattern in patterns]
+    for folder, folders, names in os.walk(inbox_dir, onerror=refuse):
+        links = [name for name in folders if Path(folder, name).is_symlink()]  # reported; a folder is simply no file
+        for name in [*names, *links]:
+            if any(fnmatchcase(name.lower(), pattern) for pattern in wanted):
+                yield Path(folder, name)
+        folders[:] = [name for name in folders if not name.startswith(".")] if subfolders else []
+
+
+def _look_at(path: Path, inbox: Path, *, idle_s: float, is_allowed: Callable[[str], bool]) -> ArrivedFile | SkippedFile:
+    name = path.name
+    if name.startswith(".") or name.lower().endswith(UNFINISHED_SUFFIXES):
+        return SkippedFile(path, "hidden, or named like a file that is not yet whole")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return SkippedFile(path, "its name is not UTF-8")
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(inbox) and not is_allowed(str(target)):
+        return SkippedFile(path, "a link to somewhere that flows may not read")
+    found = target.stat()
+    if not stat.S_ISREG(found.st_mode):
+        return SkippedFile(path, "not a regular file")
+    if time.time() - found.st_ctime < idle_s:
+        return SkippedFile(path, STILL_CHANGING, is_later=True)
+    if not found.st_size:
+        return SkippedFile(path, "empty")
+    return ArrivedFile(path, target, _identity(found))
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,251 @@
+"""
+Opens input files: regular files only, their format detected from their first bytes, other formats refused with the fix.
+
+Records are read by byte offset from FASTA. Of a compressed file, FASTQ or BAM a FASTA copy is made once in a folder of
+the run, named by the sha256 of the original; a copy is reused by its own sha256, never by a date. This module knows
+nothing of records.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import os
+import stat
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from virnucpro import durable
+from virnucpro.config import SequenceKind
+from virnucpro.data.reading.read_formats import (
+    BAM_COPY_LINES,
+    BAM_END,
+    BAM_MAGIC,
+    CONVERT_ALIGNED,
+    bam_as_fasta,
+    fastq_as_fasta,
+)
+from virnucpro.errors import BadInputError, InputProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UTF8_BOM = b"\xef\xbb\xbf"
+DEFAULT_MAX_UNPACKED_BYTES = 256 << 30
+"""Limit for one unpacked gzip file, bytes: more than UniRef100, less than a decompression bomb."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_COPY_BYTES = 1 << 20
+_SNIFFED_BYTES = 1 << 16
+_SAVE_FIRST = "save it to a regular file first"
+_FORMATS = (
+    (b"BZh", "bzip2", "unpack it with: bunzip2 FILE"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard", "unpack it with: unzstd FILE"),
+    (b"\xfd7zXZ\x00", "xz", "unpack it with: unxz FILE"),
+    (b"PK\x03\x04", "zip", "unpack it with: unzip FILE"),
+    (b"CRAM", "CRAM", CONVERT_ALIGNED),
+    (b"@HD\tVN:", "SAM", CONVERT_ALIGNED),
+    (b"@SQ\tSN:", "SAM", CONVERT_ALIGNED),
+    (b"\xff\xfe", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
+    (b"\xfe\xff", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
+    (b">\x00", "UTF-16 text", "convert it with: iconv -f utf-16le -t utf-8 FILE > NEW_FILE"),
+    (b"\x00>", "UTF-16 text", "convert it with: iconv -f utf-16be -t utf-8 FILE > NEW_FILE"),
+    (_GZIP_MAGIC, "gzip inside gzip", "unpack it with: gunzip FILE"),
+)
+
+
+class InputFormat(StrEnum):
+    FASTA = "FASTA"
+    FASTQ = "FASTQ"
+    BAM = "BAM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadableFile:
+    """An input file that records can be read from by offset."""
+
+    path: str
+    real_path: str
+    """Absolute, links resolved."""
+    read_path: str
+    """The file that records are read from: ``real_path``, or the FASTA copy of a compressed file, FASTQ or BAM."""
+    given_bytes: int | None
+    """Bytes of the original of a copy; None where ``read_path`` is the original."""
+    given_sha256: str | None
+    """Its hex sha256, likewise."""
+    lines_per_record: int | None
+    """
+    None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines has a
+    fixed number of lines a record; messages give the record's number instead.
+    """
+
+    def place(self, line: int) -> int:
+        """Return what messages give for a line of ``read_path``: a line or a record's number, 1-based."""
+        return line if self.lines_per_record is None else (line - 1) // self.lines_per_record + 1
+
+
+def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
+    """
+    Check that an input is FASTA text that can be read by offset, or make a copy in *unpack_dir* that can.
+
+    Raises:
+        BadInputError: It cannot be used; one problem.
+        OutputError: The copy cannot be written.
+    """
+    name = os.fspath(path)
+    real_path = os.path.realpath(name)
+    with open_regular(name) as descriptor:
+        file_format, packed = _sniffed(descriptor, name, max_unpacked_bytes, kind)
+        if file_format is InputFormat.FASTA and not packed:
+            return ReadableFile(
+                path=name,
+                real_path=real_path,
+                read_path=real_path,
+                given_bytes=None,
+                given_sha256=None,
+                lines_per_record=None,
+            )
+        if file_format is InputFormat.BAM and packed and not _ends_with(descriptor, BAM_END):
+            raise _unusable(name, "truncated BAM: it has no end-of-file block", "copy or download the file again")
+        given_bytes, given_sha256 = hash_content(descriptor)
+        unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
+        blocks = _blocks(descriptor, name, max_unpacked_bytes, packed=packed)
+        with durable.replacing(unpacked) as copy:
+            for block in _as_fasta(blocks, file_format, name):
+                copy.write(block)
+    return ReadableFile(
+        path=name,
+        real_path=real_path,
+        read_path=os.fspath(unpacked),
+        given_bytes=given_bytes,
+        given_sha256=given_sha256,
+        lines_per_record=BAM_COPY_LINES if file_format is InputFormat.BAM else None,
+    )
+
+
+def holds_reads(path: str | Path) -> bool:
+    """Whether a readable input holds reads: FASTQ or BAM."""
+    name = os.fspath(path)
+    with open_regular(name) as descriptor:
+        return _sniffed(descriptor, name, DEFAULT_MAX_UNPACKED_BYTES, SequenceKind.DNA)[0] is not InputFormat.FASTA
+
+
+def _sniffed(descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind) -> tuple[InputFormat, bool]:
+    """Return the format of an open file, and whether it is gzip."""
+    packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
+    head = _head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed))
+    return _format_of(head, name, kind), packed
+
+
+@contextmanager
+def open_regular(path: str) -> Iterator[int]:
+    """Open a regular file for reading; BadInputError with the system's text where that fails."""
+    if path == "-":
+        raise _unusable(path, "standard input has no byte offsets", _SAVE_FIRST)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, _system_text(error), "check the name and the permissions") from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise _unusable(path, os.strerror(errno.EISDIR), "name the FASTA files in it")
+        if not stat.S_ISREG(mode):
+            raise _unusable(path, "not a regular file (a pipe, socket or device)", _SAVE_FIRST)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def hash_content(descriptor: int) -> tuple[int, str]:
+    """Return the bytes of an open file and their hex sha256; its read position does not move."""
+    digest = hashlib.sha256()
+    num_bytes = 0
+    while block := os.pread(descriptor, _COPY_BYTES, num_bytes):
+        digest.update(block)
+        num_bytes += len(block)
+    return num_bytes, digest.hexdigest()
+
+
+def _as_fasta(blocks: Iterator[bytes], file_format: InputFormat, name: str) -> Iterator[bytes]:
+    if file_format is InputFormat.FASTQ:
+        return fastq_as_fasta(blocks, name)
+    return bam_as_fasta(blocks, name) if file_format is InputFormat.BAM else blocks
+
+
+def _head(blocks: Iterator[bytes]) -> bytes:
+    head = b""
+    while len(head) < _SNIFFED_BYTES and (block := next(blocks, b"")):
+        head += block
+    return head[:_SNIFFED_BYTES]
+
+
+def _ends_with(descriptor: int, end: bytes) -> bool:
+    size_bytes = os.fstat(descriptor).st_size
+    return os.pread(descriptor, len(end), max(0, size_bytes - len(end))) == end
+
+
+def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, *, packed: bool) -> Iterator[bytes]:
+    """Yield the bytes of a file, unpacked where it is gzip."""
+    if packed:
+        yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes)
+        return
+    offset = 0
+    while block := os.pread(descriptor, _COPY_BYTES, offset):
+        offset += len(block)
+        yield block
+
+
+def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Iterator[bytes]:
+    unpacked_bytes = 0
+    with os.fdopen(os.dup(descriptor), "rb") as packed, gzip.GzipFile(fileobj=packed) as members:
+        packed.seek(0)
+        while True:
+            try:
+                block = members.read(_COPY_BYTES)
+            except EOFError as error:
+                raise _unusable(name, "truncated gzip", "copy or download the file again") from error
+            except (OSError, zlib.error) as error:
+                raise _unusable(name, f"damaged gzip ({error})", "copy or download the file again") from error
+            if not block:
+                return
+            unpacked_bytes += len(block)
+            if unpacked_bytes > max_unpacked_bytes:
+                what = f"gzip that unpacks to more than {max_unpacked_bytes} bytes"
+                raise _unusable(name, what, "unpack it yourself with gunzip, if you trust it")
+            yield block
+
+
+def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
+    for magic, what, remedy in _FORMATS:
+        if head.startswith(magic):
+            raise _unusable(name, f"{what}, not FASTA", remedy)
+    if head.startswith(BAM_MAGIC):
+        if kind is SequenceKind.PROTEIN:
+            raise _unusable(name, "BAM, not FASTA", "convert it with: samtools fasta FILE > NEW_FILE")
+        return InputFormat.BAM
+    text = head.removeprefix(UTF8_BOM)
+    if b"\r" in text and b"\n" not in text:
+        raise _unusable(name, "CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE", line=1)
+    text = text.lstrip()
+    if text.startswith(b"@"):
+        if kind is SequenceKind.PROTEIN:
+            line = 1 + head[: -len(text)].count(b"\n")
+            raise _unusable(name, "FASTQ, not FASTA", "convert it with: seqtk seq -A FILE > NEW_FILE", line=line)
+        return InputFormat.FASTQ
+    if not text.startswith(b">") and b"\0" in text:
+        raise _unusable(name, "binary data, not FASTA", "name a FASTA file")
+    return InputFormat.FASTA
+
+
+def _unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:
+    return BadInputError([InputProblem(path, line, what, remedy)])
+
+
+def _system_text(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,80 @@
+"""Letters of a contig as small numbers, and its k-mers, codons and residues. Legend: L nucleotides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.genetic_code import BASES, STANDARD_CODE
+
+if TYPE_CHECKING:
+    from virnucpro.arrays import BoolArray
+
+    CodeArray = np.ndarray[Any, np.dtype[np.uint8]]
+    WordArray = np.ndarray[Any, np.dtype[np.uint32]]
+
+LETTERS = b"ACGT"
+OTHER = len(LETTERS)
+"""Code of every other letter; the complement of a code c below it is 3 - c."""
+CODONS = 64
+NO_CODON = CODONS
+"""Stands for three letters with one other than A, C, G and T, and follows the last codon of a frame."""
+RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
+
+_CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
+
+
+def encode(letters: bytes) -> CodeArray:
+    """Return the codes of upper-case nucleotides, uint8 (L,): places in ``LETTERS``, or ``OTHER``."""
+    return np.frombuffer(letters.translate(_CODES), dtype=np.uint8)
+
+
+def reverse_complement(codes_L: CodeArray) -> CodeArray:
+    return np.where(codes_L < OTHER, np.uint8(3) - codes_L, np.uint8(OTHER))[::-1]
+
+
+def words(codes_L: CodeArray, k: int) -> WordArray:
+    """Return the number of each k-mer, its letters as digits of base 4, uint32 (L - k + 1,)."""
+    windows = max(len(codes_L) - k + 1, 0)
+    numbers = np.zeros(windows, dtype=np.uint32)
+    for place in range(k):
+        numbers <<= np.uint32(2)
+        numbers |= codes_L[place : place + windows] & np.uint8(3)
+    return numbers
+
+
+def word(letters: bytes) -> int:
+    """Return the number of one k-mer, as in ``words``."""
+    return int(words(encode(letters), len(letters))[0])
+
+
+def is_whole(codes_L: CodeArray, k: int) -> BoolArray:
+    """Return which k-mers have no letter other than A, C, G and T, bool (L - k + 1,)."""
+    others = np.append(0, np.cumsum(codes_L == OTHER))
+    return np.asarray(others[k:] == others[: max(len(others) - k, 0)])
+
+
+def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
+    """Return the codons of each of the six frames, the reverse strand last, each followed by one that ends a run."""
+    end = np.array([NO_CODON], dtype=np.uint8)
+    frames = []
+    for strand in (codes_L, reverse_complement(codes_L)):
+        codons = np.where(is_whole(strand, 3), words(strand, 3), NO_CODON).astype(np.uint8)
+        frames += [np.concatenate([codons[offset::3], end]) for offset in range(3)]
+    return frames
+
+
+def _residue_of_codon() -> CodeArray:
+    residues = np.full(CODONS + 1, len(RESIDUES), dtype=np.uint8)
+    for number in range(CODONS):
+        letters = [LETTERS[number >> shift & 3] for shift in (4, 2, 0)]
+        place = sum(BASES.index(letter) * 4**power for letter, power in zip(letters, (2, 1, 0), strict=True))
+        residues[number] = RESIDUES.find(STANDARD_CODE[place : place + 1]) % (len(RESIDUES) + 1)
+    return residues
+
+
+RESIDUE_OF_CODON = _residue_of_codon()
+"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
+ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
+"""Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""

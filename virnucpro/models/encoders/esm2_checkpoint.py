@@ -1,0 +1,141 @@
+"""
+ESM-2 checkpoints on disk: fair-esm's ``.pt`` and safetensors, read without executing their content.
+
+Gives the encoder's tensors by fair-esm's names (``layers.0.fc1.weight``), without the language-model and contact heads,
+and the architecture that the checkpoint states, checked against each other. Depth, width and heads come from the file,
+never from its name. So do the rotary frequencies: published checkpoints hold them rounded to half precision, and
+recomputed ones move an embedding by up to 6e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import re
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from virnucpro.errors import WeightsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ARCHITECTURE_KEY = "architecture"
+
+_FAIR_ESM_PREFIX = re.compile(r"^encoder\.(sentence_encoder\.)?")
+_NOT_THE_ENCODER = re.compile(r"^(lm_head|contact_head)\.")
+_ROTARY_SUFFIX = ".rot_emb.inv_freq"
+ROTARY_NAME = "rotary_frequencies"
+"""The one tensor here that fair-esm keeps in every layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    num_layers: int
+    hidden_dim: int
+    """Width D of the stream and of an embedding."""
+    attention_heads: int
+    """Heads N; D is a multiple of 2N."""
+    token_dropout: bool = True
+    """Whether embeddings are scaled by the share of tokens that training left unmasked."""
+    vocabulary: int = 33
+
+    @property
+    def head_dim(self) -> int:
+        """Width H of a head."""
+        return self.hidden_dim // self.attention_heads
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def open_checkpoint(path: Path, *, vocabulary: int) -> tuple[Architecture, dict[str, torch.Tensor]]:
+    """
+    Return the architecture and the encoder's tensors on the CPU as stored, by fair-esm's names.
+
+    Raises:
+        WeightsError: The file is damaged, or not an ESM-2 encoder of that alphabet.
+    """
+    with reading_checkpoint(path, "an ESM-2 checkpoint in fair-esm's layout"):
+        architecture, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_fair_esm(path)
+    tensors = {name: tensor for name, tensor in tensors.items() if not _NOT_THE_ENCODER.search(name)}
+    tensors = _with_one_rotary(path, tensors)
+    expected = _expected_shapes(replace(architecture, vocabulary=vocabulary))
+    check_shapes(path, "ESM-2 encoder", architecture, tensors, expected)
+    return architecture, tensors
+
+
+@contextmanager
+def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
+    """Turn every error of a damaged or foreign file into a WeightsError: it cannot be read, or is not *kind*."""
+    try:
+        yield
+    except (pickle.UnpicklingError, SafetensorError, EOFError, OSError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{path} is not {kind} ({type(error).__name__}: {error})"
+        raise WeightsError(path.stem, what) from error
+
+
+def check_shapes(
+    path: Path, kind: str, stated: object, tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]
+) -> None:
+    """Raise WeightsError where a checkpoint's tensors differ from the architecture that it states."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != expected:
+        differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise WeightsError(path.stem, f"{path} does not hold the {kind} that it states ({stated}): see {differing[:3]}")
+
+
+def _read_fair_esm(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
+    """Read a ``.pt`` whose ``cfg`` is a namespace, the one class it may hold besides tensors."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        contents: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    settings = contents["cfg"]["model"]
+    tensors = {_FAIR_ESM_PREFIX.sub("", name): tensor for name, tensor in contents["model"].items()}
+    architecture = Architecture(
+        num_layers=settings.encoder_layers,
+        hidden_dim=settings.encoder_embed_dim,
+        attention_heads=settings.encoder_attention_heads,
+        token_dropout=settings.token_dropout,
+        vocabulary=len(tensors["embed_tokens.weight"]),
+    )
+    return architecture, tensors
+
+
+def _read_safetensors(path: Path) -> tuple[Architecture, dict[str, torch.Tensor]]:
+    with safe_open(path, framework="pt", device="cpu") as file:
+        architecture = Architecture(**json.loads(file.metadata()[ARCHITECTURE_KEY]))
+        return architecture, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+
+
+def _with_one_rotary(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace the rotary frequencies of every layer, which are the same, by one tensor."""
+    frequencies = [tensor for name, tensor in tensors.items() if name.endswith(_ROTARY_SUFFIX)]
+    if not frequencies or not all(torch.equal(frequencies[0], other) for other in frequencies):
+        raise WeightsError(path.stem, f"{path} has no rotary frequencies that all layers share: it is not an ESM-2")
+    others = {name: tensor for name, tensor in tensors.items() if not name.endswith(_ROTARY_SUFFIX)}
+    return {**others, ROTARY_NAME: frequencies[0]}
+
+
+def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    width, ffn_width = architecture.hidden_dim, 4 * architecture.hidden_dim
+    of_layer: dict[str, tuple[int, ...]] = {
+        f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")
+    }
+    of_layer |= {"fc1": (ffn_width, width), "fc2": (width, ffn_width)}
+    of_layer |= {"self_attn_layer_norm": (width,), "final_layer_norm": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (architecture.vocabulary, width)}
+    shapes[ROTARY_NAME] = (architecture.head_dim // 2,)
+    modules = {f"layers.{i}.{name}": shape for i in range(architecture.num_layers) for name, shape in of_layer.items()}
+    for name, shape in {**modules, "emb_layer_norm_after": (width,)}.items():
+        shapes[f"{name}.weight"] = shape
+        shapes[f"{name}.bias"] = shape[:1]
+    return shapes

@@ -1,0 +1,184 @@
+"""
+The stages of a run: what does them, and the record of those of a prediction or training that are done.
+
+A stage that was recorded for the same settings, and whose files are as they were recorded, is not done again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from virnucpro import durable
+from virnucpro.config import fingerprint
+from virnucpro.pipeline.run import all_intact
+from virnucpro.store.manifest import StageRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.run_layout import FolderLayout
+    from virnucpro.store.manifest import StagedManifest
+    from virnucpro.telemetry.run_telemetry import RunTelemetry
+
+Outcome = TypeVar("Outcome")
+
+
+class StageRunner(Protocol):
+    """Does a stage, and returns what its work does: in place, or as a task of an orchestrator."""
+
+    def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
+        """Do the stage *name*."""
+        ...
+
+
+def call_stage(_name: str, work: Callable[[], Outcome], /) -> Outcome:
+    """Do a stage in place."""
+    return work()
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Does the stages of one run, shows and times them."""
+
+    telemetry: RunTelemetry
+    runner: StageRunner
+    model: str = ""
+    """Of an embedding run."""
+
+    def do(self, name: str, work: Callable[[], Outcome]) -> Outcome:
+        """Do the stage *name*, and return what *work* does."""
+        with self.shown(name):
+            return self.runner(name, work)
+
+    def shown(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that is shown and timed as the stage *name*."""
+        return self.telemetry.stage(name, model=self.model)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage that has ended."""
+        return self.telemetry.stages_s(self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingJob:
+    """An embedding run within a prediction or training."""
+
+    stage: str
+    """``dna`` or ``protein``; of other lengths of chunks with their number, as in ``dna_300``."""
+    model: ModelConfig
+    files: list[Path]
+    """Its input."""
+    folder: Path
+
+    @property
+    def kind(self) -> str:
+        """``dna`` or ``protein``."""
+        return self.stage.partition("_")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step of a run."""
+
+    name: str
+    fingerprint: str
+    """Hex sha256 of what its files depend on."""
+    files: Sequence[Path]
+    """What it writes."""
+    work: Callable[[], object]
+    """Does it; returns a dataclass or dictionary of counts."""
+    is_whole: Callable[[StageRecord], bool] = lambda _: True
+    """Whether what was recorded is all that there can be."""
+
+
+@dataclass(kw_only=True)
+class StagedRun:
+    """A prediction or training under way; its stages share it."""
+
+    run_id: str
+    """Unique to this start."""
+    layout: FolderLayout
+    manifest: StagedManifest
+    """As it is on disk."""
+    already_complete: bool
+    """The folder holds the whole result of these settings."""
+    computed: list[str] = field(default_factory=list)
+    """Stages that this start did."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of input and settings."""
+        return fingerprint([self.manifest.settings, self.manifest.inputs])
+
+    def is_done(self, stage: Stage) -> bool:
+        """Whether *stage* was recorded for its settings with all of its files, which are as they were recorded."""
+        record = self.manifest.stages.get(stage.name)
+        if record is None or record.fingerprint != stage.fingerprint or not stage.is_whole(record):
+            return False
+        needed = {self._relative(path) for path in stage.files}
+        return needed <= record.files.keys() and all_intact(self.layout.output_dir, record.files)
+
+    def do(self, stage: Stage) -> None:
+        """
+        Do *stage* and record it, unless it is done.
+
+        Raises:
+            OutputError: Something cannot be written.
+            StoppedError: The run was stopped.
+        """
+        if self.is_done(stage):
+            return
+        began_s = time.monotonic()
+        counts = stage.work()
+        seconds = time.monotonic() - began_s
+        as_dict = dict(counts) if isinstance(counts, dict) else asdict(counts)  # type: ignore[call-overload]
+        self.record(stage.name, stage.fingerprint, stage.files, as_dict, seconds=seconds)
+
+    def record(
+        self,
+        stage: str,
+        stage_fingerprint: str,
+        files: Sequence[Path],
+        counts: dict[str, int],
+        *,
+        seconds: float,
+        notes: Sequence[str] = (),
+        was_done: bool = False,
+    ) -> None:
+        """
+        Note that a stage is done; *was_done*: by an earlier start.
+
+        Raises:
+            OutputError: The manifest cannot be written.
+        """
+        self.manifest.stages[stage] = StageRecord(
+            fingerprint=stage_fingerprint,
+            seconds=round(seconds, 3),
+            files={self._relative(path): durable.sha256_of(path) for path in files},
+            counts=counts,
+            notes=list(notes),
+        )
+        if not was_done:
+            self.computed.append(stage)
+        self.manifest.write(self.layout.manifest)
+
+    def record_embedding(
+        self, stage: str, result: RunResult, counts: dict[str, int], *, seconds: float, notes: Sequence[str] = ()
+    ) -> None:
+        """Note how an embedding run ended; of one that was complete before, seconds and notes of then are kept."""
+        before = self.manifest.stages.get(stage)
+        was_done = not result.ranks and before is not None
+        if was_done and before is not None:
+            seconds, notes = before.seconds, before.notes
+        if result.ranks:
+            self.manifest.devices = [rank.device for rank in result.ranks]
+        self.record(stage, self.fingerprint, [], counts, seconds=seconds, notes=notes, was_done=was_done)
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.layout.output_dir).as_posix()

@@ -1,0 +1,253 @@
+"""
+``evaluation.html``: one page, made from ``evaluation.json`` alone.
+
+Its tables have all measures, so the page is complete without its plots.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from virnucpro import durable
+from virnucpro.errors import printable
+from virnucpro.report.evaluation import plots
+from virnucpro.report.html import Html, counted, cut, element, joined, plot_place, rows_of, whole
+from virnucpro.report.html_page import fill_page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import plotly.graph_objects as go
+
+ROC, PRECISION_RECALL, RELIABILITY = "roc", "precision-recall", "reliability"
+_RECALL = {"by_length": ("recall-by-length", "By length"), "by_group": ("recall-by-group", "By group")}
+_MEASURES = {
+    "auroc": "AUROC",
+    "auprc": "average precision",
+    "f1": "F1 at the threshold",
+    "recall_at_1_percent_false_positives": "recall at 1\u00a0% false positives",
+    "calibration_error": "calibration error",
+}
+_EXPLAINED = {
+    "AUROC": "the probability that a viral contig scores above another one; 0.5 is chance",
+    "average precision": "the area under precision against recall; chance is the share of viral contigs",
+    "F1": "of calling viral from the threshold up; like average precision it depends on how many contigs are viral",
+    "recall at 1 % false positives": (
+        "share of viral contigs above the lowest score that at most 1 % of the others reach; where there are fewer "
+        "than 100 others, none of them may"
+    ),
+    "calibration error": (
+        "mean distance between score and share of viral contigs, over ten bins of equal numbers of contigs; chance "
+        "alone makes it greater than 0, and the samples of its interval greater still"
+    ),
+    "intervals": "95 %: percentiles of bootstrap samples, viral and other contigs drawn apart; Wilson\u2019s of bins",
+    "a group of one label": "is measured against all contigs of the other label, a stratum of both by itself",
+    "called": "share of the contigs of that kind that reach the threshold",
+    "strict": "share that reaches the one score that at most 1 % of all contigs that are not viral reach",
+}
+_SHOWN_NOTES = 30
+
+
+def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) -> None:
+    """Write the page of an evaluation, with links to the files *beside* it."""
+    durable.write_bytes(path, make_page(document, beside).encode("utf-8", "backslashreplace"))
+
+
+def make_page(document: Mapping[str, Any], beside: Sequence[Path] = ()) -> str:
+    tables = document["tables"]
+    links = [element("a", one.name, href=one.name) for one in beside]
+    listed = joined(*(joined(Html(", " if number else ""), link) for number, link in enumerate(links)))
+    return fill_page(
+        title=f"VirNucPro evaluation: {_lead(tables)}",
+        heading=_heading(document),
+        sections=joined(_overview(tables), _curves(tables), _scores(tables), _strata(tables), _explained(tables)),
+        footer=element("p", "Beside this page: ", listed, ".") if links else Html(),
+        figures=_figures(tables),
+        colours=plots.PAGE_COLOURS,
+    )
+
+
+def _figures(tables: Sequence[Mapping[str, Any]]) -> dict[str, go.Figure]:
+    figures = {}
+    if tables[0]["roc"]:
+        figures[ROC] = plots.roc(tables)
+        figures[PRECISION_RECALL] = plots.precision_recall(tables)
+    if any(table["calibration"] for table in tables):
+        figures[RELIABILITY] = plots.reliability(tables)
+    figures |= {_histogram(number): plots.score_histogram(table) for number, table in enumerate(tables)}
+    figures |= {
+        place: plots.recall_of_strata(tables, kind)
+        for kind, (place, _) in _RECALL.items()
+        if plots.recall_strata(tables[0], kind)
+    }
+    return figures
+
+
+def _histogram(number: int) -> str:
+    return f"histogram-{number + 1}"
+
+
+def _lead(tables: Sequence[Mapping[str, Any]]) -> str:
+    overall = tables[0]["overall"]
+    measured = f"{whole(overall['viral'])} viral and {counted(overall['others'], 'other contig')}"
+    if len(tables) > 1:
+        return f"{len(tables)} tables of scores on {measured}"
+    if overall["auroc"] is None:
+        return f"{measured}: one kind only, so nothing to compare"
+    return f"AUROC {overall['auroc']['value']:.3f} on {measured}"
+
+
+def _heading(document: Mapping[str, Any]) -> Html:
+    names = ", ".join(cut(printable(table["name"]), 60) for table in document["tables"])
+    about = [names, f"truth {printable(PurePath(document['truth']).name)}", f"virnucpro {document['virnucpro']}"]
+    return joined(element("h1", _lead(document["tables"])), element("p", " \u00b7 ".join(about), class_="about"))
+
+
+def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
+    if len(tables) == 1:
+        overall = tables[0]["overall"]
+        figures = [
+            element("li", element("b", f"{one['value']:.3f}"), element("span", f"{title} ({_range(one)})"))
+            for measure, title in _MEASURES.items()
+            if (one := overall[measure])
+        ]
+        shown = element("ul", *figures, class_="figures five")
+    else:
+        columns = ("AUROC", "Average precision", "F1", "Recall at 1\u00a0%", "Calibration error")
+        header = ["Scores", *columns, "AUROC above the first"]
+        rows = [
+            [
+                cut(printable(table["name"]), 60),
+                *(_interval(table["overall"][measure]) for measure in _MEASURES),
+                _interval(table["auroc_above_first"], sign="+"),
+            ]
+            for table in tables
+        ]
+        shown = rows_of(header, rows, numbers=range(1, len(header)))
+    notes = [
+        f"{cut(printable(table['name']), 60)}: {note}" if len(tables) > 1 else note
+        for table in tables
+        for note in (*_thresholds(table), *table["notes"])
+    ]
+    listed = element("ul", *(element("li", printable(note)) for note in notes[:_SHOWN_NOTES]), class_="notes")
+    return element("section", shown, listed, aria_label="Overview")
+
+
+def _thresholds(table: Mapping[str, Any]) -> list[str]:
+    """Return the shares called viral at the threshold and at the strict one, as sentences."""
+    overall = table["overall"]
+    found = (
+        ("at the threshold {:.4g}", "threshold", "recall", "false_positive_share"),
+        (
+            "at {:.4g}, which at most 1 % of the others reach",
+            "strict_threshold",
+            "recall_at_strict_threshold",
+            "false_positive_share_at_strict_threshold",
+        ),
+    )
+    return [
+        f"{where.format(table[at])}, {overall[recall]:.1%} of the viral contigs and {overall[wrong]:.1%} of the others "
+        "are called viral"
+        for where, at, recall, wrong in found
+        if None not in (table[at], overall[recall], overall[wrong])
+    ]
+
+
+def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
+    if not tables[0]["roc"]:
+        return Html()
+    return element(
+        "section",
+        element("h2", "Viral or not"),
+        element(
+            "div",
+            plot_place(ROC, "ROC curve", "Dotted: chance."),
+            plot_place(PRECISION_RECALL, "Precision and recall", "Dotted: chance, the share of viral contigs."),
+            class_="pair",
+        ),
+    )
+
+
+def _scores(tables: Sequence[Mapping[str, Any]]) -> Html:
+    places = []
+    if any(table["calibration"] for table in tables):
+        caption = "Ten bins of equal numbers of contigs, with 95 % intervals. Dotted: perfect calibration."
+        places.append(plot_place(RELIABILITY, "Calibration", caption))
+    for number, table in enumerate(tables):
+        at = table["threshold"]
+        caption = f"Dotted: the threshold {at:g}." if at is not None else "No threshold is known."
+        title = "Scores" if len(tables) == 1 else f"Scores of {cut(printable(table['name']), 40)}"
+        places.append(plot_place(_histogram(number), title, caption))
+    return element("section", element("h2", "The scores"), element("div", *places, class_="pair"))
+
+
+def _strata(tables: Sequence[Mapping[str, Any]]) -> Html:
+    kinds = [kind for kind in _RECALL if tables[0][kind]]
+    if not kinds:
+        return Html()
+    parts = [element("h2", "By length and group")]
+    places = [
+        plot_place(_RECALL[kind][0], _RECALL[kind][1], "") for kind in kinds if plots.recall_strata(tables[0], kind)
+    ]
+    if places:
+        parts.append(element("div", *places, class_="pair"))
+    for kind in kinds:
+        parts += [element("h3", _RECALL[kind][1], class_="of-tracks"), _strata_table(tables, kind)]
+    return element("section", *parts)
+
+
+def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
+    several = len(tables) > 1
+    called = ("Viral called", "Others called", "Viral, strict", "Others, strict")
+    header = ["Length" if kind == "by_length" else "Group", *(["Scores"] if several else [])]
+    first_number = len(header)
+    header += ["Contigs", "AUROC", "Recall at 1\u00a0%", *called]
+    rows = [
+        [
+            element("span", cut(printable(name), 40), class_="whole"),
+            *([cut(printable(table["name"]), 40)] if several else []),
+            whole(stratum["contigs"]),
+            *(_interval(stratum[measure]) for measure in ("auroc", "recall_at_1_percent_false_positives")),
+            *_called(stratum),
+        ]
+        for name in tables[0][kind]
+        for table in tables
+        if (stratum := table[kind].get(name))
+    ]
+    return rows_of(header, rows, numbers=range(first_number, len(header)))
+
+
+def _called(stratum: Mapping[str, Any]) -> list[str]:
+    """Return the shares called of a stratum's own contigs, not of those that it is compared with."""
+    against = stratum["compared_with"]
+    of_viral, of_others = against != "all viral contigs", against != "all contigs that are not viral"
+    shares = [
+        (stratum["recall"], of_viral),
+        (stratum["false_positive_share"], of_others),
+        (stratum["recall_at_strict_threshold"], of_viral),
+        (stratum["false_positive_share_at_strict_threshold"], of_others),
+    ]
+    return ["" if share is None or not is_own else f"{share:.1%}" for share, is_own in shares]
+
+
+def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
+    terms = [joined(element("dt", name), element("dd", text)) for name, text in _EXPLAINED.items()]
+    samples = f"{whole(tables[0]['bootstrap_samples'])} bootstrap samples, seed {tables[0]['seed']}."
+    return element(
+        "section",
+        element("details", element("summary", "What the measures are"), element("dl", *terms), element("p", samples)),
+    )
+
+
+def _interval(one: Mapping[str, float] | None, *, sign: str = "") -> str:
+    """Return a value and its interval, short enough for a table."""
+    if not one:
+        return ""
+    ends = _range(one, sign=sign) if sign else f"{one['low']:.3f}\u2013{one['high']:.3f}"
+    return f"{one['value']:{sign}.3f} ({ends})"
+
+
+def _range(one: Mapping[str, float], *, sign: str = "") -> str:
+    return f"{one['low']:{sign}.3f} to {one['high']:{sign}.3f}"

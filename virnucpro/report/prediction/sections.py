@@ -1,0 +1,216 @@
+"""The sections with the result: the answer, the plots, and tracks of long contigs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro.errors import printable
+from virnucpro.report.html import (
+    Html,
+    counted,
+    cut,
+    element,
+    joined,
+    nucleotides,
+    percent,
+    plot_place,
+    probability,
+    whole,
+)
+from virnucpro.report.prediction import wording
+from virnucpro.report.prediction.contig_lines import GROUPS
+from virnucpro.report.prediction.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
+from virnucpro.report.prediction.summary import SURE_FROM
+from virnucpro.store.contig_table import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from virnucpro.report.prediction.contig_lines import Region, Track
+    from virnucpro.report.prediction.summary import Summary
+
+HISTOGRAM = "score-histogram"
+SCATTER = "length-against-score"
+_SHOWN_INPUTS = 3
+_SHOWN_NOTES = 20
+_NAMED_REGIONS = 4
+
+
+def heading(summary: Summary) -> Html:
+    """Return the answer in one sentence, with input, classifier and date."""
+    manifest = summary.manifest
+    inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
+    named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
+    more = f" and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}" if len(inputs) > _SHOWN_INPUTS else ""
+    classifier = manifest.models["classifier"]["name"]
+    about = [f"{named}{more}", f"classifier {printable(classifier)}", manifest.started[:10]]
+    return joined(
+        element("h1", wording.lead(summary).removesuffix(".")),
+        element("p", " \u00b7 ".join(filter(None, about)), class_="about"),
+    )
+
+
+def overview(summary: Summary) -> Html:
+    """Return the confidence, the shares of the calls, and notes."""
+    warning = wording.missing(summary)
+    notes = [printable(note) for note in summary.manifest.notes]
+    shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
+    if len(notes) > _SHOWN_NOTES:
+        shown.append(element("li", f"{whole(len(notes) - _SHOWN_NOTES)} more notes are in run.json."))
+    content = joined(
+        element("p", " ".join(wording.details(summary))) if summary.scored else Html(),
+        element("p", warning, class_="warning") if warning else Html(),
+        _shares(summary) if summary.contigs else Html(),
+        _key_figures(summary) if summary.scored else Html(),
+        element("ul", *shown, class_="notes") if shown else Html(),
+    )
+    return element("section", content, aria_label="Overview") if content else Html()
+
+
+def _shares(summary: Summary) -> Html:
+    present = [(call, group) for call in GROUPS if (group := summary.groups[call]).contigs]
+    bar = [
+        element(
+            "span", class_=CALL_CLASSES[call], style=f"flex-grow:{group.contigs}", title=f"{call}: {group.contigs:,}"
+        )
+        for call, group in present
+    ]
+    legend = [
+        element(
+            "li",
+            swatch(call),
+            f"{call}\u00a0",
+            element("b", whole(group.contigs)),
+            f" ({percent(group.contigs, summary.contigs)})",
+        )
+        for call, group in present
+    ]
+    return joined(element("div", *bar, class_="shares", aria_hidden="true"), element("ul", *legend, class_="legend"))
+
+
+def _key_figures(summary: Summary) -> Html:
+    """Return the key figures of viral contigs; nothing without any."""
+    viral = summary.groups[Call.VIRUS]
+    if not viral.contigs and not summary.regions:
+        return Html()
+    figures = [
+        (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
+    ]
+    figures.append((nucleotides(viral.nt), f"in viral {summary.sequences}"))
+    if summary.long_contigs:
+        figures.append((whole(summary.regions), f"viral regions in long {summary.sequences}"))
+    return element(
+        "ul", *(element("li", element("b", n), element("span", what)) for n, what in figures), class_="figures"
+    )
+
+
+def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
+    """Return the elements of the two plots over all contigs."""
+    if not summary.scored:
+        return Html()
+    lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
+    dotted = f"dotted: the {'threshold' if len(thresholds) == 1 else 'thresholds'} {lines}"
+    count = (
+        f"All {counted(summary.scored, summary.sequence)} with a score"
+        if summary.scored > 1
+        else f"The one {summary.sequence} with a score"
+    )
+    shown = len(summary.sample)
+    sample = (
+        f"Each point is a {summary.sequence}."
+        if shown == summary.scored
+        else f"Each point is a {summary.sequence}: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
+    )
+    return element(
+        "section",
+        element("h2", "Scores"),
+        element("p", wording.scores(summary), class_="note"),
+        element(
+            "div",
+            plot_place(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
+            plot_place(SCATTER, f"Length and P(virus) of {summary.sequences}", f"{sample} {dotted.capitalize()}."),
+            class_="pair",
+        ),
+    )
+
+
+def _sampled(summary: Summary) -> str:
+    viral, shown = summary.groups[Call.VIRUS].contigs, sum(contig.found.call == Call.VIRUS for contig in summary.sample)
+    if not viral:
+        return "drawn evenly"
+    which = "all that are called viral" if viral == shown else f"{whole(shown)} of the {whole(viral)} called viral"
+    return f"{which}, and {whole(len(summary.sample) - shown)} of the others, drawn evenly"
+
+
+def _scale_button() -> Html:
+    return element(
+        "button",
+        "log counts",
+        type="button",
+        class_="scale needs-script",
+        data_plot=HISTOGRAM,
+        aria_pressed="false",
+    )
+
+
+def tracks(summary: Summary) -> Html:
+    """Return the elements of the tracks, each with a description of its contig."""
+    if not summary.contigs:
+        return Html()
+    parts = [
+        element("h2", f"Along the long {summary.sequences}"),
+        element("p", wording.regions(summary), class_="note"),
+    ]
+    if summary.regions:
+        parts.append(element("p", wording.tracks(summary), class_="note"))
+    groups = [
+        (summary.viral_tracks, "called viral, the highest scores"),
+        (
+            summary.other_tracks,
+            "not called viral, but with viral regions: a provirus, or a virus that the score missed",
+        ),
+    ]
+    for shown, what in groups:
+        if shown:
+            parts.append(element("h3", f"{counted(len(shown), summary.sequence)} {what}", class_="of-tracks"))
+            parts += [_track(track, track_name(track)) for track in shown]
+    return element("section", *parts, class_="tracks")
+
+
+def track_name(track: Track) -> str:
+    """Return the id of the track's plot, which holds no text from input."""
+    return f"track-{track.contig.number}"
+
+
+def _track(track: Track, name: str) -> Html:
+    contig = track.contig
+    facts = [nucleotides(contig.length_nt), contig.found.call]
+    if contig.found.score is not None:
+        facts.append(f"P(virus) {probability(contig.found.score)}")
+    if contig.regions:
+        named = longest_regions(contig, _NAMED_REGIONS)
+        which = (
+            "viral" if len(named) == len(contig.regions) else f"longest of {whole(len(contig.regions))} viral regions:"
+        )
+        facts.append(f"{which} {_places(named)}")
+    if len(contig.regions) > SHADED_REGIONS:
+        facts.append(f"the {SHADED_REGIONS} longest regions are shaded")
+    if track.window_nt:
+        facts.append(f"means over {nucleotides(track.window_nt)}")
+    return element(
+        "figure",
+        element("h4", swatch(contig.group), element("bdi", cut(contig.found.contig))),
+        element("figcaption", " \u00b7 ".join(facts)),
+        element("div", id=name, class_="plot", role="img", aria_label=f"P(virus) along {cut(contig.found.contig)}"),
+        class_="track",
+    )
+
+
+def _places(regions: Iterable[Region]) -> str:
+    """Return 1-based, inclusive positions."""
+    return ", ".join(f"{region.start + 1:,}\u2013{region.end:,}" for region in regions)
+
+
+def swatch(call: str) -> Html:
+    """Return the patch of colour of one of ``GROUPS``."""
+    return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")

@@ -1,0 +1,193 @@
+"""
+The content of a report, collected from the final files of a prediction in one pass over each.
+
+Memory is bounded for any number of contigs: counts, a histogram of all scores, the contigs with the highest scores, a
+sample for the scatter plot, and the tracks of a few long contigs. Hashes of the contigs' names choose the sample, so
+the same files give the same sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.errors import printable
+from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
+from virnucpro.report.prediction.contig_lines import (
+    GROUPS,
+    ContigLine,
+    Track,
+    read_columns,
+    read_contig_lines,
+    read_tracks,
+)
+from virnucpro.store.contig_table import Call
+from virnucpro.store.manifest import PredictionManifest
+
+if TYPE_CHECKING:
+    from virnucpro.run_layout import PredictionLayout
+
+TABLE_CONTIGS = 2000
+"""Contigs in the table: those with the highest scores."""
+SCATTER_POINTS = 5000
+"""Points in the scatter plot."""
+SCORE_BINS = 40
+"""Bars from P(virus) 0 to 1."""
+SURE_FROM = (0.99, 0.9)
+"""P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
+VIRAL_TRACKS = 6
+"""Tracks of long contigs called viral: those with the highest scores."""
+OTHER_TRACKS = 4
+"""Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
+FAILED_LINES = 200
+"""Lines of ``failed_sequences.tsv`` that are shown."""
+
+MAX_REASONS = 50
+"""At most so many reasons are counted separately: the first ones."""
+OTHER_REASONS = "other reasons"
+_SAMPLE_SEED = b"virnucpro scatter"
+
+
+@dataclass
+class Group:
+    """The contigs of one call."""
+
+    contigs: int = 0
+    nt: int = 0
+    bins: list[int] = field(default_factory=lambda: [0] * SCORE_BINS)
+    """Contigs by score, in ``SCORE_BINS`` equal steps from 0 to 1."""
+
+
+@dataclass
+class Summary:
+    """The content of the page."""
+
+    manifest: PredictionManifest
+    groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in GROUPS})
+    sure: dict[float, int] = field(default_factory=lambda: dict.fromkeys(SURE_FROM, 0))
+    """Contigs called viral with at least this score."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why contigs have no score -> contigs."""
+    long_contigs: int = 0
+    contigs_with_regions: int = 0
+    regions: int = 0
+    region_nt: int = 0
+    table: list[ContigLine] = field(default_factory=list)
+    """The highest scores first."""
+    sample: list[ContigLine] = field(default_factory=list)
+    """In the order of the input; all viral contigs, if they are at most half of it."""
+    viral_tracks: list[Track] = field(default_factory=list)
+    other_tracks: list[Track] = field(default_factory=list)
+    failed: list[list[str]] = field(default_factory=list)
+    """First lines of ``failed_sequences.tsv``: id, reason, attempts."""
+    num_failed: int = 0
+
+    @property
+    def contigs(self) -> int:
+        return sum(group.contigs for group in self.groups.values())
+
+    @property
+    def sequences(self) -> str:
+        """Plural noun for the input: ``contigs`` or ``reads``."""
+        return printable(self.manifest.sequences)
+
+    @property
+    def sequence(self) -> str:
+        return self.sequences.removesuffix("s")
+
+    @property
+    def has_contig_model(self) -> bool:
+        """Whether scores are calibrated probabilities of a contig model."""
+        return "contig_model_sha256" in self.manifest.models["classifier"]
+
+    @property
+    def scored(self) -> int:
+        """Contigs with a score."""
+        return sum(sum(group.bins) for group in self.groups.values())
+
+
+def summarise(layout: PredictionLayout) -> Summary:
+    """Read the final files of a prediction."""
+    summary = Summary(PredictionManifest.read(layout.manifest))
+    table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
+    viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
+    for contig in read_contig_lines(layout.contigs, layout.viral_regions):
+        _count(summary, contig)
+        table.offer(contig.rank, contig)
+        is_virus = contig.group == Call.VIRUS
+        if contig.found.score is not None and contig.length_nt:
+            (viral_sample if is_virus else other_sample).offer(_lot(contig), contig)
+        if contig.length_nt >= LONG_CONTIG_NT:
+            if is_virus:
+                viral_tracks.offer(contig.rank, contig)
+            elif contig.regions:
+                other_tracks.offer((contig.region_nt, *contig.rank), contig)
+    summary.table = table.best()
+    others = max(SCATTER_POINTS // 2, SCATTER_POINTS - len(viral_sample))
+    chosen = other_sample.best()[:others]
+    chosen += viral_sample.best()[: SCATTER_POINTS - len(chosen)]
+    summary.sample = sorted(chosen, key=lambda contig: contig.number)
+    tracks = read_tracks(layout.tracks, [*viral_tracks.best(), *other_tracks.best()])
+    summary.viral_tracks, summary.other_tracks = tracks[: len(viral_tracks)], tracks[len(viral_tracks) :]
+    if layout.failed_sequences.exists():
+        lines = (columns for _, columns in read_columns(layout.failed_sequences))
+        next(lines, None)
+        summary.failed = list(islice(lines, FAILED_LINES))
+        summary.num_failed = len(summary.failed) + sum(1 for _ in lines)
+    return summary
+
+
+def _count(summary: Summary, contig: ContigLine) -> None:
+    group = summary.groups[contig.group]
+    group.contigs += 1
+    group.nt += contig.length_nt
+    if contig.found.score is not None:
+        group.bins[min(int(contig.found.score * SCORE_BINS), SCORE_BINS - 1)] += 1
+    if contig.group == Call.VIRUS:
+        for least in SURE_FROM:
+            summary.sure[least] += (contig.found.score or 0) >= least
+    if contig.found.score is None:
+        kind = _kind_of_reason(contig)
+        is_known = kind in summary.reasons or len(summary.reasons) < MAX_REASONS
+        summary.reasons[kind if is_known else OTHER_REASONS] += 1
+    summary.long_contigs += contig.length_nt >= LONG_CONTIG_NT
+    summary.contigs_with_regions += bool(contig.regions)
+    summary.regions += len(contig.regions)
+    summary.region_nt += contig.region_nt
+
+
+def _kind_of_reason(contig: ContigLine) -> str:
+    """Return the reason without its FILE:LINE."""
+    return re.sub(r"^(left out: )?.*:\d+: ", r"\1", contig.found.reason)
+
+
+def _lot(contig: ContigLine) -> tuple[bytes, int]:
+    """Return the contig's key in the sample: evenly distributed and repeatable."""
+    return hashlib.blake2b(contig.found.contig.encode(), digest_size=8, key=_SAMPLE_SEED).digest(), contig.number
+
+
+class _Best:
+    """The contigs with the greatest keys."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[Any, ContigLine]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def offer(self, key: Any, contig: ContigLine) -> None:
+        """Keep *contig* if its *key*, which is unique, is one of the greatest so far."""
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, (key, contig))
+        elif key > self._heap[0][0]:
+            heapq.heapreplace(self._heap, (key, contig))
+
+    def best(self) -> list[ContigLine]:
+        """Return them, the greatest key first."""
+        return [contig for _, contig in sorted(self._heap, key=lambda item: item[0], reverse=True)]

@@ -1,0 +1,131 @@
+"""The sentences of a report, for the page and for Prefect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from virnucpro.report.html import counted, nucleotides, percent, whole
+from virnucpro.report.prediction.contig_lines import NO_SCORE
+from virnucpro.report.prediction.summary import SURE_FROM
+from virnucpro.store.contig_table import Call
+
+if TYPE_CHECKING:
+    from virnucpro.report.prediction.summary import Summary
+
+
+def lead(summary: Summary) -> str:
+    """Return the answer in one sentence."""
+    total, viral = summary.contigs, summary.groups[Call.VIRUS].contigs
+    one, many = summary.sequence, summary.sequences
+    if not total:
+        return f"The input holds no {many}."
+    if not summary.scored:
+        counts = summary.manifest.counts
+        is_closed = counts.get("chunks") and not counts.get("frames") and not summary.has_contig_model
+        subject = f"The only {one} could not" if total == 1 else f"None of the {whole(total)} {many} could"
+        return f"{subject} be scored{': no reading frame was open' if is_closed else ''}."
+    if total == 1:
+        return f"The only {one} is {'' if viral else 'not '}called viral."
+    if not viral:
+        return f"None of the {whole(total)} {many} is called viral."
+    if viral == total:
+        return f"All {whole(total)} {many} are called viral."
+    return f"{whole(viral)} of {whole(total)} {many} ({percent(viral, total)}) {_are(viral)} called viral."
+
+
+def details(summary: Summary) -> list[str]:
+    """Return the next sentences: confidence, amount of sequence, and the other calls."""
+    sentences = []
+    viral = summary.groups[Call.VIRUS]
+    if viral.contigs:
+        surest, sure = (summary.sure[least] for least in SURE_FROM)
+        sentences.append(
+            f"{_of_them(sure, viral.contigs)} P(virus) of {SURE_FROM[1]} or more, "
+            f"{_of_them(surest, viral.contigs).lower()} {SURE_FROM[0]} or more."
+            if sure
+            else f"None of them reaches P(virus) {SURE_FROM[1]}: look at the scores before you rely on the calls."
+        )
+        nt = sum(group.nt for group in summary.groups.values())
+        share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
+        sentences.append(f"The viral {summary.sequences} hold {share}." if viral.contigs > 1 else f"It holds {share}.")
+    if summary.scored:
+        others = [
+            (Call.NOT_VIRUS, "not viral"),
+            (Call.UNDECIDED, "undecided"),
+            (Call.TOO_SHORT, "too short to be looked at"),
+            (NO_SCORE, "without a score"),
+        ]
+        named = [(summary.groups[call].contigs, name) for call, name in others if summary.groups[call].contigs]
+        if named:
+            *before, last = [f"{whole(number)} {_are(number)} {name}" for number, name in named]
+            text = f"{', '.join(before)} and {last}" if before else last
+            sentences.append(f"Of the {'others' if viral.contigs else summary.sequences}, {text}.")
+    return sentences
+
+
+def scores(summary: Summary) -> str:
+    """Return the explanation of scores."""
+    if summary.has_contig_model:
+        return (
+            f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
+            "kinds that the classifier\u2019s card names: there, of contigs with 0.8 about 8 in 10 are viral. Of other "
+            f"kinds it may be far off, and among your {summary.sequences} viruses may be more or less common. "
+            "Where no reading frame is open, the sequence alone is scored."
+        )
+    return (
+        "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "
+        "measured rate of error. Scores far from the threshold and sequences of several chunks are the surest."
+    )
+
+
+def tracks(summary: Summary) -> str:
+    """Return the explanation of the tracks."""
+    line, viral = (
+        (
+            "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
+            "its P(virus) is at least the threshold",
+        )
+        if summary.has_contig_model
+        else (
+            "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open",
+            "the highest score of its frames is one for virus",
+        )
+    )
+    return (
+        f"The line is {line}. Shaded: runs of at least three viral chunks, bridging two others at most; a chunk is "
+        f"viral when {viral}. Every region is in viral_regions.bed, every track in tracks.bedgraph; both open in "
+        "genome browsers."
+    )
+
+
+def regions(summary: Summary) -> str:
+    """Return the sentence on viral regions in long contigs."""
+    if not summary.long_contigs:
+        return f"No {summary.sequence} is 10 kb or longer, so there is none to look along."
+    long_contigs = f"{counted(summary.long_contigs, summary.sequence)} {_are(summary.long_contigs)} 10 kb or longer"
+    if not summary.regions:
+        return f"{long_contigs}; none holds a viral region."
+    found = f"{counted(summary.regions, 'viral region')} ({nucleotides(summary.region_nt)})"
+    return f"{long_contigs}; {found} {_are(summary.regions)} in {whole(summary.contigs_with_regions)} of them."
+
+
+def missing(summary: Summary) -> str | None:
+    """Return the warning about frames without a score; None if all have one."""
+    counts = summary.manifest.counts
+    number, frames = counts.get("missing_frames", 0), counts.get("frames", 0)
+    if not number:
+        return None
+    return (
+        f"This result is partial: {whole(number)} of {counted(frames, 'reading frame')} could not be scored and "
+        f"{_are(number)} listed in failed_sequences.tsv. The calls rest on the others."
+    )
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _of_them(number: int, total: int) -> str:
+    if number == total:
+        return "All of them have" if total > 1 else "It has"
+    return f"{whole(number) if number else 'None'} of them {'has' if number in {0, 1} else 'have'}"

@@ -1,0 +1,168 @@
+"""
+``evaluation.json`` and ``evaluation.tsv``: several tables of scores against one truth, in one document.
+
+The others are compared with the first table. The page is made from the document alone, so all three agree.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.training.evaluation.metrics import RankedContigs, bootstrap
+from virnucpro.training.evaluation.score_tables import join
+from virnucpro.training.evaluation.strata import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.run_layout import EvaluationLayout
+    from virnucpro.training.evaluation.known_contigs import KnownContigs
+    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
+    from virnucpro.training.evaluation.score_tables import JoinedScores, ScoreTable
+
+FORMAT = 1
+KIND = "evaluation"
+DEFAULT_THRESHOLD = 0.5
+"""For probabilities of a tool without a threshold of its own."""
+_LISTED_IDS = 5
+_INTERVALS = ("auroc", "auprc", "f1", "recall_at_1_percent_false_positives", "calibration_error")
+_NUMBERS = (
+    "recall",
+    "false_positive_share",
+    "recall_at_strict_threshold",
+    "false_positive_share_at_strict_threshold",
+)
+_COUNTS = ("contigs", "viral", "others", "without_score")
+
+
+def evaluate_tables(
+    tables: Sequence[ScoreTable],
+    known: KnownContigs,
+    truth: Path,
+    *,
+    threshold: float | None,
+    leave_out_missing: bool,
+    length_edges_nt: Sequence[int],
+    bootstrap_samples: int,
+    seed: int,
+) -> tuple[dict[str, Any], list[list[str]]]:
+    """
+    Return the document, and for each table the ids of the contigs without a score.
+
+    Args:
+        tables: The scores; others are compared with the first.
+        known: Labels of contigs.
+        truth: The file they were read from.
+        threshold: None takes our classifier's own, else 0.5 if scores are probabilities.
+        leave_out_missing: Skip contigs without a score, instead of ranking them below all others.
+        length_edges_nt: Upper ends of all length classes but the last, ascending.
+        bootstrap_samples: Samples of each interval.
+        seed: Seed of the samples.
+    """
+    all_joined = [join(table, known, truth) for table in tables]
+    found: list[dict[str, Any]] = []
+    for table, joined in zip(tables, all_joined, strict=True):
+        is_missing_C = np.isnan(joined.scores_C)
+        measured, scores_C = joined.known, joined.scores_C
+        if leave_out_missing:
+            chosen = np.flatnonzero(~is_missing_C)
+            measured, scores_C = measured.take(chosen), scores_C[chosen]
+        at = threshold if threshold is not None else _own_threshold(table, scores_C)
+        measures = evaluate(
+            scores_C,
+            measured,
+            threshold=at,
+            length_edges_nt=length_edges_nt,
+            bootstrap_samples=bootstrap_samples,
+            seed=seed,
+        ).to_json()
+        measures["notes"] = [*_notes_on_join(joined, is_missing_C, leave_out=leave_out_missing), *measures["notes"]]
+        is_compared = found and not leave_out_missing
+        above = _auroc_above(joined, all_joined[0], seed=seed, samples=bootstrap_samples) if is_compared else None
+        found.append({"name": table.name, "scores": str(table.path), "auroc_above_first": above, **measures})
+    without = [
+        [known.contigs[number] for number in np.flatnonzero(np.isnan(joined.scores_C)).tolist()]
+        for joined in all_joined
+    ]
+    document = {
+        "format": FORMAT,
+        "kind": KIND,
+        "virnucpro": version("virnucpro"),
+        "truth": str(truth),
+        "missing_scores": "left out" if leave_out_missing else "lowest",
+        "tables": found,
+    }
+    return document, without
+
+
+def write_evaluation(document: dict[str, Any], without: Sequence[Sequence[str]], layout: EvaluationLayout) -> None:
+    """Write document, table, and lists of contigs without a score."""
+    durable.write_bytes(layout.document, (json.dumps(document, indent=1) + "\n").encode())
+    durable.write_bytes(layout.table, "".join(_lines(document)).encode())
+    for number, ids in enumerate(without, start=1):
+        if ids:
+            durable.write_bytes(layout.left_out(number), "".join(f"{one}\n" for one in ids).encode())
+        else:
+            durable.remove(layout.left_out(number))
+
+
+def _own_threshold(table: ScoreTable, scores_C: DoubleArray) -> float | None:
+    """Return our classifier's threshold, 0.5 for other probabilities, None for other scores."""
+    if table.threshold is None and not ((scores_C < 0) | (scores_C > 1)).any():
+        return DEFAULT_THRESHOLD
+    return table.threshold
+
+
+def _auroc_above(joined: JoinedScores, first: JoinedScores, *, seed: int, samples: int) -> dict[str, float] | None:
+    """Return the difference of two AUROCs on the same samples of contigs; None without one."""
+    is_virus_C = joined.known.is_virus_C
+    ours, theirs = (RankedContigs(one.scores_C, is_virus_C) for one in (joined, first))
+    above = bootstrap(
+        lambda drawn: {"above": ours.counts(drawn).auroc() - theirs.counts(drawn).auroc()},
+        is_virus_C,
+        seed=seed,
+        samples=samples,
+    )["above"]
+    return {name: round(number, 6) for name, number in vars(above).items()} if np.isfinite(above.value) else None
+
+
+def _notes_on_join(joined: JoinedScores, is_missing_C: BoolArray, *, leave_out: bool) -> list[str]:
+    notes = []
+    if joined.not_in_table:
+        named = ", ".join(joined.not_in_table[:_LISTED_IDS]) + " ..." * (len(joined.not_in_table) > _LISTED_IDS)
+        notes.append(f"{_contigs(len(joined.not_in_table))} of the truth not in the scores ({named})")
+    if joined.not_in_truth:
+        notes.append(f"{_contigs(joined.not_in_truth)} of the scores not in the truth, and not looked at")
+    if leave_out and is_missing_C.any():
+        notes.append(f"{_contigs(int(is_missing_C.sum()))} without a score, left out of everything")
+    return notes
+
+
+def _contigs(number: int) -> str:
+    return f"{number:,} contig{'s' * (number != 1)}"
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the header and a line a stratum of every table."""
+    ends = [f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")]
+    yield "\t".join(["name", "stratum", "value", *_COUNTS, "compared_with", *ends, *_NUMBERS]) + "\n"
+    for table in document["tables"]:
+        strata = [("overall", "", table["overall"])]
+        strata += [(kind, name, one) for kind in ("length", "group") for name, one in table[f"by_{kind}"].items()]
+        for kind, name, stratum in strata:
+            cells = [table["name"], kind, name, *(stratum[count] for count in _COUNTS), stratum["compared_with"]]
+            for measure in _INTERVALS:
+                one = stratum[measure] or {}
+                cells += [one.get(end) for end in ("value", "low", "high")]
+            cells += [stratum[number] for number in _NUMBERS]
+            yield "\t".join("" if cell is None else _one_line(str(cell)) for cell in cells) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\t"))

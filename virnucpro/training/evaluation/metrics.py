@@ -1,0 +1,228 @@
+"""
+Measures of scores on contigs of known label, and their bootstrap intervals.
+
+Contigs are counted by distinct score once, so ties count as ties in every measure and a bootstrap sample costs no
+sorting. NaN is "no score": such contigs rank below all others and are never called. A measure without meaning on the
+given contigs, such as AUROC where all are viral, is NaN. Legend: C contigs; U distinct scores, lowest first, "no score"
+before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+FALSE_POSITIVE_SHARE = 0.01
+"""Share of the non-viral contigs that a strict threshold lets pass at most."""
+CALIBRATION_BINS = 10
+"""Bins of equal numbers of contigs."""
+BOOTSTRAP_SAMPLES = 1000
+"""Samples of an interval."""
+_INTERVAL_PERCENTILES = (2.5, 97.5)
+_NORMAL_95 = 1.959963984540054
+"""97.5th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measure on all contigs, and its 95 % interval; NaN without meaning."""
+
+    value: float
+    low: float
+    """2.5th percentile of the bootstrap samples; *high* is the 97.5th."""
+    high: float
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Contigs with similar scores."""
+
+    contigs: int
+    mean_score: float
+    viral_share: float
+    low: float
+    """*low* and *high*: Wilson 95 % interval of *viral_share*, wide where contigs are few or all alike."""
+    high: float
+
+
+class ScoreCounts:
+    """
+    Viral and other contigs at each distinct score, from which all measures are computed.
+
+    *scores_U*, float64, ascends; the first one is NaN and stands for contigs without a score.
+    """
+
+    def __init__(self, scores_U: DoubleArray, viral_U: IntArray, others_U: IntArray) -> None:
+        self.scores_U = scores_U
+        self.viral_U = viral_U
+        self.others_U = others_U
+        self.viral = int(viral_U.sum())
+        self.others = int(others_U.sum())
+
+    def auroc(self) -> float:
+        """Return the probability that a viral contig scores above another, ties counting half; NaN for one class."""
+        if not (self.viral and self.others):
+            return np.nan
+        others_below_U = np.cumsum(self.others_U) - self.others_U
+        return float((self.viral_U * (others_below_U + self.others_U / 2)).sum() / self.viral / self.others)
+
+    def auprc(self) -> float:
+        """Return the average precision: each score's precision, weighted by the recall it adds; NaN for one class."""
+        if not (self.viral and self.others):
+            return np.nan
+        viral_from_U, others_from_U = self._from_score_up()
+        called_U = np.maximum(viral_from_U + others_from_U, 1)
+        return float((viral_from_U / called_U * self.viral_U).sum() / self.viral)
+
+    def f1(self, threshold: float) -> float:
+        """Return the F1 of calling viral from *threshold* up; NaN without viral contigs, or without a threshold."""
+        if np.isnan(threshold) or not self.viral:
+            return np.nan
+        viral_called, others_called = self.called(threshold)
+        return 2 * viral_called / (viral_called + others_called + self.viral)
+
+    def called(self, threshold: float) -> tuple[int, int]:
+        """Return the numbers of viral and of other contigs that score from *threshold* up."""
+        called_U = self.scores_U >= threshold
+        return int(self.viral_U[called_U].sum()), int(self.others_U[called_U].sum())
+
+    def recall(self, threshold: float) -> float:
+        """Return the share of viral contigs that score from *threshold* up; NaN without any, or without a threshold."""
+        return np.nan if np.isnan(threshold) or not self.viral else self.called(threshold)[0] / self.viral
+
+    def false_positive_share(self, threshold: float) -> float:
+        """Return the share of other contigs that score from *threshold* up; NaN without any, or without a threshold."""
+        return np.nan if np.isnan(threshold) or not self.others else self.called(threshold)[1] / self.others
+
+    def strict_threshold(self, share: float = FALSE_POSITIVE_SHARE) -> float:
+        """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""
+        if not self.others:
+            return np.nan
+        _, others_from_U = self._from_score_up()
+        allowed = int(share * self.others + 1e-9)  # 0.29 * 100 is a little less than 29
+        too_low = np.flatnonzero(others_from_U > allowed)
+        highest = self.scores_U[too_low[-1]] if len(too_low) else np.nan
+        return -np.inf if np.isnan(highest) else float(np.nextafter(highest, np.inf))
+
+    def strict_recall(self, share: float = FALSE_POSITIVE_SHARE) -> float:
+        """Return the share of viral contigs that reach that threshold; NaN for one class."""
+        return self.recall(self.strict_threshold(share)) if self.viral and self.others else np.nan
+
+    def calibration_bins(self) -> list[CalibrationBin]:
+        """
+        Return the reliability curve over bins of equal numbers of contigs, lowest scores first.
+
+        Contigs without a score are skipped; those of one score stay in one bin (by their middle), and bins left empty
+        are not returned.
+        """
+        sums = self._bin_sums()
+        return [
+            CalibrationBin(int(contigs), float(score / contigs), float(viral / contigs), *_wilson(viral, contigs))
+            for contigs, score, viral in zip(*sums, strict=True)
+            if contigs
+        ]
+
+    def calibration_error(self) -> float:
+        """Return the mean distance between score and share of viral contigs over those bins, weighted by contigs."""
+        contigs_B, scores_B, viral_B = self._bin_sums()
+        return float(np.abs(scores_B - viral_B).sum() / contigs_B.sum()) if contigs_B.sum() else np.nan
+
+    def _bin_sums(self) -> tuple[DoubleArray, DoubleArray, DoubleArray]:
+        """Return contigs, sum of scores and viral contigs of each bin."""
+        scores_U, viral_U = self.scores_U[1:], self.viral_U[1:]
+        contigs_U = viral_U + self.others_U[1:]
+        middles_U = np.cumsum(contigs_U) - contigs_U / 2
+        bins_U = (CALIBRATION_BINS * middles_U / max(contigs_U.sum(), 1)).astype(np.int64)
+        # a score without contigs may fall past the last bin, and adds nothing
+        bins_U = np.minimum(bins_U, CALIBRATION_BINS - 1)
+        contigs_B, scores_B, viral_B = (
+            np.bincount(bins_U, weights=weights_U, minlength=CALIBRATION_BINS).astype(np.float64, copy=False)
+            for weights_U in (contigs_U, contigs_U * scores_U, viral_U)
+        )
+        return contigs_B, scores_B, viral_B
+
+    def _from_score_up(self) -> tuple[IntArray, IntArray]:
+        """Return viral and other contigs from each score up."""
+        return np.cumsum(self.viral_U[::-1])[::-1], np.cumsum(self.others_U[::-1])[::-1]
+
+
+class RankedContigs:
+    """Contigs sorted once, then counted for every bootstrap sample; NaN is no score."""
+
+    def __init__(self, scores_C: DoubleArray, is_virus_C: BoolArray) -> None:
+        scored_C = ~np.isnan(scores_C)
+        distinct, places = np.unique(scores_C[scored_C], return_inverse=True)
+        self.scores_U = np.append(np.nan, distinct)
+        self.places_C = np.zeros(len(scores_C), dtype=np.int64)
+        self.places_C[scored_C] = places + 1
+        self.is_virus_C = is_virus_C
+
+    def counts(self, drawn: IntArray | None = None) -> ScoreCounts:
+        """Return the counts of all contigs, or of a sample: positions, some of them more than once."""
+        places = self.places_C if drawn is None else self.places_C[drawn]
+        is_virus = self.is_virus_C if drawn is None else self.is_virus_C[drawn]
+        viral_U, others_U = (np.bincount(places[mine], minlength=len(self.scores_U)) for mine in (is_virus, ~is_virus))
+        return ScoreCounts(self.scores_U, viral_U, others_U)
+
+
+def auroc(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the AUROC of contigs; NaN for one class."""
+    return RankedContigs(scores_C, is_virus_C).counts().auroc()
+
+
+def threshold_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE_POSITIVE_SHARE) -> float:
+    """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""
+    return RankedContigs(scores_C, is_virus_C).counts().strict_threshold(share)
+
+
+def recall_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE_POSITIVE_SHARE) -> float:
+    """Return the share of viral contigs that reach that threshold; NaN for one class."""
+    return RankedContigs(scores_C, is_virus_C).counts().strict_recall(share)
+
+
+def calibration_error(p_virus_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the expected calibration error over ten bins of equal numbers of contigs, those without P skipped."""
+    return RankedContigs(p_virus_C, is_virus_C).counts().calibration_error()
+
+
+def bootstrap(
+    measures: Callable[[IntArray], Mapping[str, float]],
+    is_virus_C: BoolArray,
+    *,
+    seed: int,
+    samples: int = BOOTSTRAP_SAMPLES,
+) -> dict[str, Interval]:
+    """
+    Return each measure on all contigs, with the 2.5th and 97.5th percentiles of its bootstrap samples.
+
+    Viral and other contigs are drawn separately, so every sample has as many of each as the input. *measures* takes
+    positions of contigs (int64, some more than once) and returns values by name; two scores of the same contigs are
+    compared by a measure that is their difference.
+    """
+    random = np.random.default_rng(seed)
+    classes = [np.flatnonzero(is_virus_C), np.flatnonzero(~is_virus_C)]
+    values = measures(np.arange(len(is_virus_C)))
+    drawn: dict[str, list[float]] = {name: [] for name in values}
+    for _ in range(samples):
+        picked = [mine[random.integers(0, len(mine), len(mine))] if len(mine) else mine for mine in classes]
+        for name, value in measures(np.concatenate(picked)).items():
+            drawn[name].append(value)
+    ends = {name: np.percentile(drawn[name], _INTERVAL_PERCENTILES) for name in values}
+    return {name: Interval(float(value), *map(float, ends[name])) for name, value in values.items()}
+
+
+def _wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Return the Wilson score interval of a share."""
+    share, square = successes / trials, _NORMAL_95**2
+    middle = (share + square / (2 * trials)) / (1 + square / trials)
+    half = _NORMAL_95 / (1 + square / trials) * np.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))

@@ -1,0 +1,152 @@
+"""
+Scores of contigs, read from our own ``contigs.tsv`` or any tool's table, and joined with the truth.
+
+Ids must match exactly. Legend: C contigs of the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.errors import BadInputError, InputProblem, printable
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import COLUMNS
+from virnucpro.store.manifest import PredictionManifest
+from virnucpro.training.evaluation.known_contigs import UNKNOWN_NT, is_new_id
+from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown, whole_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.training.evaluation.known_contigs import KnownContigs
+    from virnucpro.training.evaluation.metrics import DoubleArray
+
+ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
+"""Default columns, as in ``contigs.tsv``."""
+MOST_SCORE = 1e100
+"""Largest absolute score, so that sums and differences of scores are finite."""
+_NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """The scores of one tool."""
+
+    path: Path
+    name: str
+    """Name of the tool in results: our classifier's, or the file's."""
+    scores: dict[str, float]
+    """Score by id; NaN for no score."""
+    lengths_nt: dict[str, int]
+    """Nucleotides by id, if the table has a column ``length``."""
+    threshold: float | None
+    """The threshold of our own classifier; None for another tool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedScores:
+    """The scores of the contigs of a truth."""
+
+    known: KnownContigs
+    """With the table's lengths where the truth has none."""
+    scores_C: DoubleArray
+    """NaN: no score."""
+    not_in_table: list[str]
+    not_in_truth: int
+
+
+def read_scores(
+    path: Path, *, id_column: str | None = None, score_column: str | None = None, name: str | None = None
+) -> ScoreTable:
+    """
+    Read a table of scores, tab-separated or CSV, plain or gzip.
+
+    The columns are ``contig`` and ``score`` by default, and always in a table of ours. *name* is the name in results.
+    """
+    table = DelimitedTable(path, unquoted_header=COLUMNS)
+    problems = table.problems
+    id_place = table.column(ID_COLUMN if table.is_ours else id_column or ID_COLUMN, "--id-column")
+    score_place = table.column(SCORE_COLUMN if table.is_ours else score_column or SCORE_COLUMN, "--score-column")
+    length_place = table.find(LENGTH_COLUMN)
+    lines: dict[str, int] = {}
+    scores: dict[str, float] = {}
+    lengths: dict[str, int] = {}
+    for row in table.rows(id_place, score_place, length_place):
+        contig = row.cells[id_place]
+        length = "" if length_place is None else row.cells[length_place]
+        if table.is_ours and not length and contig in lines:
+            continue  # a skipped record with the id of another one
+        if is_new_id(contig, row, lines, problems):
+            score = _score(row.cells[score_place])
+            if score is None:
+                what = f"score {shown(row.cells[score_place])!r} is not a number from -{MOST_SCORE:g} to {MOST_SCORE:g}"
+                problems.add(row.line, what, "write a number, or leave it empty", sequence_id=contig)
+            scores[contig] = math.nan if score is None else score
+            if length.isdecimal():
+                length_nt = whole_number(length)
+                if length_nt is None:
+                    problems.add(
+                        row.line, f"length {shown(length)!r} is not a number of nucleotides", "write a smaller one"
+                    )
+                lengths[contig] = length_nt or UNKNOWN_NT
+    problems.raise_if_any()
+    if not lines:
+        problems.refuse(None, "no contig after its header", "give it a line a contig")
+    manifest = _manifest_of(path) if table.is_ours else None
+    stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+    return ScoreTable(
+        path=path,
+        name=name or (stem if manifest is None else str(manifest.models["classifier"]["name"])),
+        scores=scores,
+        lengths_nt=lengths,
+        threshold=None if manifest is None else float(manifest.output_settings["threshold"]),
+    )
+
+
+def join(table: ScoreTable, known: KnownContigs, truth: Path) -> JoinedScores:
+    """Look up the score of every contig of the truth; raise if none is in the table or none has a score."""
+    missing = [contig for contig in known.contigs if contig not in table.scores]
+    if len(missing) == len(known):
+        there, here = (printable(next(iter(ids))) for ids in (table.scores, known.contigs))
+        what = f"none of its {len(table.scores):,} contigs (such as {there}) is in {truth} (such as {here})"
+        remedy = "ids must match exactly: name the column of ids with --id-column"
+        raise BadInputError([InputProblem(str(table.path), None, what, remedy)])
+    scores_C = np.array([table.scores.get(contig, math.nan) for contig in known.contigs])
+    if np.isnan(scores_C).all():
+        what = "it has no score for any contig of the truth"
+        raise BadInputError(
+            [InputProblem(str(table.path), None, what, "name the column of scores with --score-column")]
+        )
+    lengths = [
+        length or table.lengths_nt.get(contig, UNKNOWN_NT)
+        for contig, length in zip(known.contigs, known.lengths_nt_C.tolist(), strict=True)
+    ]
+    return JoinedScores(
+        known=replace(known, lengths_nt_C=np.array(lengths, dtype=np.int64)),
+        scores_C=scores_C,
+        not_in_table=missing,
+        not_in_truth=len(table.scores) - (len(known) - len(missing)),
+    )
+
+
+def _score(text: str) -> float | None:
+    """Return a score, NaN for an empty cell; None if the text is not a valid score."""
+    if text.lower() in _NO_SCORE:
+        return math.nan
+    try:
+        score = float(text)
+    except ValueError:
+        return None
+    return score if abs(score) <= MOST_SCORE else None
+
+
+def _manifest_of(path: Path) -> PredictionManifest | None:
+    """Return the manifest beside a table of ours; None if the table was copied elsewhere."""
+    layout = PredictionLayout(path.parent)
+    if path.name != layout.contigs.name or not layout.manifest.exists():
+        return None
+    return PredictionManifest.read(layout.manifest)

@@ -1,0 +1,200 @@
+"""
+The stages of a training that need torch: fit the frame classifier and the contig model, measure them, publish.
+
+The models learn from the training part; validation stops the training, calibrates and sets the threshold; test only
+measures.
+Legend: C pieces, F frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.torch import save
+
+from virnucpro import durable
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.models.classifier_files.card import (
+    CARD_NAME,
+    CONTIG_WEIGHTS_NAME,
+    WEIGHTS_NAME,
+    ClassifierCard,
+    ContigModelCard,
+    Encoder,
+    read_card,
+)
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.training.evaluation.known_contigs import KnownContigs
+from virnucpro.training.evaluation.metrics import threshold_at
+from virnucpro.training.evaluation.strata import evaluate
+from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.classifier_cards import Trained, card_values, worth_of
+from virnucpro.training.fitting.contig_training import LabelledRecords, TrainingContigs, train_contig_model
+from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier
+from virnucpro.training.fitting.model_card import card_text
+from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
+from virnucpro.training.training_run import OUTCOME_NAME
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from virnucpro.config import ModelConfig
+    from virnucpro.models.classifier import MLPClassifier
+    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
+    from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
+    from virnucpro.training.genomes.genome_split import SplitGenomes
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
+    from virnucpro.training.training_run import TrainingRun
+
+CALLED_SHARE = 0.05
+"""Share of validation's non-viral pieces that the threshold lets be called viral."""
+THRESHOLD_RULE = (
+    f"the lowest of two decimals, from 0.5 up, at which at most {CALLED_SHARE:.0%} of the validation pieces that are "
+    "not viral are called viral"
+)
+
+
+def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event | None) -> dict[str, int]:
+    """Train once both embedding runs are complete, and return the numbers of frames used."""
+    config, folder = run.config, run.layout.trained_dir
+    annotations = read_annotations(config.annotations) if config.annotations else None
+    embedded = read_embedded(run.layout, config.chunk_nt, annotations)
+    training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
+    model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
+    contig_weights, contig_outcome = train_contig_model(
+        _records(split.of_part(TRAIN)),
+        _contigs(embedded, TRAIN),
+        _contigs(embedded, VALIDATION),
+        config.contig,
+        stop=stop,
+    )
+    weights, contig_data = _tensors(model), contig_weights.to_bytes()
+    card = ClassifierCard(
+        name=config.name,
+        chunk_nt=config.chunk_nt,
+        also_chunk_nt=config.also_chunk_nt,
+        dna_model=_encoder(config.dna, embedded.dna_CD.shape[1]),
+        protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
+        hidden_dim=config.classifier.hidden_dim,
+        weights_sha256=hashlib.sha256(weights).hexdigest(),
+        contig_model=ContigModelCard(weights_sha256=hashlib.sha256(contig_data).hexdigest()),
+    )
+    durable.write_bytes(folder / WEIGHTS_NAME, weights)
+    durable.write_bytes(folder / CONTIG_WEIGHTS_NAME, contig_data)
+    durable.write_bytes(folder / CARD_NAME, card.to_json().encode())
+    in_validation_C = embedded.of_part(VALIDATION)
+    scores_C = score_pieces(folder, embedded, in_validation_C)
+    threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
+    outcome_of_all = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
+    durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
+    return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
+
+
+def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
+    """Measure on the test part, and write the classifier with its cards; the card for programs comes last."""
+    config, layout = run.config, run.layout
+    embedded = read_embedded(layout, config.chunk_nt, None)
+    outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
+    evaluation = _measure(run, embedded, outcome["threshold"])
+    evaluation["other_chunks"] = {
+        str(chunk_nt): _measure(run, read_embedded(layout.with_chunks(chunk_nt), chunk_nt, None), outcome["threshold"])
+        for chunk_nt in config.also_chunk_nt
+    }
+    trained = Trained(run=run, split=split, pieces=embedded.pieces, outcome=outcome, evaluation=evaluation)
+    card = replace(read_card(layout.trained_dir), threshold=outcome["threshold"], worth=worth_of(trained))
+    for_readers = card_values(trained, threshold_rule=THRESHOLD_RULE)
+    contents = {name: (layout.trained_dir / name).read_bytes() for name in (WEIGHTS_NAME, CONTIG_WEIGHTS_NAME)}
+    contents[layout.evaluation.name] = (json.dumps(evaluation, indent=1) + "\n").encode()
+    text = card.to_json(**for_readers)
+    contents[layout.card_text.name] = card_text(json.loads(text)).encode()
+    contents[CARD_NAME] = text.encode()
+    for name, content in contents.items():
+        durable.write_bytes(layout.output_dir / name, content)
+    return [layout.output_dir / name for name in contents]
+
+
+def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> dict[str, Any]:
+    """Return the evaluation on the pieces of the test part, ready for JSON."""
+    in_test_C = embedded.of_part(TEST)
+    pieces = [embedded.pieces[number] for number in np.flatnonzero(in_test_C).tolist()]
+    known = KnownContigs(
+        contigs=[piece.name for piece in pieces],
+        is_virus_C=embedded.is_virus_C[in_test_C],
+        groups=[piece.group for piece in pieces],
+        lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
+    )
+    scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
+    return evaluate(scores_C, known, threshold=threshold, seed=run.config.seed).to_json()
+
+
+def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
+    """Return P(virus) of the chosen pieces as a prediction would score them, by the classifier in *folder*."""
+    model = load_contig_model(folder, read_card(folder))
+    chosen = np.flatnonzero(chosen_C).tolist()
+    sequence_CS = np.stack([model.features.of(encode(embedded.pieces[number].letters.encode())) for number in chosen])
+    p_virus_C = model.probabilities(
+        sequence_CS,
+        embedded.dna_CD[chosen_C],
+        embedded.protein_CE[chosen_C],
+        embedded.frames_C[chosen_C],
+        embedded.chunks_C[chosen_C],
+    )
+    return p_virus_C.astype(np.float64)
+
+
+def choose_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
+    """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets at most ``CALLED_SHARE`` pass."""
+    lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
+    return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
+
+
+def _examples(embedded: EmbeddedPieces, part: str) -> LabelledFrames:
+    """Return the frames of one part that the frame classifier may learn from."""
+    chosen_F = embedded.is_example_F & embedded.of_part(part)[embedded.piece_of_F]
+    is_virus_F = embedded.is_virus_C[embedded.piece_of_F[chosen_F]]
+    if len(set(is_virus_F.tolist())) < len((True, False)):
+        what = (
+            f"the pieces of {part} have no open frame of {'any' if not len(is_virus_F) else 'one'} label to learn from"
+        )
+        raise BadInputError([InputProblem("the input", None, what, "give more genomes, or more --pieces")])
+    return LabelledFrames(features_FD=embedded.features_FD[chosen_F], is_virus_F=is_virus_F)
+
+
+def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
+    return LabelledRecords(
+        codes=[encode(genome.letters.encode()) for genome in genomes],
+        is_virus_C=np.array([genome.is_virus for genome in genomes]),
+        groups=[genome.group for genome in genomes],
+        sources=[genome.source for genome in genomes],
+    )
+
+
+def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
+    mine_C = embedded.of_part(part)
+    pieces = [embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()]
+    return TrainingContigs(
+        codes=[encode(piece.letters.encode()) for piece in pieces],
+        is_virus_C=embedded.is_virus_C[mine_C],
+        groups=[piece.group for piece in pieces],
+        sources=[piece.source for piece in pieces],
+        dna_CD=embedded.dna_CD[mine_C],
+        protein_CE=embedded.protein_CE[mine_C],
+        frames_C=embedded.frames_C[mine_C],
+        chunks_C=embedded.chunks_C[mine_C],
+    )
+
+
+def _tensors(model: MLPClassifier) -> bytes:
+    return save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
+
+
+def _encoder(config: ModelConfig, hidden_dim: int) -> Encoder:
+    return Encoder(name=config.model_name, sha256=config.weights_sha256, hidden_dim=hidden_dim)

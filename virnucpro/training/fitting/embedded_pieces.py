@@ -1,0 +1,156 @@
+"""
+Pieces cut into chunks and open frames, joined with the frames' embeddings.
+
+Frames are cut and embedded exactly as a prediction does it, so the means over a contig's frames are what the contig
+model sees there. The frame classifier skips chunks with ambiguous letters; of records with annotated proteins it learns
+only from frames whose protein is part of one, of others from every open frame, since the coding one is not known.
+Legend: C pieces, F frames, D and E widths of DNA and protein embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.config import InputRules, SequenceKind
+from virnucpro.data.fragments import write_fragments
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import ResultError
+from virnucpro.pipeline.feature_join import RowStream, join
+from virnucpro.pipeline.frame_order import FrameOrder
+from virnucpro.run_layout import RunLayout
+from virnucpro.training.fitting.pieces import read_pieces
+from virnucpro.training.genomes.records import read_records
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from virnucpro.data.fragments import FragmentCounts
+    from virnucpro.run_layout import TrainingLayout
+    from virnucpro.training.fitting.annotations import Annotations
+    from virnucpro.training.fitting.pieces import Piece
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+_RULES = InputRules(sequence_kind=SequenceKind.DNA)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedPieces:
+    """Pieces and their embedded frames, in the order of the pieces."""
+
+    pieces: list[Piece]
+    is_virus_C: BoolArray
+    chunks_C: IntArray
+    frames_C: IntArray
+    """int64 (C,): embedded frames."""
+    dna_CD: FloatArray
+    """float32 (C, D): mean over the frames; zeros without any."""
+    protein_CE: FloatArray
+    """float32 (C, E): likewise."""
+    features_FD: FloatArray
+    """float32 (F, D + E)."""
+    piece_of_F: IntArray
+    is_example_F: BoolArray
+    """bool (F,): whether the frame classifier may learn from it."""
+
+    def of_part(self, part: str) -> BoolArray:
+        """Return which pieces are of a part, bool (C,)."""
+        return np.array([piece.part == part for piece in self.pieces])
+
+
+def cut_frames(layout: TrainingLayout, chunk_nt: int, stop: threading.Event | None = None) -> FragmentCounts:
+    """Cut the pieces of a training into chunks, and write their open frames."""
+    index = SequenceIndex.ensure([layout.pieces], layout.contig_index, unpack_dir=layout.unpacked_dir, rules=_RULES)
+    return write_fragments(
+        index,
+        chunk_nt=chunk_nt,
+        min_nt=0,
+        nucleotide=[layout.nucleotide_frames],
+        protein=[layout.protein_frames],
+        chunked=None,
+        open_frames=layout.open_frames,
+        stop=stop,
+    )
+
+
+def read_embedded(layout: TrainingLayout, chunk_nt: int, annotations: Annotations | None) -> EmbeddedPieces:
+    """Return pieces, frames and both complete embeddings, joined by the frames' ids."""
+    pieces = read_pieces(layout.pieces, layout.pieces_table)
+    order = FrameOrder(SequenceIndex.open(layout.contig_index), layout.open_frames, chunk_nt=chunk_nt, min_nt=0)
+    chunks, frames_of_chunks, features = [], [], []
+    with (
+        RowStream(RunLayout(layout.dna_dir).embeddings) as dna,
+        RowStream(RunLayout(layout.protein_dir).embeddings) as protein,
+    ):
+        for batch in order.batches():
+            names = batch.frame_ids()
+            has_both, rows = join(dna, protein, names)
+            if not has_both.all():
+                raise ResultError(layout.output_dir, f"the frame {names[int(np.argmin(has_both))]} has no embedding")
+            chunks.append(batch.chunks_per_contig)
+            frames_of_chunks.append(batch.frames_per_chunk)
+            features.append(rows)
+        dna.finish()
+        protein.finish()
+        dna_dim = dna.hidden_dim
+    chunks_C, frames_K = np.concatenate(chunks), np.concatenate(frames_of_chunks)
+    piece_of_chunks = np.repeat(np.arange(len(pieces)), chunks_C)
+    piece_of_F = np.repeat(piece_of_chunks, frames_K)
+    features_FD = np.concatenate(features)
+    frames_C = np.bincount(piece_of_F, minlength=len(pieces))
+    means = _means(features_FD, frames_C)
+    is_clear_F = np.repeat(_is_clear(pieces, chunk_nt), frames_K)
+    return EmbeddedPieces(
+        pieces=pieces,
+        is_virus_C=np.array([piece.is_virus for piece in pieces]),
+        chunks_C=chunks_C,
+        frames_C=frames_C,
+        dna_CD=np.ascontiguousarray(means[:, :dna_dim]),
+        protein_CE=np.ascontiguousarray(means[:, dna_dim:]),
+        features_FD=features_FD,
+        piece_of_F=piece_of_F,
+        is_example_F=is_clear_F & _is_annotated(layout, pieces, piece_of_F, annotations),
+    )
+
+
+def _means(features_FD: FloatArray, frames_C: IntArray) -> FloatArray:
+    """Return the mean of each piece's rows, zeros without any."""
+    means = np.zeros((len(frames_C), features_FD.shape[1]), dtype=np.float32)
+    ends = np.cumsum(frames_C)
+    for piece in np.flatnonzero(frames_C).tolist():
+        means[piece] = features_FD[ends[piece] - frames_C[piece] : ends[piece]].mean(axis=0, dtype=np.float64)
+    return means
+
+
+def _is_clear(pieces: Sequence[Piece], chunk_nt: int) -> BoolArray:
+    """Return which chunks have no ambiguous letter, bool (chunks,)."""
+    clear = []
+    for piece in pieces:
+        starts, ends = chunk_bounds(len(piece.letters), chunk_nt)
+        if piece.letters.strip("ACGT"):
+            bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+            clear += [not piece.letters[start:end].strip("ACGT") for start, end in bounds]
+        else:
+            clear += [True] * len(starts)
+    return np.array(clear)
+
+
+def _is_annotated(
+    layout: TrainingLayout, pieces: Sequence[Piece], piece_of_F: IntArray, annotations: Annotations | None
+) -> BoolArray:
+    if annotations is None:
+        return np.ones(len(piece_of_F), dtype=bool)
+    proteins = read_records(layout.protein_frames)
+    return np.array(
+        [
+            annotations.is_part(pieces[piece].accession, record.letters)
+            for piece, record in zip(piece_of_F.tolist(), proteins, strict=True)
+        ]
+    )

@@ -1,0 +1,234 @@
+"""``MODEL_CARD.md`` of a classifier, made from its ``card.json``, so that both say the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.training.genomes.genome_split import SPLITS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MEASURES = {
+    "auroc": "AUROC",
+    "auprc": "average precision",
+    "f1": "F1 at the threshold",
+    "recall_at_1_percent_false_positives": "recall at 1 % false positives",
+    "calibration_error": "calibration error",
+}
+_MOST_ACCESSIONS = 2000
+"""Accessions of a part that are listed; ``card.json`` has all."""
+_MOST_ORGANISMS = 50
+"""Organisms of a group that are listed."""
+
+
+def card_text(card: Mapping[str, Any]) -> str:
+    """Return the model card as Markdown."""
+    sections = (_head(card), _worth(card), _data(card), _training(card), _accessions(card["split"]["accessions"]))
+    return "\n".join(sections)
+
+
+def _head(card: Mapping[str, Any]) -> str:
+    dna, protein, training = card["dna_model"], card["protein_model"], card["training"]
+    return f"""# {card["name"]}
+
+{card["purpose"]}
+
+{card["worth"]}.
+
+| | |
+| --- | --- |
+| takes | contigs of any length, in chunks of {card["chunk_nt"]} nt{_also(card)}; `{dna["name"]}` \
+({dna["hidden_dim"]}) and `{protein["name"]}` ({protein["hidden_dim"]}) |
+| frame classifier | linear {dna["hidden_dim"] + protein["hidden_dim"]} to {card["hidden_dim"]}, batch norm, ReLU, \
+dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]}` |
+| contig model | {_contig_model(card)} |
+| threshold | {card["threshold"]}: {training["threshold_rule"]} |
+| date | {card["date"]} |
+| hardware | embedded on {", ".join(training["embedded_on"]) or "nothing"}; trained on {training["hardware"]} |
+| versions | {", ".join(f"{name} {number}" for name, number in card["versions"].items())} |
+"""
+
+
+def _worth(card: Mapping[str, Any]) -> str:
+    evaluation, overall = card["evaluation"], card["evaluation"]["overall"]
+    return f"""## What it is worth
+
+On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
+nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the pieces. \
+Pieces of one genome are not independent, so that the intervals are narrower than those of new genomes.
+
+What these figures are of:
+
+{_listed(evaluation["limits"])}
+The test part, by group:
+
+{_listed([_organisms(*item) for item in card["split"]["organisms"]["test"].items()])}
+{_table(["pieces", "viral", "others", *_MEASURES.values()], [_row("all", overall), *_rows(evaluation["by_length"])])}
+
+{_other_chunks(evaluation["other_chunks"])}\
+By group; one that is all viral, or has no virus, is measured against all pieces of the other kind.
+
+{_table(["group", "viral", "others", *_MEASURES.values()], _rows(evaluation["by_group"]))}
+
+Calibration, over bins of equal numbers of pieces:
+
+{_table(["pieces", "mean P(virus)", "share that is viral", "95 % interval"], _calibration(evaluation["calibration"]))}
+
+{_listed(evaluation["notes"])}"""
+
+
+def _data(card: Mapping[str, Any]) -> str:
+    data, split = card["data"], card["split"]
+    return f"""## Data
+
+{data["note"] or "The licence of the genomes is not stated."}
+
+{_table(["file", "groups", "records", "nucleotides", "sha256"], [_file(row) for row in data["files"]])}
+
+{_listed(data["notes"])}
+{_left_out(data["left_out"])}
+
+## Parts
+
+{split["rule"]} Seed {split["seed"]}; {split["clusters"]:,} clusters. The largest share of a held-out record's 21-mers \
+found in one record of another part is {split["largest_share"]:.4f}.
+
+{_table(["group", "label", *_part_columns()], _groups(split))}
+
+{card["pieces_rule"]}
+
+{card["frames_rule"]}
+"""
+
+
+def _training(card: Mapping[str, Any]) -> str:
+    training = card["training"]
+    return f"""## Training
+
+{training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
+cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of those \
+of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on validation \
+(0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of fold, the \
+letters' composition, and the means of the frames' embeddings: validation loss by what it takes \
+{_losses(training["contigs"])}; what is lower is used. Its log-odds are divided by \
+{training["contigs"]["temperature"]:.2f}, by validation, so that P(virus) means what it says. {training["repeatable"]}
+
+Command: `{training["command"]}`
+
+Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"].items())}.
+
+Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["seconds"].items())}.
+"""
+
+
+def _also(card: Mapping[str, Any]) -> str:
+    others = card.get("also_chunk_nt", ())
+    return f" (or {', '.join(map(str, others))})" if others else ""
+
+
+def _contig_model(card: Mapping[str, Any]) -> str:
+    how = card["training"]["contigs"]
+    return (
+        f"{len(how['best_epochs'])} networks that take the contig's {how['inputs']}, for {len(how['groups'])} groups "
+        f"of genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+    )
+
+
+def _losses(outcome: Mapping[str, Any]) -> str:
+    return ", ".join(f"{loss:.4f} ({inputs})" for inputs, loss in outcome["validation_losses"].items())
+
+
+def _other_chunks(measured: Mapping[str, Any]) -> str:
+    columns = ["pieces", "viral", "others", *_MEASURES.values()]
+    texts = []
+    for chunk_nt, one in measured.items():
+        rows = [_row("all", one["overall"]), *_rows(one["by_length"])]
+        texts.append(f"The same pieces in chunks of {chunk_nt} nt:\n\n{_table(columns, rows)}\n\n")
+    return "".join(texts)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _rows(strata: Mapping[str, Any]) -> list[list[str]]:
+    return [_row(name, stratum) for name, stratum in strata.items()]
+
+
+def _row(name: str, stratum: Mapping[str, Any]) -> list[str]:
+    counts = [f"{stratum['viral']:,}", f"{stratum['others']:,}"]
+    return [name, *counts, *(_interval(stratum[measure]) for measure in _MEASURES)]
+
+
+def _interval(measured: Mapping[str, float | None] | None) -> str:
+    if measured is None or measured["value"] is None:
+        return ""
+    if measured["low"] is None or measured["high"] is None:
+        return f"{measured['value']:.3f}"
+    return f"{measured['value']:.3f} ({measured['low']:.3f} to {measured['high']:.3f})"
+
+
+def _calibration(bins: list[Mapping[str, Any]] | None) -> list[list[str]]:
+    return [
+        [
+            f"{one['contigs']:,}",
+            f"{one['mean_score']:.3f}",
+            f"{one['viral_share']:.3f}",
+            f"{one['low']:.3f} to {one['high']:.3f}",
+        ]
+        for one in bins or []
+    ]
+
+
+def _file(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"`{row['file']}`",
+        ", ".join(row["groups"]),
+        f"{row['records']:,}",
+        f"{row['nucleotides']:,}",
+        f"`{row['sha256']}`",
+    ]
+
+
+def _part_columns() -> list[str]:
+    return [f"{part}: organisms, clusters, nt, pieces" for part in SPLITS]
+
+
+def _groups(split: Mapping[str, Any]) -> list[list[str]]:
+    return [_group(name, row, split["organisms"]) for name, row in split["groups"].items()]
+
+
+def _group(name: str, row: Mapping[str, Any], organisms: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
+    cells = [
+        f"{len(organisms[part].get(name, ())):,}, "
+        + ", ".join(f"{row[part][what]:,}" for what in ("clusters", "nucleotides", "pieces"))
+        for part in SPLITS
+    ]
+    return [name, row["label"], *cells]
+
+
+def _organisms(group: str, names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_ORGANISMS:,} more" if len(names) > _MOST_ORGANISMS else ""
+    return f"{group}: {', '.join(names[:_MOST_ORGANISMS])}{more}"
+
+
+def _left_out(accessions: list[str]) -> str:
+    if not accessions:
+        return "No genome was left out."
+    names = ", ".join(accessions)
+    return f"{len(accessions):,} records were left out as relatives of the genomes of --leave-out: {names}."
+
+
+def _listed(sentences: list[str]) -> str:
+    return "".join(f"- {sentence}.\n" for sentence in sentences)
+
+
+def _accessions(parts: Mapping[str, list[str]]) -> str:
+    texts = []
+    for part, names in parts.items():
+        more = f" and {len(names) - _MOST_ACCESSIONS:,} more" if len(names) > _MOST_ACCESSIONS else ""
+        texts.append(f"{part} ({len(names):,}): {', '.join(names[:_MOST_ACCESSIONS])}{more}")
+    return "\n\n".join(["## Accessions", *texts]) + "\n"

@@ -1,0 +1,219 @@
+"""
+Contigs to train on: pieces cut at random positions of genomes, as an assembly would leave them.
+
+Half of the pieces are viral. A label's pieces come from its groups by weight, a group's from its genomes by the root of
+their size, a genome's from its records by size. Lengths are drawn from a few; a shorter record is one whole piece.
+Either strand. A piece with too many ambiguous letters is dropped and another one drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.training.genomes.label_table import NAMES, VIRUS
+from virnucpro.training.genomes.records import read_records
+from virnucpro.training.genomes.related import reverse_complement
+from virnucpro.training.training_settings import SHORTEST_NT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from virnucpro.training.genomes.labelled_genomes import LabelledGenome
+
+MOST_AMBIGUOUS = 0.02
+"""Largest share of a piece's letters other than A, C, G and T."""
+_DRAWS_PER_PIECE = 50
+"""Attempts per piece after which a label's genomes count as used up."""
+COLUMNS = ("piece", "part", "label", "group", "genome", "accession", "start", "end", "strand")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceRules:
+    """How pieces are drawn."""
+
+    lengths_nt: Mapping[int, float]
+    """Nucleotides -> relative frequency."""
+    group_weights: Mapping[str, float]
+    """Group -> relative share of its label's pieces; by default the root of its nucleotides."""
+    most_coverage: float
+    """A genome's letters are used at most so many times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A contig to train or measure on."""
+
+    name: str
+    part: str
+    """train, validation or test."""
+    is_virus: bool
+    group: str
+    source: str
+    accession: str
+    start: int
+    """0-based, in the record."""
+    end: int
+    strand: str
+    """``+`` or ``-``."""
+    letters: str
+
+    def line(self) -> str:
+        cells = (
+            self.name,
+            self.part,
+            NAMES[self.is_virus],
+            self.group,
+            self.source,
+            self.accession,
+            self.start,
+            self.end,
+            self.strand,
+        )
+        return "\t".join(map(str, cells)) + "\n"
+
+
+def cut_pieces(
+    genomes: Sequence[LabelledGenome], count: int, rules: PieceRules, *, part: str, seed: int
+) -> list[Piece]:
+    """
+    Cut pieces of one part's genomes: as many viral pieces as others, in a random order.
+
+    *count* is for both labels; fewer come out where ``most_coverage`` is reached.
+    """
+    random = np.random.default_rng([seed, *part.encode()])
+    both = [
+        _pieces_of([g for g in genomes if g.is_virus is label], count // 2, rules, random) for label in (True, False)
+    ]
+    as_many = min(map(len, both))
+    drawn = [piece for pieces in both for piece in pieces[:as_many]]
+    order = random.permutation(len(drawn)).tolist()
+    return [_named(drawn[at], f"{part}_{number:06d}", part) for number, at in enumerate(order, start=1)]
+
+
+def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[str, float]:
+    """Return each group's share of one label's pieces."""
+    num_nt: Counter[str] = Counter()
+    for genome in genomes:
+        num_nt[genome.group] += len(genome.letters)
+    weights = {group: rules.group_weights.get(group, num_nt[group] ** 0.5) for group in sorted(num_nt)}
+    total = sum(weights.values())
+    return {group: weight / total for group, weight in weights.items()} if total else {}
+
+
+class _Group:
+    """The genomes of a group, and how many more nucleotides may be cut from each."""
+
+    def __init__(self, genomes: Sequence[LabelledGenome], rules: PieceRules) -> None:
+        self.records: dict[str, list[LabelledGenome]] = {}
+        for genome in genomes:
+            if len(genome.letters) >= SHORTEST_NT:
+                self.records.setdefault(genome.source, []).append(genome)
+        sizes = {name: sum(len(record.letters) for record in records) for name, records in self.records.items()}
+        self.names = sorted(sizes)
+        self._room_nt = {name: rules.most_coverage * sizes[name] for name in self.names}
+        self._weights = np.array([sizes[name] ** 0.5 for name in self.names])
+
+    @property
+    def is_used_up(self) -> bool:
+        return not self._weights.any()
+
+    def draw(self, length_nt: int, random: np.random.Generator) -> tuple[LabelledGenome, int, int]:
+        """Return a record, and start and end of a piece of it."""
+        at = int(random.choice(len(self.names), p=self._weights / self._weights.sum()))
+        records = self.records[self.names[at]]
+        lengths = np.array([len(record.letters) for record in records])
+        record = records[int(random.choice(len(records), p=lengths / lengths.sum()))]
+        length_nt = min(length_nt, len(record.letters))
+        start = int(random.integers(len(record.letters) - length_nt + 1))
+        return record, start, start + length_nt
+
+    def use(self, source: str, length_nt: int) -> None:
+        self._room_nt[source] -= length_nt
+        if self._room_nt[source] <= 0:
+            self._weights[self.names.index(source)] = 0
+
+
+def _pieces_of(
+    genomes: Sequence[LabelledGenome], count: int, rules: PieceRules, random: np.random.Generator
+) -> list[Piece]:
+    """Cut the pieces of one label, in a random order of groups."""
+    shares = group_weights(genomes, rules)
+    groups = {group: _Group([g for g in genomes if g.group == group], rules) for group in shares}
+    lengths = sorted(rules.lengths_nt)
+    length_shares = np.array([rules.lengths_nt[length] for length in lengths])
+    length_shares /= length_shares.sum()
+    pieces: list[Piece] = []
+    for _ in range(_DRAWS_PER_PIECE * count):
+        left = [group for group in shares if shares[group] and not groups[group].is_used_up]
+        if len(pieces) == count or not left:
+            break
+        weights = np.array([shares[group] for group in left])
+        group = left[int(random.choice(len(left), p=weights / weights.sum()))]
+        length_nt = lengths[int(random.choice(len(lengths), p=length_shares))]
+        record, start, end = groups[group].draw(length_nt, random)
+        letters = record.letters[start:end]
+        is_reverse = bool(random.integers(2))
+        if _num_ambiguous(letters) <= MOST_AMBIGUOUS * len(letters):
+            groups[group].use(record.source, end - start)
+            pieces.append(
+                Piece(
+                    name="",
+                    part="",
+                    is_virus=record.is_virus,
+                    group=group,
+                    source=record.source,
+                    accession=record.accession,
+                    start=start,
+                    end=end,
+                    strand="-" if is_reverse else "+",
+                    letters=reverse_complement(letters) if is_reverse else letters,
+                )
+            )
+    return pieces
+
+
+def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
+    """Write pieces as FASTA, and their origin as a table."""
+    with durable.replacing(fasta) as file:
+        file.write("".join(f">{piece.name}\n{piece.letters}\n" for piece in pieces).encode())
+    with durable.replacing(table) as file:
+        file.write(("\t".join(COLUMNS) + "\n" + "".join(piece.line() for piece in pieces)).encode())
+
+
+def read_pieces(fasta: Path, table: Path) -> list[Piece]:
+    """Read what ``write_pieces`` wrote."""
+    return list(_read_pieces(fasta, table))
+
+
+def _read_pieces(fasta: Path, table: Path) -> Iterator[Piece]:
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        for row, record in zip(rows, read_records(fasta), strict=True):
+            assert row["piece"] == record.accession
+            yield Piece(
+                name=row["piece"],
+                part=row["part"],
+                is_virus=row["label"] == VIRUS,
+                group=row["group"],
+                source=row["genome"],
+                accession=row["accession"],
+                start=int(row["start"]),
+                end=int(row["end"]),
+                strand=row["strand"],
+                letters=record.letters,
+            )
+
+
+def _named(piece: Piece, name: str, part: str) -> Piece:
+    return Piece(**{**vars(piece), "name": name, "part": part})
+
+
+def _num_ambiguous(letters: str) -> int:
+    return len(letters) - sum(map(letters.count, "ACGT"))

@@ -1,0 +1,192 @@
+"""
+Genomes with labels: read from FASTA files, labelled by the names of the files or by a table.
+
+By name: one of the words of a file's name (between ``_``, ``-`` and ``.``) is its label, and the words after it are its
+group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table: ``label_table``. Records with
+the same id and letters are kept once; those with other letters get a number after their id, and stay in one part with
+the first one.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from virnucpro.data.index.build import check_readable
+from virnucpro.data.letters import DNA_LETTERS
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.training.genomes.label_table import LABEL_WORDS, Label, read_labels
+from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.records import read_records
+from virnucpro.training.genomes.related import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from virnucpro.training.genomes.records import Record
+
+SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
+"""Suffixes of FASTA files in a folder; each may be followed by .gz."""
+_SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGNORECASE)
+_OTHER_LETTER = re.compile(f"[^{DNA_LETTERS.decode()}]")
+NAME_RULE = (
+    "a name contains virus, viral or phage, or nonviral, nonvirus, host, cellular or others, as separate words "
+    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); otherwise give --labels TABLE"
+)
+
+
+@dataclass(frozen=True)
+class LabelledGenome:
+    """A record to train on: a genome or a part of one, with its label."""
+
+    accession: str
+    """Unique."""
+    source: str
+    """The genome that it belongs to."""
+    letters: str
+    """Upper case."""
+    file: str
+    group: str
+    is_virus: bool
+    organism: str = ""
+    """From the header; empty: none, or the table names the genome."""
+
+
+@dataclass(frozen=True)
+class LabelledInput:
+    """All records, and notes for the user on how they were read."""
+
+    genomes: list[LabelledGenome]
+    notes: list[str]
+
+
+def files_of(inputs: Sequence[Path]) -> list[Path]:
+    """Return the files of the input: a folder stands for its FASTA files, sorted by name."""
+    files: list[Path] = []
+    for path in inputs:
+        if path.is_dir():
+            inside = sorted(one for one in path.iterdir() if one.is_file() and _is_fasta(one.name))
+            if not inside:
+                what = f"a folder without FASTA files ({', '.join(SUFFIXES)}, plain or .gz)"
+                raise BadInputError([InputProblem(str(path), None, what, "give another, or the files themselves")])
+            files += inside
+        else:
+            files.append(path)
+    twice = [name for name, count in Counter(path.resolve() for path in files).items() if count > 1]
+    if twice:
+        raise BadInputError([InputProblem(str(twice[0]), None, "the file is given twice", "give it once")])
+    return files
+
+
+def check_files(inputs: Sequence[Path], *others: Path | None) -> None:
+    """Raise unless every file of a training can be opened, long before it is read."""
+    check_readable([*files_of(inputs), *(path for path in others if path is not None)])
+
+
+def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledInput:
+    """Read every record with its label, from *table* or, if None, from the files' names."""
+    labels = None if table is None else read_labels(table)
+    by_name = {path: label_of_name(path) for path in files} if labels is None else {}
+    genomes: list[LabelledGenome] = []
+    problems: list[InputProblem] = []
+    for path in files:
+        for record in _records(path):
+            label = by_name[path] if labels is None else labels.of(record.accession, path)
+            if label is None:
+                what, remedy = f"no line of {table} is for this record", "add a line with its accession, or its file"
+                problems.append(InputProblem(str(path), record.line, what, remedy, record.accession))
+            else:
+                genomes.append(_labelled(record, label, path))
+    if labels is not None:
+        problems = [*labels.unused(), *problems]
+    if problems:
+        more = len(problems) > BadInputError.MAX_PROBLEMS
+        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    _refuse_groups_of_both_labels(genomes, str(table or files[0]))
+    return _each_once(genomes, str(table or files[0]))
+
+
+def label_of_name(path: Path) -> Label:
+    """Return the label in a file's name; raise if it has none, or both."""
+    stem = _SUFFIX.sub("", path.name)
+    words = re.sub(r"non[\W_]+(?=vir)", "non", stem.lower())
+    parts = [word for word in re.split(r"[\W_]+", words) if word]
+    labels = [(place, LABEL_WORDS[word]) for place, word in enumerate(parts) if word in LABEL_WORDS]
+    if not labels or len({label for _, label in labels}) > 1:
+        what = "the file's name has no label" if not labels else "the file's name has both labels"
+        raise BadInputError([InputProblem(str(path), None, what, NAME_RULE)])
+    place, is_virus = labels[0]
+    group = "_".join(parts[place + 1 :]) or "_".join(parts)
+    return Label(is_virus=is_virus, group=group)
+
+
+def _records(path: Path) -> list[Record]:
+    try:
+        records = read_records(path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or "not a FASTA file, plain or gzip"
+        raise BadInputError([InputProblem(str(path), None, what, "give files of genomes")]) from error
+    problems = []
+    for record in records:
+        odd = _OTHER_LETTER.search(record.letters)
+        if not record.accession or odd is not None:
+            what = f"the letter {odd[0]!r} is not a DNA letter" if odd is not None else "a header without an accession"
+            problems.append(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
+    if problems:
+        more = len(problems) > BadInputError.MAX_PROBLEMS
+        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    return records
+
+
+def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
+    return LabelledGenome(
+        accession=record.accession,
+        source=label.genome or source_of(record),
+        letters=record.letters,
+        file=path.name,
+        group=label.group,
+        is_virus=label.is_virus,
+        organism="" if label.genome else organism_of(record.description),
+    )
+
+
+def _refuse_groups_of_both_labels(genomes: Sequence[LabelledGenome], where: str) -> None:
+    labels: dict[str, bool] = {}
+    for genome in genomes:
+        if labels.setdefault(genome.group, genome.is_virus) != genome.is_virus:
+            what = f"the group {genome.group} holds viral genomes and others"
+            remedy = "give the two kinds groups of different names"
+            raise BadInputError([InputProblem(where, None, what, remedy, genome.accession)])
+
+
+def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
+    """Keep records of one id and the same letters once; number those of other letters."""
+    kept: dict[str, LabelledGenome] = {}
+    copies, renamed = 0, []
+    for genome in genomes:
+        name, number = genome.accession, 1
+        while name in kept and kept[name].letters != genome.letters:
+            number += 1
+            name = f"{genome.accession}#{number}"
+        first = kept.get(genome.accession, genome)
+        if first.is_virus != genome.is_virus:
+            what = "records of this accession have both labels"
+            raise BadInputError([InputProblem(where, None, what, "label them alike, or rename one", genome.accession)])
+        if name in kept:
+            copies += 1
+        else:
+            kept[name] = replace(genome, accession=name, source=first.source)
+            renamed += [name] * (number > 1)
+    notes = [f"identical records, used once: {copies:,}"] * bool(copies)
+    if renamed:
+        names = ", ".join(renamed[:5]) + (", ..." if len(renamed) > 5 else "")
+        notes.append(f"records that share an accession but differ, renamed with a number: {names}")
+    return LabelledInput(list(kept.values()), notes)
+
+
+def _is_fasta(name: str) -> bool:
+    return name.lower().removesuffix(".gz").endswith(SUFFIXES)
