@@ -6,8 +6,8 @@ from contextvars import ContextVar
 
 from flows.progress import ProgressArtifacts
 from virnucpro.telemetry.metrics_options import MetricsOptions
-from virnucpro.telemetry.progress import PlainView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import PlainView
 
 
 class _Lines(PlainView):

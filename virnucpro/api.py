@@ -27,8 +27,8 @@ from virnucpro.settings import EmbeddingSettings, PredictionSettings
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
 from virnucpro.telemetry.metrics_options import metrics_options
-from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ import virnucpro
 from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
 from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
-from virnucpro.telemetry.progress import StandardError
+from virnucpro.telemetry.show.progress import StandardError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -22,8 +22,8 @@ from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry import wording
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show import wording
 
 
 class Listener:

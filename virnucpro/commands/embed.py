@@ -17,7 +17,7 @@ from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
-from virnucpro.telemetry.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.run_result import RunResult

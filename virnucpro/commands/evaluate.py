@@ -27,7 +27,7 @@ from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import DEFAULT_CLASSIFIER, PredictionSettings
-from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.known_contigs import read_truth
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES

@@ -18,7 +18,7 @@ from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction_result import PredictionResult

@@ -12,8 +12,8 @@ from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.pipeline.device_claim import claim_devices
 from virnucpro.telemetry.metrics_options import metrics_options
-from virnucpro.telemetry.progress import terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import terminal_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

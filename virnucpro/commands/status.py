@@ -13,7 +13,7 @@ from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
 from virnucpro.store.manifest import PredictionManifest, RunManifest
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
 from virnucpro.settings import TrainingSettings
-from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import configure_training
 

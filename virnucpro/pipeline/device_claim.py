@@ -19,7 +19,7 @@ import structlog
 from virnucpro.errors import StoppedError, printable
 from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import DeviceChoice, choose_devices
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

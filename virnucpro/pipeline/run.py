@@ -21,8 +21,8 @@ from virnucpro.pipeline.result_form import remove_unfinished_results
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import read_manifest
 from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.store.run_holder import holder_of
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.snapshot import RankState
 from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
 

@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from virnucpro.telemetry import wording
-from virnucpro.telemetry.bars import Screen, lines_of
-from virnucpro.telemetry.terminal import Terminal
+from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.show.bars import Screen, lines_of
+from virnucpro.telemetry.show.terminal import Terminal
 
 if TYPE_CHECKING:
     import threading

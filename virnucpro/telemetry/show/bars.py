@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.snapshot import RankState
 
 if TYPE_CHECKING:
