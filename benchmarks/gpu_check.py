@@ -567,7 +567,7 @@ def cannot_compare_utilisation() -> str:
 
 def sampled_utilisation(device: torch.device, *, seconds: float) -> tuple[list[float], list[float]]:
     """Compute and rest by turns; return the utilisation, 0 to 1, by ``GpuMonitor`` and by nvidia-smi, in samples."""
-    from virnucpro.telemetry.gpu_monitor import GpuMonitor  # noqa: PLC0415  needs pynvml
+    from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor  # noqa: PLC0415  needs pynvml
 
     uuid = f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}"
     question = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]

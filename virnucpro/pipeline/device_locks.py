@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 
 from virnucpro.errors import DeviceError, OutputError
-from virnucpro.telemetry.gpu_monitor import uuids_of
+from virnucpro.telemetry.metrics.gpu_monitor import uuids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
