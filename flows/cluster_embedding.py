@@ -38,7 +38,7 @@ from virnucpro.pipeline.result_passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
 from virnucpro.this_host import host_name
 

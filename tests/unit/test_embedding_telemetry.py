@@ -11,8 +11,8 @@ from virnucpro.telemetry import embedding_telemetry
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import entry_line
-from virnucpro.telemetry.log_reader import RunLogs
+from virnucpro.telemetry.logs.log_lines import entry_line
+from virnucpro.telemetry.logs.log_reader import RunLogs
 from virnucpro.telemetry.snapshot import RankState
 
 BLOCKS = 6

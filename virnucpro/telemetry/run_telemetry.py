@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.telemetry.log_lines import LogEntry, parse_line
+from virnucpro.telemetry.logs.log_lines import LogEntry, parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
