@@ -43,7 +43,7 @@ from virnucpro.data.reading.inbox import (
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
 from virnucpro.pipeline.run import new_run_id
 from virnucpro.store.inbox_memory import Claim, InboxMemory
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 INPUT_PARAMETERS = ("input_files", "fasta_files")
 """Names of the parameter for input files in our flows."""

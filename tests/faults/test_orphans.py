@@ -22,13 +22,13 @@ from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.worker_process import WorkerProcess
 from virnucpro.run_layout import RunLayout
-from virnucpro.store import worker_lock
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks import worker_lock
+from virnucpro.store.locks.run_lock import RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from virnucpro.store.worker_lock import hold_worker_lock
+from virnucpro.store.locks.worker_lock import hold_worker_lock
 hold_worker_lock(Path(sys.argv[1]), 3)
 print("held", flush=True)
 time.sleep(600)

@@ -21,7 +21,7 @@ from virnucpro.pipeline.devices import CPU, Device, choose_devices
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show import wording
 

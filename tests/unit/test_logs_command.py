@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.faults.command_line import run
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 
 def line(second, event, level="info", **values):

@@ -20,8 +20,8 @@ from virnucpro.pipeline.run_status import status_of
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.settings import AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.store import result_shards
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.run_lock import RunLock
 
 SHARDED, SINGLE, AUTO = ResultForm.SHARDED, ResultForm.SINGLE, ResultForm.AUTO
 ROWS_OF_SHARD = 25

@@ -25,16 +25,16 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline import run_status
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import COUNTED, PredictionManifest, RunManifest, StageRecord
-from virnucpro.store.run_holder import holder_of
-from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.snapshot import GpuSample, RankState
 from virnucpro.telemetry.status_file import StatusFile
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 with RunLock(Path(sys.argv[1]), run_id="killed"):
     print("held", flush=True)
     time.sleep(600)

@@ -28,8 +28,8 @@ from virnucpro.pipeline.unit_claims import (
     write_units,
 )
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store import lease
-from virnucpro.store.lease import ExpiryWatch, Lease
+from virnucpro.store.locks import lease
+from virnucpro.store.locks.lease import ExpiryWatch, Lease
 
 LEASE_S = 1.5
 

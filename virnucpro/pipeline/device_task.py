@@ -33,8 +33,8 @@ from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
-from virnucpro.store.lease import Lease
-from virnucpro.store.worker_lock import taking_part
+from virnucpro.store.locks.lease import Lease
+from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
-from virnucpro.store.lease import LEASE_S, ExpiryWatch, Lease, read_lease
+from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.this_host import host_name

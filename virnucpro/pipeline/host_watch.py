@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.store.lease import ExpiryWatch, read_lease
+from virnucpro.store.locks.lease import ExpiryWatch, read_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

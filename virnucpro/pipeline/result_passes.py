@@ -29,7 +29,7 @@ from virnucpro.pipeline.result_validation import ShardProof
 from virnucpro.pipeline.result_writer import StoredRows
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, numbers_in, read_units, write_units
 from virnucpro.run_layout import ShardedLayout, UnitsLayout
-from virnucpro.store.lease import LEASE_S, Lease
+from virnucpro.store.locks.lease import LEASE_S, Lease
 from virnucpro.store.manifest import read_object
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.this_host import host_name

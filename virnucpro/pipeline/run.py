@@ -19,8 +19,8 @@ from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsCh
 from virnucpro.pipeline.disk_space import release
 from virnucpro.pipeline.result_form import remove_unfinished_results
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import read_manifest
-from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
 

@@ -6,7 +6,7 @@ unit is done at least once, normally exactly once.
 
 - A claim is a file linked to its name from a private one, which succeeds once, on NFS too.
 - A unit is marked done once its blocks are durable; the mark is a hint, the parts on disk decide.
-- An owner renews a lease (``virnucpro.store.lease``). Claims of an expired owner are taken over by an idle one: the old
+- An owner renews a lease (``store.locks.lease``). Claims of an expired owner are taken over by an idle one: the old
   claim is renamed to a private name, which again succeeds once, and a new one is made.
 
 Units shrink towards the end of the plan, so that fast and slow devices finish together. No model, framework or
@@ -31,7 +31,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch
+from virnucpro.store.locks.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch
 from virnucpro.store.manifest import read_object
 from virnucpro.this_host import host_name
 

@@ -20,7 +20,7 @@ import structlog
 
 from virnucpro.errors import RunLockedError
 from virnucpro.run_folders import read_bytes
-from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch, Lease, lease_bytes
+from virnucpro.store.locks.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch, Lease, lease_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:

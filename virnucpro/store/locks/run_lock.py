@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Self
 from virnucpro import failpoints, run_folders
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.lease import LEASE_S
-from virnucpro.store.lease_lock import LeaseLock
-from virnucpro.store.worker_lock import NO_LOCKS, end_orphans, forget_workers
+from virnucpro.store.locks.lease import LEASE_S
+from virnucpro.store.locks.lease_lock import LeaseLock
+from virnucpro.store.locks.worker_lock import NO_LOCKS, end_orphans, forget_workers
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
