@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
+from virnucpro.calls.feature_join import RowStream, join
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.feature_join import RowStream, join
 
 IDS = [f"c_chunk_{n}F1" for n in range(1, 8)]
 

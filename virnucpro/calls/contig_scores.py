@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import CONTIGS_AT_ONCE
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES
-from virnucpro.pipeline.feature_join import RowStream, join
-from virnucpro.pipeline.frame_order import CONTIGS_AT_ONCE
-from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from virnucpro.calls.frame_order import FrameOrder
     from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.models.contigs.sequence_features import SequenceFeatures
-    from virnucpro.pipeline.frame_order import FrameOrder
     from virnucpro.run_layout import PredictionLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]

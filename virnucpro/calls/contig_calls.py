@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.errors import ResultError, StoppedError
-from virnucpro.pipeline.chunk_scores import ChunkScores
-from virnucpro.pipeline.contig_rule import score_contigs
-from virnucpro.pipeline.contig_scores import SHORTEST_WORD_NT
-from virnucpro.pipeline.model_scores import ModelScores
-from virnucpro.pipeline.viral_regions import (
+from virnucpro.calls.chunk_scores import ChunkScores
+from virnucpro.calls.contig_rule import score_contigs
+from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
+from virnucpro.calls.model_scores import ModelScores
+from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
     bed_lines,
@@ -31,15 +30,16 @@ from virnucpro.pipeline.viral_regions import (
     track_intervals,
     viral_runs,
 )
+from virnucpro.errors import ResultError, StoppedError
 from virnucpro.store.contig_table import Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
+    from virnucpro.calls.model_scores import ScoresOfBatch
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.frame_order import ContigBatch, FrameOrder
-    from virnucpro.pipeline.model_scores import ScoresOfBatch
     from virnucpro.run_layout import PredictionLayout
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames.chunks import chunks_per_contig
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.pipeline.frame_order import ContigBatch, FrameOrder
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.run_layout import PredictionLayout
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]

@@ -14,19 +14,19 @@ import numpy as np
 import orjson
 
 from virnucpro import durable
+from virnucpro.calls.chunk_scores import ChunkScores
+from virnucpro.calls.feature_join import RowStream, join
 from virnucpro.errors import StoppedError, WeightsError
 from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
-from virnucpro.pipeline.chunk_scores import ChunkScores
-from virnucpro.pipeline.feature_join import RowStream, join
-from virnucpro.pipeline.sorted_lines import SortedLines
+from virnucpro.store.sorted_lines import SortedLines
 
 if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+    from virnucpro.calls.feature_join import FloatArray
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.models.classifier import Classifier
-    from virnucpro.pipeline.feature_join import FloatArray
-    from virnucpro.pipeline.frame_order import ContigBatch, FrameOrder
     from virnucpro.run_layout import PredictionLayout
 
 RESULTS_HEADER = "Sequence_ID\tPrediction\tscore1\tscore2\n"
