@@ -12,8 +12,8 @@ from prefect.task_runners import TaskRunner
 from flows.cluster import Cluster, connected, imported
 from flows.slurm import SlurmJobs
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
-from virnucpro.pipeline.cpu_workers import usable_cores
 from virnucpro.pipeline.devices import count_gpus
+from virnucpro.pipeline.hardware.cpu_workers import usable_cores
 
 _START_S = 60
 """Seconds for the first worker to appear."""

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from flows.cluster import Cluster
 from flows.runners import check_runner_allowed, runner_of, started
-from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.settings import Hardware
 

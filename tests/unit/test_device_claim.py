@@ -14,10 +14,10 @@ from tests.fake_gpus import probe_a_fake_gpu
 from tests.fake_nvml import FakeNvml
 from tests.strategies import edit_manifest
 from virnucpro.errors import SettingsChangedError, StoppedError
-from virnucpro.pipeline import device_claim
-from virnucpro.pipeline.device_claim import DeviceClaim, claim_of
-from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import CPU, Device, choose_devices
+from virnucpro.pipeline.hardware import device_claim
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_of
+from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout

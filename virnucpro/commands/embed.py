@@ -14,7 +14,7 @@ from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
 from virnucpro.telemetry.show.progress import DownloadProgress, say

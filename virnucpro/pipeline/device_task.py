@@ -22,9 +22,9 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, HostCheckError, OutputError, VirNucProError
 from virnucpro.models.registry import resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, probe_devices
-from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics

@@ -22,7 +22,7 @@ from virnucpro.calls.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.config import fingerprint
 from virnucpro.data.fragments import write_fragments
-from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts

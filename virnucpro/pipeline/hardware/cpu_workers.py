@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from virnucpro.errors import StoppedError, printable
-from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import DeviceChoice, choose_devices
+from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from virnucpro.pipeline.device_locks import DeviceHolder
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.hardware.device_locks import DeviceHolder
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 log = structlog.get_logger(__name__)
