@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.cluster import Cluster
-from flows.runners import check_runner_allowed, runner_of, started
+from flows.clusters.cluster import Cluster
+from flows.clusters.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.settings import Hardware

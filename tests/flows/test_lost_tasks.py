@@ -11,8 +11,8 @@ import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import cluster_embedding
-from flows.cluster import Cluster
 from flows.cluster_embedding import OnCluster
+from flows.clusters.cluster import Cluster
 from tests import fakes
 from tests.faults.processes import make_proteins
 from virnucpro.config import RunLimits

@@ -12,10 +12,10 @@ from prefect.logging import disable_run_logger
 from prefect.states import Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import runners
-from flows.cluster import Cluster
-from flows.ray_cluster import show_token
-from flows.runners import Runner, check_runner_allowed, runner_of
+from flows.clusters import runners
+from flows.clusters.cluster import Cluster
+from flows.clusters.ray_cluster import show_token
+from flows.clusters.runners import Runner, check_runner_allowed, runner_of
 from virnucpro.errors import ClusterLostError, ConfigurationError, HostCheckError
 
 LATE_S = 0.5

@@ -9,8 +9,8 @@ from typing import Any, cast
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner
 
-from flows.cluster import Cluster, connected, imported
-from flows.slurm import SlurmJobs
+from flows.clusters.cluster import Cluster, connected, imported
+from flows.clusters.slurm import SlurmJobs
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.devices import count_gpus
 from virnucpro.pipeline.hardware.cpu_workers import usable_cores

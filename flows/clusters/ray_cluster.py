@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from prefect.task_runners import TaskRunner
 
-from flows.cluster import Cluster, connected, imported
+from flows.clusters.cluster import Cluster, connected, imported
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.hardware.cpu_workers import usable_cores
 

@@ -16,9 +16,9 @@ from typing import Literal
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 
-from flows.cluster import Cluster, imported
-from flows.dask_cluster import dask_cluster, slurm_cluster
-from flows.ray_cluster import ray_cluster, show_token
+from flows.clusters.cluster import Cluster, imported
+from flows.clusters.dask_cluster import dask_cluster, slurm_cluster
+from flows.clusters.ray_cluster import ray_cluster, show_token
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.settings import RUNNERS
 
