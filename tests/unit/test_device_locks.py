@@ -314,6 +314,7 @@ def test_one_gpu_under_two_names_is_refused():
 
 
 def test_locks_cost_no_framework_and_no_prefect():
-    code = "import sys, virnucpro.pipeline.hardware.device_locks; print([n for n in ('torch', 'prefect') if n in sys.modules])"
+    module = "virnucpro.pipeline.hardware.device_locks"
+    code = f"import sys, {module}; print([n for n in ('torch', 'prefect') if n in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
