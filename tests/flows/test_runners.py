@@ -117,7 +117,7 @@ def test_where_all_gpus_are_taken_the_first_that_is_free_is_waited_for(cluster, 
 @pytest.mark.parametrize("ask_them", ["on_every_host", "on_a_gpu_of_every_host"])
 def test_a_scheduler_that_goes_while_hosts_are_asked_is_told_as_such_and_nobody_is_told_to_stop(cluster, ask_them):
     threading.Timer(LATE_S, lambda: setattr(cluster, "scheduler_is_there", False)).start()
-    with pytest.raises(ClusterLostError, match="the scheduler of threads is gone"):
+    with pytest.raises(ClusterLostError, match="the scheduler of threads was lost"):
         getattr(cluster, ask_them)(ask, "here", timeout_s=20)
     assert cluster.cancelled == []
 
