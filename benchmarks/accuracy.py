@@ -28,6 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 from bench_common import machine, write_result
 
+from virnucpro.calls.contig_rule import probability
 from virnucpro.models.classifier_files.card import read_card
 from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.contigs.nucleotide_codes import encode
@@ -38,7 +39,6 @@ from virnucpro.models.contigs.sequence_features import (
     composition,
     open_runs,
 )
-from virnucpro.pipeline.contig_rule import probability
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings

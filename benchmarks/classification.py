@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from bench_common import machine, spread, write_result
 
+from virnucpro.calls.classification import classify_frames
+from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.data.frames.six_frames import FRAMES
 from virnucpro.models.classifier import Classifier, MLPClassifier
 from virnucpro.models.classifier_files.card import ClassifierCard, Encoder
-from virnucpro.pipeline.classification import classify_frames
-from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.run_layout import PredictionLayout
 
 CHUNK_NT = 500

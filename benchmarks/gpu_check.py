@@ -47,7 +47,7 @@ from virnucpro.models.encoders.esm2_checkpoint import Architecture, open_checkpo
 from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention  # noqa: E402
 from virnucpro.models.kernels.plain_attention import equal_length_attention  # noqa: E402
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner  # noqa: E402
-from virnucpro.pipeline.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
+from virnucpro.pipeline.hardware.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -567,7 +567,7 @@ def cannot_compare_utilisation() -> str:
 
 def sampled_utilisation(device: torch.device, *, seconds: float) -> tuple[list[float], list[float]]:
     """Compute and rest by turns; return the utilisation, 0 to 1, by ``GpuMonitor`` and by nvidia-smi, in samples."""
-    from virnucpro.telemetry.gpu_monitor import GpuMonitor  # noqa: PLC0415  needs pynvml
+    from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor  # noqa: PLC0415  needs pynvml
 
     uuid = f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}"
     question = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]

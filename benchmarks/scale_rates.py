@@ -342,7 +342,7 @@ def _claims(folder: Path, units: int) -> dict[str, float]:
                 other.settle(unit.blocks)
             settle_s.append(clock.cpu_s)
         with Clock() as clock:
-            numbers_in(UnitsLayout(where).done_dir, afresh=True)
+            numbers_in(UnitsLayout(where).done_dir, refresh=True)
     return {
         "units": units,
         "take_ms": 1000 * statistics.median(take_s),

@@ -41,9 +41,9 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
 from virnucpro.settings import EmbeddingSettings, Monitoring
 from virnucpro.telemetry.metrics_options import MetricsOptions
-from virnucpro.telemetry.progress import TerminalView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.telemetry.terminal import Terminal
+from virnucpro.telemetry.show.progress import TerminalView
+from virnucpro.telemetry.show.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

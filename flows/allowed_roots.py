@@ -1,13 +1,11 @@
 """
 Paths that a deployment's parameters may name.
 
-Whoever may start a deployment may give it any path that the worker's user can read or write. So every path among the
-parameters must lie, once all links are resolved, under one of the worker's folders: ``VIRNUCPRO_DATA_ROOTS`` (folders,
-separated by ``:``; unset: the folder that the worker runs the flow in, which is the project's), and
-``VIRNUCPRO_MODEL_ROOTS`` for models, classifiers and weights (unset: as for data). Nothing is opened to find that out.
+Anyone who may start a deployment could name any path that the worker's user can access. So each path, links resolved,
+must lie under a folder of ``VIRNUCPRO_DATA_ROOTS`` (separated by ``:``; by default the folder of the flow), or for
+models, classifiers and weights of ``VIRNUCPRO_MODEL_ROOTS`` (by default as for data). Nothing is opened to check it.
 
-Who starts a flow in a process of their own, as ``virnucpro embed --flow`` does, could open the files without it: there
-the variables hold only where they are set.
+In a process of the user's own, as with ``virnucpro embed --flow``, the variables hold only where they are set.
 """
 
 import os
@@ -19,19 +17,13 @@ from prefect.runtime import deployment
 from virnucpro.errors import ConfigurationError, printable
 
 DATA_ROOTS = "VIRNUCPRO_DATA_ROOTS"
-"""Environment variable of the worker: folders for input, output, caches and targets of metrics."""
+"""Environment variable of the worker: folders of input, output, caches and metrics targets."""
 MODEL_ROOTS = "VIRNUCPRO_MODEL_ROOTS"
 """Likewise, for models, classifiers and weights."""
 
 
 class PathNotAllowedError(ConfigurationError):
-    """
-    A path lies outside the worker's allowed roots.
-
-    Attributes:
-        parameter: The flow's parameter.
-        path: As it was given.
-    """
+    """A path lies outside the worker's allowed roots."""
 
     def __init__(self, parameter: str, path: str, variable: str, roots: list[str]) -> None:
         self.parameter = parameter
@@ -48,16 +40,7 @@ class PathNotAllowedError(ConfigurationError):
 def check_allowed(
     *, data: dict[str, str | Iterable[str] | None], models: dict[str, str | Iterable[str] | None] | None = None
 ) -> None:
-    """
-    Refuse paths outside the allowed roots.
-
-    Args:
-        data: Parameter -> path or paths; None or empty where it was not given.
-        models: Likewise.
-
-    Raises:
-        PathNotAllowedError: One lies outside.
-    """
+    """Refuse paths outside the allowed roots; both arguments map parameter to path or paths."""
     is_deployed = deployment.id is not None
     for variable, given in ((DATA_ROOTS, data), (MODEL_ROOTS, models or {})):
         roots = allowed_roots(variable, is_deployed=is_deployed)
@@ -70,13 +53,7 @@ def check_allowed(
 
 
 def allowed_roots(variable: str, *, is_deployed: bool) -> list[str] | None:
-    """
-    Return the folders that a variable allows, links resolved; None where everything is allowed.
-
-    Args:
-        variable: ``DATA_ROOTS`` or ``MODEL_ROOTS``.
-        is_deployed: Whether the run is one of a deployment.
-    """
+    """Return the folders that *variable* allows, links resolved; None where everything is allowed."""
     setting = os.environ.get(variable)
     if setting is None and variable == MODEL_ROOTS:
         return allowed_roots(DATA_ROOTS, is_deployed=is_deployed)
@@ -86,5 +63,5 @@ def allowed_roots(variable: str, *, is_deployed: bool) -> list[str] | None:
 
 
 def is_under(path: str, roots: list[str]) -> bool:
-    """Whether a path, links resolved, is one of the folders or in one of them."""
+    """Whether a path, links resolved, is one of the folders or below one."""
     return "\0" not in path and any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)

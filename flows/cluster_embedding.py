@@ -21,9 +21,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 
-from flows.api_reach import check_api_reached
-from flows.cluster import SAY_S, Cluster
 from flows.cluster_result import result_on_hosts
+from flows.clusters.api_reach import check_api_reached
+from flows.clusters.cluster import NOTICE_S, Cluster
 from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
@@ -38,7 +38,7 @@ from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
 from virnucpro.this_host import host_name
 
@@ -144,7 +144,7 @@ class OnCluster(Executor):
             self._warn_of_unserved(hosts)
             for rank in range(self._run.world_size):
                 self._submit(rank)
-            say_s: float | None = time.monotonic() + SAY_S
+            say_s: float | None = time.monotonic() + NOTICE_S
             try:
                 while (self._running or self._later) and not self._is_done():
                     self._cluster.look()

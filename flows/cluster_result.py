@@ -16,7 +16,7 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 
-from flows.cluster import Cluster
+from flows.clusters.cluster import Cluster
 from virnucpro.errors import printable
 from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
 from virnucpro.pipeline.run_preparation import PreparedRun

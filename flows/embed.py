@@ -32,8 +32,8 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.registry import is_path
-from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.stages import EmbeddingJob

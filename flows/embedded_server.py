@@ -1,8 +1,8 @@
 """
-A Prefect server for the time of one command, where the user has configured none.
+A Prefect server for one command, where none is configured.
 
-Prefect starts one by itself, but in our process group: Ctrl-C in a terminal would end it before the flow has said how
-it went, and a kill would leave it behind. This one has a session of its own and ends with us, however we end.
+Prefect's own ephemeral server shares our process group: Ctrl-C would end it before the flow reports its end, and a kill
+would orphan it. This one has its own session and ends with us, however we end.
 """
 
 import ctypes
@@ -33,17 +33,12 @@ class ServerError(VirNucProError):
 
 @contextmanager
 def prefect_api() -> Iterator[None]:
-    """
-    Make sure that there is an API: the configured one, or a server of our own until the block ends.
-
-    Raises:
-        ServerError: The server did not answer in ``PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS``.
-    """
+    """Ensure that there is an API: the configured one, or our own server until the block ends."""
     if PREFECT_API_URL.value():
         yield
         return
     settings = get_current_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)  # without it the server cannot make its database
+    settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
     port = _free_port()
     server = subprocess.Popen(
         [
@@ -53,7 +48,7 @@ def prefect_api() -> Iterator[None]:
         ],
         env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
         start_new_session=True,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  the main thread starts it, before there are others
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread yet
     )
     try:
         url = f"http://127.0.0.1:{port}/api"
@@ -71,11 +66,7 @@ def prefect_api() -> Iterator[None]:
 
 
 def _show_warnings_only() -> None:
-    """
-    Let the terminal have Prefect's warnings in the form of the command's own lines, and nothing else of Prefect's.
-
-    What it says of runs and tasks, and above all where to look at them, is of a server that ends with the command.
-    """
+    """Show only Prefect's warnings on the terminal: its links lead to a server that ends with the command."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler):
             handler.addFilter(lambda record: record.levelno >= logging.WARNING)

@@ -1,17 +1,16 @@
 """
-The devices of a flow run: waited for when they are needed, and kept by a prediction over both embedding runs.
+The devices of a flow run: awaited when needed, and kept by a prediction over both embedding runs.
 
-The parameters of the flow ``embed`` within ``predict`` are those of any run; that its devices are held already, or that
-its cluster is there, stands here.
+Context variables tell the flow ``embed`` within ``predict`` that its devices are held or its cluster is connected.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.cluster import Cluster
-from flows.runners import check_runner_allowed, runner_of, started
-from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
+from flows.clusters.cluster import Cluster
+from flows.clusters.runners import check_runner_allowed, runner_of, started
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
 from virnucpro.pipeline.host_run import device_tasks
 from virnucpro.settings import Hardware
 
@@ -22,16 +21,10 @@ _CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
 @contextmanager
 def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[DeviceClaim]:
     """
-    Yield what this flow run computes on: devices of its own or of the flow run around it, or a cluster's.
+    Yield the devices of this flow run: its own, those of the prediction around it, or a cluster's.
 
     Args:
-        hardware: Which.
-        check: Called before the wait for a cluster, which may take hours; raises what would be found
-            out only then.
-
-    Raises:
-        DeviceError: A device that is not there.
-        ConfigurationError: A cluster that is not there.
+        check: Called before a cluster is requested, which may take hours; raises what would otherwise fail only then.
     """
     if (kept_claim := _KEPT.get()) is not None:
         yield kept_claim
@@ -53,7 +46,7 @@ def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[De
 
 
 def cluster_here() -> Cluster | None:
-    """Return the cluster of this flow run, or None where its devices are this machine's."""
+    """Return the cluster of this flow run, None when it uses this machine's devices."""
     return _CLUSTER.get()
 
 

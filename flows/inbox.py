@@ -1,10 +1,9 @@
 """
-A folder that is watched by a schedule: every new file in it becomes one run of another deployment.
+A scheduled scan of a folder: every new file becomes one run of another deployment.
 
-The scan computes nothing itself. It takes every content exactly once, whatever its name, over restarts of scan, worker
-and server: see ``virnucpro.store.inbox_memory``. It moves nothing, so the run reads the file where it lies, when the
-run's turn has come: leave a file there until its run has ended. The runs are on their own; cancelling the scan ends
-none of them.
+Every content is taken once, whatever its name, across restarts of scan, worker and server (see
+``virnucpro.store.inbox_memory``). Nothing is moved, so a file must stay until its run has ended. The runs are
+independent of the scan.
 """
 
 import shlex
@@ -44,18 +43,18 @@ from virnucpro.data.reading.inbox import (
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
 from virnucpro.pipeline.run import new_run_id
 from virnucpro.store.inbox_memory import Claim, InboxMemory
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 INPUT_PARAMETERS = ("input_files", "fasta_files")
-"""What the flows that we know call their list of files."""
+"""Names of the parameter for input files in our flows."""
 MAX_ROWS = 1000
-"""Rows of the artifact; the log has every file."""
+"""Most rows of the artifact; the log has every file."""
 _RUNS_ASKED = 200
-"""Runs whose state is asked for at once: the server's own limit."""
+"""Runs in one query: the server's limit."""
 _FAILED = [StateType.FAILED, StateType.CRASHED, StateType.CANCELLED]
 
 _ORDER = ["taken", "waits", "left for later", "skipped", "failed before", "taken before"]
-"""What becomes of files, in the order of the table."""
+"""States of files, in the order of the table."""
 
 
 @flow(name="predict-inbox", flow_run_name="inbox {inbox_dir}", persist_result=False, validate_parameters=True)
@@ -81,8 +80,8 @@ def predict_inbox(
             that was taken is not run again because they changed.
         patterns: Only files whose names match one of these are looked at, letter case aside.
         subfolders: Look into folders of the inbox, too.
-        settle_seconds: Seconds for which nothing about a file must have changed; until then it is left for later.
-        max_runs: Runs that one scan starts at the most, the oldest files first; the next scan goes on.
+        settle_seconds: Seconds for which a file must be unchanged; until then it is left for later.
+        max_runs: Most runs that one scan starts, oldest files first; the next scan continues.
     """
 
     def scan() -> State[Any]:
@@ -108,13 +107,13 @@ def predict_inbox(
                     arrived, left, max_runs=max_runs
                 )
         except RunLockedError as error:
-            return Completed(message=f"another scan is at work, nothing was taken: {error.holder}")
+            return Completed(message=f"another scan is running, nothing was taken: {error.holder}")
 
     return ended(scan)
 
 
 class _Scan:
-    """What one scan does with the files it found."""
+    """One scan of the files found."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class _Scan:
         self.rows: list[dict[str, str]] = []
         self.counts: Counter[str] = Counter()
         self.before: list[tuple[Path, Claim]] = []
-        """Files whose content was taken by an earlier scan."""
+        """Files taken by an earlier scan."""
         self.refusal: ConfigurationError | None = None
 
     def take(self, arrived: list[ArrivedFile], left: list[SkippedFile], *, max_runs: int) -> State[Any]:
@@ -171,14 +170,14 @@ class _Scan:
             try:
                 self._start(file, claim)
             except ConfigurationError as error:
-                self.refusal = error  # it would be that of the other files, too
+                self.refusal = error  # the same for all other files
             else:
                 self._row(file.path, "taken", claim.run_folder)
                 return
         self._row(file.path, "waits")
 
     def _look_at_earlier_runs(self) -> None:
-        """Say at each scan which files were taken before, and of which of them the run has failed."""
+        """List the files taken before, and those whose run failed."""
         failed: dict[str, FlowRun] = {}
         ids = [UUID(claim.flow_run_id) for _, claim in self.before]
         for begin in range(0, len(ids), _RUNS_ASKED):
@@ -195,7 +194,7 @@ class _Scan:
             forget = f"rm {shlex.quote(printable(str(self.memory.path_of(claim.sha256))))}"
             why = f"{run.state_name}: {run.state.message}" if run.state and run.state.message else run.state_name
             note = (
-                f"run {run.id} ended as {printable(str(why))}; press Retry there, or to have it taken again: {forget}"
+                f"run {run.id} ended as {printable(str(why))}; press Retry there, or, to take it again, run: {forget}"
             )
             self._row(path, "failed before", note)
 
@@ -218,7 +217,7 @@ class _Scan:
         return sha256
 
     def _start(self, file: ArrivedFile, claim: Claim) -> None:
-        """Ask for the run of a claim; who asks twice gets the same run."""
+        """Create the run of a claim; a repeated request returns the same run."""
         paths = {self.input_parameter: [str(file.path.absolute())], "output_dir": str(self.root / claim.run_folder)}
         try:
             run = self.client.create_flow_run_from_deployment(

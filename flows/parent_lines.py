@@ -1,9 +1,9 @@
 """
-What the program itself logs while it runs as a flow goes where Prefect's users look.
+Sends the program's own log lines to Prefect while it runs as a flow.
 
-The library logs with structlog and knows nothing of Prefect. Here its lines become records of the standard library's
-logger ``virnucpro``, which Prefect sends to its API: because ``PREFECT_LOGGING_EXTRA_LOGGERS`` says so where our
-command runs the flow, and because of the handler added here where Prefect's own worker was there before us.
+The library logs with structlog. Here its lines become records of the logger ``virnucpro``, which Prefect sends to its
+API: through ``PREFECT_LOGGING_EXTRA_LOGGERS`` when our command runs the flow, through the handler added here when
+Prefect's worker does.
 """
 
 import logging
@@ -14,20 +14,20 @@ import structlog
 from prefect.logging.handlers import APILogHandler
 
 from virnucpro.errors import VirNucProError
-from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.logs.log_lines import log_sentence
 
 _OF_PREFECT = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
-"""Loggers of Prefect that write how runs and tasks end."""
+"""Prefect's loggers for the end of runs and tasks."""
 
 
 def send_lines_to_prefect() -> None:
-    """Let Prefect have the lines of this process from INFO on; called when a flow begins."""
+    """Send the lines of this process from INFO on to Prefect; called at the start of a flow."""
     logger = logging.getLogger("virnucpro")
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
         logger.addHandler(APILogHandler())
     for name in _OF_PREFECT:
-        logging.getLogger(name).addFilter(_without_our_tracebacks)  # the same one is added once
+        logging.getLogger(name).addFilter(_without_our_tracebacks)  # added once only
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -36,15 +36,15 @@ def send_lines_to_prefect() -> None:
 
 
 def log_level(name: str) -> int:
-    """Return the standard library's number of a worker's level."""
+    """Return the standard library's number of a level."""
     return logging.getLevelNamesMapping()[name.upper()]
 
 
 def _without_our_tracebacks(record: logging.LogRecord) -> bool:
-    """Keep a line of Prefect's, but no traceback of an expected error: its message is the run's, and is logged."""
+    """Keep Prefect's lines without tracebacks of expected errors, whose message is logged anyway."""
     error = record.exc_info[1] if record.exc_info else None
     if record.exc_info and (error is None or isinstance(error, VirNucProError)):
-        record.exc_info = None  # of None Prefect would log "NoneType: None"
+        record.exc_info = None  # None would be logged as "NoneType: None"
     return not (isinstance(error, VirNucProError) and "unexpected exception" in record.getMessage())
 
 

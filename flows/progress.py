@@ -16,7 +16,7 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from virnucpro.errors import printable
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.snapshot import RankSnapshot, RunSnapshot
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """
-Both flows served from one process, without a work pool: ``python -m flows.serve``, in the folder of the project.
+Serves both flows from one process, without a work pool: ``python -m flows.serve`` in the project's folder.
 
-The deployments ``embed/served`` and ``predict/served`` are there as long as it runs, and its runs are processes below
-it. For one machine and for trying out: told to go, it waits for its runs to complete, however long they take, where a
-worker (``flows.worker``) hands them back within a minute.
+The deployments ``embed/served`` and ``predict/served`` exist while it runs. For one machine and for trials: at SIGTERM
+it waits for its runs to complete, while a worker (``flows.worker``) hands them back within a minute.
 """
 
 from prefect import serve
@@ -12,11 +11,10 @@ from flows.embed import embed
 from flows.predict import predict
 
 NAME = "served"
-"""Of both deployments."""
 
 
 def main() -> None:
-    """Serve until told to stop (SIGTERM, Ctrl-C)."""
+    """Serve until SIGTERM or Ctrl-C."""
     serve(embed.to_deployment(NAME), predict.to_deployment(NAME))  # type: ignore[arg-type]  # no loop runs here
 
 

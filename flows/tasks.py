@@ -28,7 +28,7 @@ from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.stages import StageRunner
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.logs.log_lines import log_sentence
 
 Outcome = TypeVar("Outcome")
 

@@ -1,4 +1,4 @@
-"""What shows a flow run: metrics, status file, and progress in Prefect's UI."""
+"""Shows a flow run: metrics, status file, and progress in Prefect's UI."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,15 +6,15 @@ from contextvars import ContextVar
 
 from flows.progress import ProgressArtifacts
 from virnucpro.telemetry.metrics_options import MetricsOptions
-from virnucpro.telemetry.progress import PlainView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import PlainView
 
 
 class _Lines(PlainView):
-    """Lines on standard error, as without a flow: the embedded server of a command has no page to look at."""
+    """Lines on standard error, as without a flow: a command's embedded server has no UI."""
 
     def say(self, text: str) -> None:
-        """Ignore it: the flow run's log, which is shown there as well, has it."""
+        """Ignore it: the flow run's log shows the same line."""
 
 
 _CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
@@ -22,7 +22,7 @@ _CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
 
 @contextmanager
 def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
-    """Yield what shows this flow run: within another flow of ours that one's, so that a run is shown as a whole."""
+    """Yield the telemetry of this flow run, shared with an enclosing flow of ours."""
     current = _CURRENT.get()
     if current is not None:
         yield current

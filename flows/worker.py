@@ -1,11 +1,10 @@
 """
-``prefect worker start`` for process workers whose runs may stop before it goes: ``python -m flows.worker --pool NAME``.
+``prefect worker start`` for process workers that first stop their runs: ``python -m flows.worker --pool NAME``.
 
-Prefect's own process worker ends at SIGTERM within a second, kills its runs, and leaves them Running for ever. This one
-is Prefect's as well, as a child of ours. When we are told to go (SIGTERM or SIGINT: systemd, a container's end, a SLURM
-job's time limit), it is halted, so that it takes nothing new; each of its runs gets SIGTERM and stops at its next batch
-boundary; then the worker goes, and every run that has not come to its own end waits for another worker, which continues
-it. A second signal does not wait for runs.
+Prefect's process worker ends within a second of SIGTERM, kills its runs and leaves them Running. This program runs it
+as a child. On SIGTERM or SIGINT (systemd, a container's end, SLURM's time limit) the worker is suspended, so that it
+takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
+another worker, which resumes them. A second signal does not wait for runs.
 """
 
 import ctypes
@@ -26,16 +25,16 @@ from uuid import UUID
 
 import psutil
 
-from virnucpro.telemetry.target_file import remove_forgotten_targets
+from virnucpro.telemetry.metrics.target_file import remove_forgotten_targets
 
 GRACE_S = 25.0
-"""Seconds that the runs have to stop; workers of a run take ten at the most."""
+"""Seconds for the runs to stop; workers of a run take at most ten."""
 SIGNED_S = 5.0
-"""Seconds within which a worker writes its name to a run that it has taken."""
+"""Seconds within which a worker labels a run that it has taken."""
 REQUEST_TIMEOUT_S = 10.0
-"""Seconds that the API has for an answer."""
+"""Seconds to wait for the API."""
 WORKER_GRACE_S = 15.0
-"""Seconds that Prefect's worker has to go once its runs have gone."""
+"""Seconds for Prefect's worker to end after its runs."""
 RUN_ID = "PREFECT__FLOW_RUN_ID"
 _WORKER_LABEL = "prefect.worker.name"
 _PR_SET_PDEATHSIG = 1
@@ -43,29 +42,21 @@ _POLL_S = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class _ToldToGoError(BaseException):
-    """A signal has come."""
+class _StopSignal(BaseException):
+    """A signal has arrived."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """
-    Run Prefect's worker until it ends, or until we are told to go.
-
-    Args:
-        arguments: Of ``prefect worker start``.
-
-    Returns:
-        Prefect's exit code; 0 after a signal.
-    """
+    """Run Prefect's worker until it ends or a signal arrives; return its exit code, 0 after a signal."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
-        raise _ToldToGoError
+        raise _StopSignal
 
     if folder := os.environ.get("VIRNUCPRO_METRICS_TARGETS"):
-        with suppress(OSError):  # of a worker that was killed with its runs
+        with suppress(OSError):  # left by a killed worker
             remove_forgotten_targets(Path(folder))
     name = _option(arguments, "--name", "-n")
-    if name is None:  # its runs bear it
+    if name is None:  # a label of its runs
         name = f"{socket.gethostname()} {os.getpid()}"
         arguments = [*arguments, "--name", name]
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", *arguments]
@@ -73,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, leave)
     worker = subprocess.Popen(
         command,
-        start_new_session=True,  # Ctrl-C in a terminal is ours alone
+        start_new_session=True,  # Ctrl-C reaches only us
         preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread
     )
     runs: dict[str, int] = {}
@@ -81,16 +72,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         try:
             return worker.wait()
-        except _ToldToGoError:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until we know the runs
+        except _StopSignal:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the runs are known
             signalled = datetime.now(UTC)
             runs = _halt(worker.pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _say(f"stopping {len(runs)} runs at their next batch boundary; once more not to wait for them")
             _end_runs(runs)
-    except _ToldToGoError:
+    except _StopSignal:
         _say("not waiting for runs")
-        signalled = signalled or datetime.now(UTC)  # both signals may have come at once
+        signalled = signalled or datetime.now(UTC)  # both signals may arrive at once
         runs = runs or _halt(worker.pid)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -102,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _option(arguments: Sequence[str], *names: str) -> str | None:
-    """Return the value of an option of Prefect's."""
+    """Return the value of one of Prefect's options."""
     for option, value in pairwise([*arguments, ""]):
         if option in names:
             return value
@@ -116,7 +107,7 @@ def _end_with_parent() -> None:
 
 
 def _halt(worker: int) -> dict[str, int]:
-    """Halt the worker and return its runs: id -> process group; each run has a session of its own."""
+    """Suspend the worker and return its runs: id -> process group; each run has its own session."""
     runs: dict[str, int] = {}
     with suppress(psutil.Error):
         process = psutil.Process(worker)
@@ -130,7 +121,7 @@ def _halt(worker: int) -> dict[str, int]:
 
 
 def _end_runs(runs: dict[str, int]) -> None:
-    """Ask the runs to stop, and wait until they have, or until their time is over."""
+    """Send SIGTERM to the runs, and wait for their end within ``GRACE_S``."""
     for group in runs.values():
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S
@@ -139,7 +130,7 @@ def _end_runs(runs: dict[str, int]) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process does anything yet; the halted worker does not reap its children."""
+    """Whether a process still runs; the suspended worker does not reap its children."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -163,15 +154,15 @@ def _end_worker(worker: subprocess.Popen[bytes]) -> None:
 
 def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, signalled: datetime) -> None:
     """
-    Let other workers have the runs that were stopped, and take note of those that were cancelled meanwhile.
+    Make stopped runs available to other workers, and record those cancelled meanwhile.
 
-    A run that was suspended, or had ended on the server, when we were told to go has that state again.
+    A run that was suspended or final on the server at the time of the signal gets that state again.
     """
-    from prefect.client.orchestration import get_client  # noqa: PLC0415  seconds, and nobody else here needs it
+    from prefect.client.orchestration import get_client  # noqa: PLC0415  takes seconds, needed only here
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings  # noqa: PLC0415
     from prefect.states import AwaitingRetry, Cancelled  # noqa: PLC0415
 
-    message = "The worker was told to go; what is finished is kept, and another worker continues the run."
+    message = "The worker was stopped; finished work is kept, and another worker resumes the run."
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}),
         get_client(httpx_settings={"timeout": REQUEST_TIMEOUT_S}, sync_client=True) as client,
@@ -182,20 +173,20 @@ def _hand_back(run_ids: Sequence[str], worker: str, pool: str | None, signalled:
                 before = [found for found in client.read_flow_run_states(UUID(run_id)) if found.timestamp < signalled]
                 stays = max(before, key=lambda found: found.timestamp, default=None)
                 if state is not None and state.is_cancelling():
-                    client.set_flow_run_state(UUID(run_id), Cancelled(message="Cancelled while its worker went."))
+                    client.set_flow_run_state(UUID(run_id), Cancelled(message="Cancelled while its worker stopped."))
                 elif stays is not None and (stays.is_paused() or stays.is_final()):
                     if state is None or state.id != stays.id:
                         client.set_flow_run_state(UUID(run_id), stays, force=True)
                 elif state is None or not state.is_final() or state.is_crashed():
                     client.set_flow_run_state(UUID(run_id), AwaitingRetry(message=message))
-            except Exception as error:  # noqa: BLE001  whatever the API does, the next run is handed back as well
+            except Exception as error:  # noqa: BLE001  try the next run in any case
                 _say(f"run {run_id} could not be handed back: {error}")
             else:
                 _say(f"run {run_id} is {client.read_flow_run(UUID(run_id)).state_name} now")
 
 
 def _not_started(client: Any, worker: str, pool: str | None) -> list[str]:
-    """Return the runs that the worker had taken from the pool when it was halted, and that have no process yet."""
+    """Return the runs that the suspended worker had taken but not started."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType  # noqa: PLC0415
     from prefect.client.schemas.objects import FlowRun, StateType  # noqa: PLC0415
 
@@ -208,11 +199,11 @@ def _not_started(client: Any, worker: str, pool: str | None) -> list[str]:
 
     try:
         runs = taken()
-        if any(_WORKER_LABEL not in run.labels for run in runs.values()):  # is it ours? Others soon sign what they take
+        if any(_WORKER_LABEL not in run.labels for run in runs.values()):  # other workers label theirs within SIGNED_S
             time.sleep(SIGNED_S)
             runs = {run_id: run for run_id, run in taken().items() if run_id in runs}
-    except Exception as error:  # noqa: BLE001  the runs that we know of are handed back as well as can be
-        _say(f"whether a run was about to start is not known: {error}")
+    except Exception as error:  # noqa: BLE001  the known runs are still handed back
+        _say(f"cannot tell whether a run was about to start: {error}")
         return []
     return [str(run_id) for run_id in runs]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store.lease import Lease
+from virnucpro.store.locks.lease import Lease
 
 
 def claim_and_note(folder: Path, notes: Path, seconds_a_unit: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.pipeline.viral_regions import (
+from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
     bed_lines,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects  # noqa: F401  here, so that no forked process imports it
 import torch
 
-import virnucpro.pipeline.classification  # noqa: F401  likewise
+import virnucpro.calls.classification  # noqa: F401  likewise
 from tests.fakes import HASH_WIDTH, add_contig_model, hash_config, random_mlp, write_classifier
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta

@@ -17,8 +17,8 @@ from virnucpro.errors import StoppedError
 from virnucpro.interrupts import TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.cpu_workers import devices_for
-from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.pipeline.hardware.cpu_workers import devices_for
+from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
@@ -28,8 +28,8 @@ from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options
-from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

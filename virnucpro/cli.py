@@ -17,9 +17,9 @@ import typer
 
 import virnucpro
 from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
-from virnucpro.commands.output import guard_standard_output, told_if_anybody_reads
+from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
-from virnucpro.telemetry.progress import StandardError
+from virnucpro.telemetry.show.progress import StandardError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -59,7 +59,7 @@ def main() -> None:
         try:
             app()
         finally:
-            with told_if_anybody_reads():
+            with ignoring_closed_output():
                 pass
     except SystemExit as stop:
         if stop.code in {ExitCode.INTERRUPTED, ExitCode.TERMINATED}:

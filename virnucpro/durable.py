@@ -1,11 +1,9 @@
 """
 Files that are absent or whole: temporary name, plain writes, fsync, rename, fsync of the folder.
 
-A sealed file carries a trailer with the sha256 of everything before it, so that one flipped bit or one lost write is
-seen by whoever reads it. HDF5 ignores bytes behind its own end, so a sealed HDF5 file opens like any other.
-
-Everything that writes a file which somebody will rely on does it through here: index, unpacked input, weights, parts,
-shards, result, manifest. Each step of it is a failpoint of its own, so that tests can let each one fail.
+A sealed file ends with the sha256 of everything before, so a flipped bit or a lost write is detected on reading; HDF5
+ignores the trailer. Every file that a run relies on is written here: index, unpacked input, weights, parts, shards,
+result, manifest. Each step is a failpoint.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _NO_RUN = "norun"
 _COPY_BYTES = 1 << 20
 _SYNC_BYTES = 1 << 28
 _RESERVE_BYTES = 1 << 30
-"""Bytes that one call makes durable, or takes space for, at most: no signal is handled meanwhile."""
+"""Most bytes synced or allocated by one call: no signal is handled meanwhile."""
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems say that know no fsync of folders, or no reservation of space."""
+"""Errors of file systems without fsync of folders or reservation of space."""
 
 _being_written: set[str] = set()
 """Temporary names of this process."""
@@ -46,14 +44,14 @@ _being_written: set[str] = set()
 
 @contextmanager
 def temporary_name(path: Path) -> Iterator[Path]:
-    """Yield a name beside *path* with the mark of its run; where a file still has it at the end, that is removed."""
+    """Yield a name beside *path* with the mark of its run; a file left under it is removed."""
     mark = run_folders.mark_of(path.parent) or _NO_RUN
     temporary = path.with_name(f".{path.name}.{mark}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     _being_written.add(temporary.name)
     try:
         yield temporary
     finally:
-        with suppress(OSError):  # it has its name, or what refused the write refuses this too
+        with suppress(OSError):  # it has been renamed, or the cause of the failed write remains
             temporary.unlink()
         _being_written.discard(temporary.name)
 
@@ -63,27 +61,26 @@ class NewFile:
     A file under its temporary name, written with plain writes.
 
     Args:
-        path: The temporary name; must not exist, and is never followed if somebody makes it a link.
-        exists: It is there, and is written on.
+        path: The temporary name; links are refused.
+        exists: Continue an existing file; otherwise it must be absent.
     """
 
     def __init__(self, path: Path, *, exists: bool = False) -> None:
         self.path = path
         failpoints.reach("file.open")
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if exists else os.O_CREAT | os.O_EXCL)
-        self._descriptor = os.open(path, flags, 0o666)  # less what the user's umask takes away
+        self._descriptor = os.open(path, flags, 0o666)  # minus the umask
         self._unsynced_bytes = 0
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._descriptor
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write *data* at the end of the file, whole; return its bytes."""
+        """Append all of *data*; return its bytes."""
         return self.write_at(data, os.lseek(self._descriptor, 0, os.SEEK_END))
 
     def write_at(self, data: bytes | memoryview, at_bytes: int) -> int:
-        """Write *data* from byte *at_bytes* on, whole; return its bytes."""
+        """Write all of *data* at byte *at_bytes*; return its bytes."""
         view = memoryview(data)
         num_bytes = view.nbytes
         view = view.cast("B") if num_bytes else view
@@ -98,11 +95,11 @@ class NewFile:
         return num_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Make sure that the file's first *size_bytes* have their space on disk, and make it at least that long."""
+        """Allocate disk space for the first *size_bytes*, and extend the file to them."""
         reserve(self._descriptor, size_bytes)
 
     def sha256(self) -> bytes:
-        """Return the digest of what is in the file."""
+        """Return the digest of the content."""
         return _digest(self._descriptor, os.fstat(self._descriptor).st_size).digest()
 
     def sync(self) -> None:
@@ -120,14 +117,10 @@ class NewFile:
 @contextmanager
 def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
     """
-    Yield a file under a temporary name beside *path*; when the block ends well it is made durable and takes the name.
+    Yield a file under a temporary name; when the block succeeds it is made durable and renamed to *path*.
 
     Args:
-        path: The final name.
         seal: Append the trailer before the rename.
-
-    Raises:
-        OutputError: The system refused a write; the temporary file is gone and *path* is as it was.
     """
     try:
         with temporary_name(path) as temporary:
@@ -147,23 +140,13 @@ def replacing(path: Path, *, seal: bool = False) -> Iterator[NewFile]:
 
 
 def write_bytes(path: Path, data: bytes, *, seal: bool = False) -> None:
-    """
-    Write *data* under the name *path*, whole or not at all.
-
-    Raises:
-        OutputError: The system refused.
-    """
+    """Write *data* to *path*, whole or not at all."""
     with replacing(path, seal=seal) as file:
         file.write(data)
 
 
 def remove(path: Path) -> None:
-    """
-    Remove a file if it is there; below a run's folder no link is followed.
-
-    Raises:
-        OutputError: The system refused, or it is behind a link.
-    """
+    """Remove a file if it exists; no link is followed in a run's folder."""
     try:
         failpoints.reach("file.unlink")
         with suppress(FileNotFoundError), run_folders.opened(path.parent) as folder:
@@ -173,23 +156,23 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that only runs write into, with all that it holds, as far as the system lets us."""
+    """Remove a folder that only runs write to, as far as possible."""
     with suppress(OSError), run_folders.opened(folder.parent) as above:
         shutil.rmtree(folder.name, ignore_errors=True, dir_fd=above)
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if nothing is in it."""
+    """Remove a folder if it is empty."""
     with suppress(OSError), run_folders.opened(folder.parent) as above:
         os.rmdir(folder.name, dir_fd=above)
 
 
 def reserve(descriptor: int, size_bytes: int) -> None:
     """
-    Take space on disk for the first *size_bytes* of an open file; nothing where the file system knows no such thing.
+    Allocate disk space for the first *size_bytes* of an open file, where the file system can.
 
     Raises:
-        OSError: There is not that much.
+        OSError: There is not enough space.
     """
     failpoints.reach("file.reserve")
     try:
@@ -202,17 +185,17 @@ def reserve(descriptor: int, size_bytes: int) -> None:
 
 def make_folder(folder: Path) -> None:
     """
-    Make a folder, and those above it, whose names last.
+    Make a folder and its parents durably.
 
     Raises:
-        OSError: The system refused.
+        OSError: It cannot be made.
     """
     if folder.is_dir():
         return
     make_folder(folder.parent)
     failpoints.reach("folder.make")
     folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # a parent of somebody else's that we may enter but not read
+    with suppress(PermissionError):  # a parent that we may enter but not read
         sync_folder(folder.parent)
 
 
@@ -236,26 +219,18 @@ def sha256_of(path: Path) -> str:
 
 
 def check_seal(path: Path) -> bytes:
-    """
-    Compare a sealed file with its trailer.
-
-    Returns:
-        The sha256 of everything before the trailer.
-
-    Raises:
-        ResultError: There is no trailer, or a byte differs.
-    """
+    """Check a sealed file against its trailer, and return the sha256 of everything before it."""
     with regular_or_result_error(path) as file:  # opened once: the name may be replaced while we read
         digest = seal_of(file.fileno())
         if digest is None:
-            raise ResultError(path, "cut short: no checksum at its end")
+            raise ResultError(path, "truncated: no checksum at its end")
         if _digest(file.fileno(), os.fstat(file.fileno()).st_size - SEAL_BYTES).digest() != digest:
             raise ResultError(path, "damaged: its bytes do not match its checksum")
     return digest
 
 
 def seal_of(descriptor: int) -> bytes | None:
-    """Return the sha256 that an open file states of itself; None where it has no trailer."""
+    """Return the sha256 in the trailer of an open file, None without a trailer."""
     size = os.fstat(descriptor).st_size
     trailer = os.pread(descriptor, SEAL_BYTES, max(0, size - SEAL_BYTES))
     return trailer[len(SEAL_MAGIC) :] if size >= SEAL_BYTES and trailer.startswith(SEAL_MAGIC) else None
@@ -263,11 +238,11 @@ def seal_of(descriptor: int) -> bytes | None:
 
 def remove_strays(folder: Path) -> int:
     """
-    Remove the temporary files in *folder* of processes that have ended; return how many.
+    Remove the temporary files in *folder* of ended processes of its run; return how many.
 
-    They are those whose names carry the mark of the folder's run: what else may be called so is another's. Only the
-    holder of the folder's lock may, so whatever ran on other hosts has ended too. A name whose process number is in
-    use on this host stays, unless the process is this one and does not write it.
+    Only names with the mark of the folder's run are touched. The caller holds the folder's lock, so processes of other
+    hosts have ended too. A name with a live process number of this host stays, unless it is this process and not in
+    use.
     """
     mark, removed = run_folders.mark_of(folder), 0
     with suppress(OSError), run_folders.opened(folder) as descriptor:
@@ -275,7 +250,7 @@ def remove_strays(folder: Path) -> int:
             found = _TEMPORARY_NAME.fullmatch(name)
             if found is None or found["mark"] != mark or _is_in_use(name, int(found["pid"])):
                 continue
-            with suppress(OSError):  # it harms nobody, and the next start tries again
+            with suppress(OSError):  # harmless; the next start tries again
                 if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=descriptor)
                     removed += 1
@@ -287,7 +262,7 @@ def _is_in_use(name: str, pid: int) -> bool:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether some process on this host has the number *pid*."""
+    """Whether a process of this host has the number *pid*."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -302,7 +277,6 @@ def regular_or_result_error(path: Path) -> FileIO:
     Open a regular file for plain reads.
 
     Raises:
-        ResultError: It is of another kind, or the system refused.
         FileNotFoundError: There is no such file.
     """
     try:

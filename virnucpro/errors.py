@@ -1,8 +1,8 @@
 """
-Every exception that VirNucPro raises on purpose, and the exit code that each one ends a command with.
+Every exception that VirNucPro raises on purpose, with the exit code of its command.
 
-An error carries the values that explain it as attributes; its sentence is built once, here, and says what to do.
-Anything that is not a ``VirNucProError`` is a defect of ours and ends with ``ExitCode.INTERNAL``.
+An error carries its values as attributes and builds its sentence once, with what to do. Anything else is a defect and
+ends with ``ExitCode.INTERNAL``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What a command ends with (the numbers of sysexits.h where it has one)."""
+    """Exit codes of commands (numbers of sysexits.h where it has one)."""
 
     COMPLETE = 0
     USAGE = 2
@@ -43,7 +43,7 @@ class VirNucProError(Exception):
 
 
 def _rebuild(cls: type[VirNucProError], args: tuple[Any, ...], attributes: dict[str, Any]) -> VirNucProError:
-    """Make an error again in another process: its sentence was built from its values, so both travel."""
+    """Recreate a pickled error: its sentence was built from its values, so both travel."""
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(attributes)
@@ -55,18 +55,17 @@ def _rebuild(cls: type[VirNucProError], args: tuple[Any, ...], attributes: dict[
 
 @dataclass(frozen=True, slots=True)
 class InputProblem:
-    """One thing wrong with an input file, printed as ``FILE:LINE: what (id): what to do``."""
+    """A problem of an input file, printed as ``FILE:LINE: what (id): what to do``."""
 
     path: str
-    """The file as the user named it."""
+    """As the user named it."""
     line: int | None
-    """1-based line, or None where the file as a whole is meant."""
+    """1-based; None for the file as a whole."""
     what: str
     """What is wrong, without a full stop."""
     remedy: str
-    """What the user can do about it."""
+    """What the user can do."""
     sequence_id: str | None = None
-    """The record's id, where there is one."""
 
     def __str__(self) -> str:
         path = printable(self.path)
@@ -76,13 +75,7 @@ class InputProblem:
 
 
 class BadInputError(VirNucProError, ValueError):
-    """
-    The input cannot be used as it is.
-
-    Attributes:
-        problems: What was found, file by file in the order of its lines, at most ``MAX_PROBLEMS``.
-        more: True when the check stopped at that limit.
-    """
+    """The input is invalid; *problems* are at most ``MAX_PROBLEMS``, and *more* says that the check stopped there."""
 
     exit_code = ExitCode.BAD_INPUT
     MAX_PROBLEMS = 20
@@ -98,13 +91,7 @@ class BadInputError(VirNucProError, ValueError):
 
 
 class InputChangedError(VirNucProError):
-    """
-    An input file is not the one that was indexed.
-
-    Attributes:
-        path: The file.
-        sequence_id: The record that was being read, or None when the whole file was compared.
-    """
+    """An input file changed after it was indexed; *sequence_id* is None when the whole file was compared."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -116,13 +103,7 @@ class InputChangedError(VirNucProError):
 
 
 class IndexFormatError(VirNucProError, ValueError):
-    """
-    A sequence index cannot be read.
-
-    Attributes:
-        path: The index file.
-        what: What is wrong with it.
-    """
+    """A sequence index cannot be read."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -133,13 +114,7 @@ class IndexFormatError(VirNucProError, ValueError):
 
 
 class ResultError(VirNucProError, ValueError):
-    """
-    A result file is missing, damaged or does not fit its run.
-
-    Attributes:
-        path: The file.
-        what: What is wrong with it.
-    """
+    """A result file is missing, damaged or not of its run."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -150,7 +125,7 @@ class ResultError(VirNucProError, ValueError):
 
 
 class SourceGoneError(ResultError):
-    """A part or shard went, or another took its name, while it was read: its rank sealed it just now, so look again."""
+    """A part or shard was removed or replaced while it was read, as its rank sealed it: look again."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path, "is no longer the file that was checked")
@@ -160,20 +135,12 @@ class SourceGoneError(ResultError):
 
 
 class ConfigurationError(VirNucProError, ValueError):
-    """A setting cannot work as given; a retry would change nothing."""
+    """A setting cannot work; a retry would change nothing."""
 
     exit_code = ExitCode.CONFIGURATION
 
 
 class UnknownModelError(ConfigurationError):
-    """
-    No model of that name.
-
-    Attributes:
-        name: The name asked for.
-        known: The registered names.
-    """
-
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name
         self.known = tuple(known)
@@ -181,13 +148,7 @@ class UnknownModelError(ConfigurationError):
 
 
 class WeightsError(ConfigurationError):
-    """
-    A model's weights are absent or unusable.
-
-    Attributes:
-        name: The model.
-        what: What is wrong and what to do.
-    """
+    """A model's weights are absent or unusable."""
 
     def __init__(self, name: str, what: str) -> None:
         self.name = name
@@ -196,13 +157,7 @@ class WeightsError(ConfigurationError):
 
 
 class UnknownClassifierError(ConfigurationError):
-    """
-    No classifier of that name, and no folder of one.
-
-    Attributes:
-        name: What was asked for.
-        known: The bundled classifiers.
-    """
+    """Neither a bundled classifier nor the folder of one."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name
@@ -214,32 +169,20 @@ class UnknownClassifierError(ConfigurationError):
 
 
 class ClassifierMismatchError(ConfigurationError):
-    """
-    A classifier would be used with what it was not trained with.
-
-    Attributes:
-        name: The classifier.
-        differences: What -> (trained with, asked for), in words.
-    """
+    """A classifier does not fit the run; *differences* maps what to (trained with, requested)."""
 
     def __init__(self, name: str, differences: dict[str, tuple[str, str]]) -> None:
         self.name = name
         self.differences = differences
         listed = "; ".join(f"{what} {trained}, not {asked}" for what, (trained, asked) in differences.items())
         super().__init__(
-            f"the classifier {name} was trained with {listed}: its scores would mean nothing. "
-            "Use what it was trained with, or a classifier that was trained with what you use"
+            f"the classifier {name} was trained with {listed}: its scores would be meaningless. "
+            "Use the same as in its training, or a classifier trained with what you use"
         )
 
 
 class ClassifierFileError(VirNucProError, ValueError):
-    """
-    A file that should hold a published classifier is refused; nothing in it was run.
-
-    Attributes:
-        path: The file.
-        what: What is wrong with it.
-    """
+    """The file of a published classifier is refused; nothing in it was executed."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -254,13 +197,7 @@ class DeviceError(ConfigurationError):
 
 
 class TokenBudgetError(ConfigurationError):
-    """
-    A sequence alone is longer than the token budget.
-
-    Attributes:
-        tokens: Tokens of that sequence, special tokens included.
-        token_budget: Most tokens in one block.
-    """
+    """A sequence alone exceeds the token budget."""
 
     def __init__(self, tokens: int, token_budget: int) -> None:
         self.tokens = tokens
@@ -272,13 +209,7 @@ class TokenBudgetError(ConfigurationError):
 
 
 class SettingsChangedError(ConfigurationError):
-    """
-    The folder holds a run made with other settings, input or model.
-
-    Attributes:
-        output_dir: The run's folder.
-        differences: Setting -> (value in the folder, value asked for).
-    """
+    """The folder holds a run with other settings, input or model; *differences* maps setting to (old, new)."""
 
     def __init__(self, output_dir: str | Path, differences: dict[str, tuple[object, object]]) -> None:
         self.output_dir = str(output_dir)
@@ -286,7 +217,7 @@ class SettingsChangedError(ConfigurationError):
         listed = "; ".join(f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in differences.items())
         super().__init__(
             f"{output_dir} holds a run that cannot be continued like this: {listed}. "
-            "Use the same input and settings, or another output folder, or --restart to start afresh in this one"
+            "Use the same input and settings, or another output folder, or --restart to start from scratch in this one"
         )
 
 
@@ -300,13 +231,7 @@ def _shown(value: object) -> str:
 
 
 class OutputError(VirNucProError, OSError):
-    """
-    An output file or folder cannot be written.
-
-    Attributes:
-        path: What was being written.
-        what: The system's text.
-    """
+    """An output file or folder cannot be written; *what* is the system's text."""
 
     exit_code = ExitCode.CANNOT_WRITE
 
@@ -319,32 +244,20 @@ class OutputError(VirNucProError, OSError):
 
 
 class DiskSpaceError(OutputError):
-    """
-    A run does not fit the disk that its folder is on.
-
-    Attributes:
-        needed_bytes: What it still needs.
-        available_bytes: What is free.
-    """
+    """A run does not fit on the disk of its folder."""
 
     def __init__(self, path: str | Path, *, needed_bytes: int, available_bytes: int) -> None:
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         super().__init__(
             path,
-            f"the run needs {_in_words(needed_bytes)} there and {_in_words(available_bytes)} are available: "
+            f"the run needs {_size(needed_bytes)} there and {_size(available_bytes)} are available: "
             "free some space, or use a folder on another disk",
         )
 
 
 class RunLockedError(VirNucProError):
-    """
-    Another run holds the output folder.
-
-    Attributes:
-        output_dir: The folder.
-        holder: Who holds it, as that run wrote it down.
-    """
+    """Another run holds the output folder; *holder* is its own record."""
 
     exit_code = ExitCode.RUN_LOCKED
 
@@ -355,13 +268,7 @@ class RunLockedError(VirNucProError):
 
 
 class SequenceError(VirNucProError):
-    """
-    The model gave an unusable result for one sequence.
-
-    Attributes:
-        sequence_id: The sequence.
-        what: What is wrong with its result.
-    """
+    """The model gave an unusable result for a sequence."""
 
     def __init__(self, sequence_id: str, what: str) -> None:
         self.sequence_id = sequence_id
@@ -370,14 +277,7 @@ class SequenceError(VirNucProError):
 
 
 class HostCheckError(VirNucProError):
-    """
-    A host cannot take part in a run: it does not see what the others see, or cannot write where they do.
-
-    Attributes:
-        host: Its name.
-        path: What differs there.
-        what: How.
-    """
+    """A host cannot take part in a run: *path* differs there, or cannot be written."""
 
     exit_code = ExitCode.CONFIGURATION
 
@@ -390,18 +290,13 @@ class HostCheckError(VirNucProError):
 
 
 class ClusterLostError(VirNucProError):
-    """
-    The scheduler of a cluster is gone in the middle of a run; what is finished is kept.
-
-    Attributes:
-        engine: ``ray`` or ``dask``.
-    """
+    """The scheduler of a cluster (``ray`` or ``dask``) ended during a run; finished work is kept."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
         super().__init__(
-            f"the scheduler of {engine} is gone, and with it all tasks: start the same command again to continue, on a "
-            "new cluster or without one"
+            f"the scheduler of {engine} was lost, and with it all tasks: start the same command again to continue, on "
+            "a new cluster or without one"
         )
 
 
@@ -411,10 +306,10 @@ class WorkersFailedError(VirNucProError, RuntimeError):
 
     Attributes:
         failures: Rank -> why it gave up.
-        world_size: How many workers there were.
+        world_size: Number of workers.
         missing_sequences: Sequences without a row.
         total_sequences: Sequences of the input.
-        partial_path: The rows that exist, or None where there is none.
+        partial_path: The existing rows, None when there are none.
     """
 
     exit_code = ExitCode.PARTIAL
@@ -445,13 +340,7 @@ class WorkersFailedError(VirNucProError, RuntimeError):
 
 
 class CacheError(VirNucProError):
-    """
-    The embedding cache cannot be used; a run goes on without it.
-
-    Attributes:
-        path: The cache's file.
-        what: What is wrong with it.
-    """
+    """The embedding cache cannot be used; a run continues without it."""
 
     exit_code = ExitCode.CANNOT_WRITE
 
@@ -462,12 +351,7 @@ class CacheError(VirNucProError):
 
 
 class StoppedError(VirNucProError):
-    """
-    The run was told to stop; what is finished is kept, and the same command continues it.
-
-    Attributes:
-        signal_number: The signal that asked for it, or None when the caller did.
-    """
+    """The run was stopped; *signal_number* is None when its caller did. The same command continues it."""
 
     def __init__(self, signal_number: int | None = None) -> None:
         self.signal_number = signal_number
@@ -475,12 +359,12 @@ class StoppedError(VirNucProError):
         super().__init__("stopped; finished work is kept: start the same command again to continue")
 
 
-def _in_words(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def printable(text: str) -> str:
-    """Return *text* with everything that a terminal or a log could act on escaped, for use in messages."""
+    """Return *text* with everything escaped that a terminal or log could act on."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,11 +1,10 @@
 """
-Faults on demand: at a named step the process is killed, fails with an error of the system, or hangs.
+Fault injection for tests: at a named step a process is killed, gets an ``OSError``, or hangs.
 
-Nothing happens, at the cost of one comparison, unless ``VIRNUCPRO_FAILPOINT`` was set when this module was imported:
-``PATTERN:N:ACTION[:FILE]``. PATTERN is a shell pattern for ``process/step`` (``*/file.write``, ``gpu_worker_1/*``,
-``MainProcess/file.rename``); N says which of this process's matching steps fails, ``N+`` that all later ones do too.
-ACTION is ``kill``, ``hang``, ``ENOSPC``, ``EIO``, ``EDQUOT``, or ``trace``, which only notes every matching step in
-FILE. With FILE the fault happens once over all processes: the first one to reach it makes that file.
+Active only when ``VIRNUCPRO_FAILPOINT`` was set at import: ``PATTERN:N:ACTION[:FILE]``. PATTERN is a shell pattern for
+``process/step`` (``*/file.write``, ``gpu_worker_1/*``); N is the matching step of this process that fails, ``N+`` all
+from it on. ACTION is ``kill``, ``hang``, ``ENOSPC``, ``EIO``, ``EDQUOT``, or ``trace``, which appends matching steps to
+FILE. With FILE a fault happens once over all processes: the first one makes that file.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ import time
 from typing import NoReturn
 
 VARIABLE = "VIRNUCPRO_FAILPOINT"
-"""The environment variable."""
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
-"""Actions that raise ``OSError``, and its number."""
+"""Actions that raise ``OSError`` -> error number."""
 _OTHER_ACTIONS = ("kill", "hang", "trace")
 
 
 class _Fault:
-    """One parsed specification, and how many matching steps this process has taken."""
+    """A parsed specification, and the number of matching steps so far."""
 
     def __init__(self, text: str) -> None:
         pattern, number, action, *file = text.split(":", 3)
         if action not in ERRORS and action not in _OTHER_ACTIONS:
-            raise ValueError(f"{VARIABLE} is {text!r}: {action!r} is no action")
+            raise ValueError(f"{VARIABLE} is {text!r}: {action!r} is not an action")
         self.pattern = pattern
         self.number = int(number.removesuffix("+"))
         self.is_lasting = number.endswith("+")
@@ -46,7 +44,7 @@ class _Fault:
         step = f"{multiprocessing.current_process().name}/{name}"
         if not fnmatch.fnmatchcase(step, self.pattern):
             return
-        if self._pid != os.getpid():  # forked: a process of its own
+        if self._pid != os.getpid():  # forked
             self._pid, self._taken, self._lock = os.getpid(), 0, threading.Lock()
         with self._lock:
             self._taken += 1
@@ -88,21 +86,21 @@ def _hang() -> NoReturn:
 
 def arm(text: str | None) -> None:
     """
-    Replace what the environment asked for; for tests that run the program in a process forked from their own.
+    Replace the specification; for tests that fork the program from their own process.
 
     Raises:
-        ValueError: *text* is no specification.
+        ValueError: *text* is not a specification.
     """
-    global _fault  # noqa: PLW0603  what the environment sets, set by hand
+    global _fault  # noqa: PLW0603  one for each process
     _fault = _Fault(text) if text else None
 
 
 def reach(name: str) -> None:
     """
-    Say that the step *name* comes next.
+    Announce the step *name*.
 
     Raises:
-        OSError: A test asked for it.
+        OSError: A test requested it.
     """
     if _fault is not None:
         _fault.reach(name)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and the time limit of a command, turned into a request that the run understands."""
+"""SIGINT, SIGTERM and the time limit of a command, turned into a stop request for the run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TimeLimitError(StoppedError):
 
 
 class Interrupts:
-    """What the signal handlers and the run share."""
+    """Shared by the signal handlers and the run."""
 
     def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float = 0) -> None:
         self.event = event
-        """Set when the run is to stop at the next batch boundary, and the terminal was told so."""
+        """Set once the terminal shows that the run stops at the next batch boundary."""
         self.signal_number: int | None = None
-        """The first signal."""
+        """Of the first signal."""
         self._has_workers = has_workers
         self._time_limit_minutes = time_limit_minutes
 
@@ -43,11 +43,11 @@ class Interrupts:
 
     def handle(self, number: int, _frame: object) -> None:
         """
-        Take a signal.
+        Handle a signal.
 
         Raises:
-            StoppedError: It is the first, and there are no workers to wait for.
-            SystemExit: It is not the first.
+            StoppedError: The first signal, without workers.
+            SystemExit: A later signal.
         """
         if number == signal.SIGALRM and self.signal_number is not None:
             return  # it is stopping already
@@ -58,7 +58,7 @@ class Interrupts:
         self.signal_number = number
         has_workers = self._has_workers()
         if has_workers:
-            with suppress(OSError):  # nobody may be looking
+            with suppress(OSError):  # standard error may be closed
                 os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
         self.event.set()
         if not has_workers:
@@ -70,13 +70,12 @@ def stop_on_signals(
     event: threading.Event, has_workers: Callable[[], bool], *, time_limit_minutes: float = 0
 ) -> Iterator[Interrupts]:
     """
-    Let the first SIGINT or SIGTERM ask the workers to stop at a batch boundary, the second one end the run at once.
+    Stop workers at a batch boundary on the first SIGINT or SIGTERM, and end at once on the second.
 
-    While there are no workers (the input is read, say, or the result put together) the first one does. Main thread
-    only.
+    Without workers (while the input is read or the result merged) the first signal ends the run. Main thread only.
 
     Args:
-        event: Set by the first one, also for what shows the run.
+        event: Set on the first signal, after the message.
         has_workers: Whether workers compute now.
         time_limit_minutes: Of the wall clock, after which the run stops as after a signal; 0 is no limit.
     """

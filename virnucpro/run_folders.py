@@ -1,9 +1,9 @@
 """
-The folders of the runs that this process works for, and how files below them are opened and reached.
+The folders of this process's runs, and safe access to files below them.
 
-Below the folder of a run no link is followed: what stands behind one may be another user's. A run's folder has a mark,
-written down in its lock file, which the names of its temporary files carry. Workers carry the folder's identity in
-their environment. By these a later start knows what is its own.
+Links below a run's folder are not followed, because their targets may be another user's. A folder has a mark, kept in
+its lock file and in the names of its temporary files; workers carry the folder's identity in their environment. By
+these a later start recognises its own.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORKER_VARIABLE = "VIRNUCPRO_WORKER"
-"""Environment of workers: the folders that they work for, as ``_identity`` names them, separated by commas."""
+"""Environment variable of workers: identities of their folders, separated by commas."""
 
 _marks: dict[Path, list[str]] = {}
-"""Absolute folder of a run -> its mark, once for each part of this process that works for it."""
+"""Absolute folder of a run -> its mark, once for each user of it in this process."""
 _changing = threading.Lock()
 
 
 def enter(folder: Path, mark: str) -> None:
-    """Work for the run in *folder* from now on."""
+    """Begin to work for the run in *folder*."""
     with _changing:
         _marks.setdefault(folder.absolute(), []).append(mark)
 
 
 def leave(folder: Path) -> None:
-    """Work for it no longer."""
+    """End the work for the run in *folder*."""
     with _changing:
         _marks[folder.absolute()].pop()
         if not _marks[folder.absolute()]:
@@ -42,20 +42,20 @@ def leave(folder: Path) -> None:
 
 
 def mark_of(folder: Path) -> str | None:
-    """Return the mark of the run that a folder belongs to; None where it is of no run of this process."""
+    """Return the mark of the folder's run, None when it is not a run of this process."""
     with _changing:
         return next((_marks[one][-1] for one in _upwards(folder) if one in _marks), None)
 
 
 def worker_environment() -> dict[str, str | None]:
-    """Return what tells the workers of this process from all other processes of the user."""
+    """Return the variables that identify workers of this process."""
     with _changing:
         folders = list(_marks)
     return {WORKER_VARIABLE: ",".join(_identity(folder) for folder in folders if folder.is_dir()) or None}
 
 
 def is_worker_for(pid: int, folder: Path) -> bool:
-    """Whether a process of this host is ours, and was started as a worker of a run in *folder*."""
+    """Whether a process of this host is ours, and a worker of a run in *folder*."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
             return False
@@ -70,10 +70,10 @@ def is_worker_for(pid: int, folder: Path) -> bool:
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
     """
-    Yield a descriptor of *folder*, for operations on the names in it; below a run's folder no link is followed.
+    Yield a descriptor of *folder*; below a run's folder no link is followed.
 
     Raises:
-        OSError: It is absent, no folder, or behind a link.
+        OSError: It is absent, not a folder, or behind a link.
     """
     with _changing:
         runs = [one for one in _upwards(folder) if one in _marks]
@@ -86,7 +86,7 @@ def opened(folder: Path) -> Iterator[int]:
                 descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
             except OSError as error:
                 if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-                    raise OSError(error.errno, f"{name} is a link or no folder: remove it") from error
+                    raise OSError(error.errno, f"{name} is a link or not a folder: remove it") from error
                 raise
             finally:
                 if descriptor != above:
@@ -98,10 +98,10 @@ def opened(folder: Path) -> Iterator[int]:
 
 def only_regular(path: str, flags: int) -> int:
     """
-    Open a regular file without waiting, as ``open`` wants its *opener*: a pipe would wait for somebody to write.
+    Open a regular file without blocking; for use as an *opener*, where a pipe would wait for a writer.
 
     Raises:
-        OSError: It is of another kind, or the system refused.
+        OSError: It is of another kind, or cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
@@ -118,7 +118,7 @@ def read_bytes(path: Path) -> bytes:
     Return the content of a regular file.
 
     Raises:
-        OSError: It is of another kind, or the system refused.
+        OSError: It is of another kind, or cannot be read.
     """
     with open(path, "rb", opener=only_regular) as file:
         return file.read()

@@ -1,4 +1,4 @@
-"""Every file of a run, named once. Knows paths only: nothing here opens or creates anything."""
+"""Every file of a run, named once. Paths only: nothing is opened or created here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WORKER_LOCK_NAME = re.compile(r"\d+\.\d+\.[0-9a-f]{8}\.lock")
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """What the folders of all runs have in common."""
+    """Files common to all kinds of run."""
 
     output_dir: Path
 
     @property
     def manifest(self) -> Path:
-        """What the run is and how it went."""
+        """Settings, versions and outcome of the run."""
         return self.output_dir / "run.json"
 
     @property
@@ -36,12 +36,12 @@ class FolderLayout:
 
     @property
     def work_dir(self) -> Path:
-        """What the run needs while it runs and to resume: index, unpacked input, parts."""
+        """Needed while the run lasts and to resume it: index, unpacked input, parts."""
         return self.output_dir / "work"
 
     @property
     def unpacked_dir(self) -> Path:
-        """FASTA copies of inputs that are compressed or of another format, for random access."""
+        """FASTA copies of compressed inputs and other formats, for random access."""
         return self.work_dir / "unpacked"
 
     @property
@@ -51,52 +51,52 @@ class FolderLayout:
 
     @property
     def live_status(self) -> Path:
-        """How the run is, rewritten every few seconds while it goes on; removed at its end."""
+        """State of the run, rewritten every few seconds; removed at its end."""
         return self.work_dir / "status.json"
 
     @property
     def metrics_textfile(self) -> Path:
-        """The last figures of the run, for the textfile collector of Prometheus' node exporter."""
+        """Last metrics, for the textfile collector of Prometheus' node exporter."""
         return self.output_dir / "metrics.prom"
 
     @property
     def trace(self) -> Path:
-        """The timeline of a profiled run, for Perfetto."""
+        """Timeline of a profiled run, for Perfetto."""
         return self.output_dir / "trace.json"
 
     @property
     def spans_dir(self) -> Path:
-        """What each process of a profiled run has measured, until the timeline is made of it."""
+        """Spans of each process of a profiled run, until the timeline is made."""
         return self.work_dir / "spans"
 
     def unpacked(self) -> list[Path]:
-        """Return the unpacked inputs that exist."""
+        """Return the existing unpacked inputs."""
         return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
 
 
 @dataclass(frozen=True)
 class ShardedLayout:
-    """The files of a sharded result, under a folder of their own."""
+    """Files of a sharded result, in a folder of their own."""
 
     folder: Path
 
     @property
     def index(self) -> Path:
-        """Which row an id has. Written last: this name exists only when every shard is there."""
+        """Row of each id. Written last: exists only when every shard does."""
         return self.folder / "ids.index"
 
     def shard(self, number: int, num_shards: int) -> Path:
-        """The file number *number*, from 0, of *num_shards*."""
+        """File *number* of *num_shards*, from 0."""
         return self.folder / f"shard-{number:05d}-of-{num_shards:05d}.h5"
 
     def shards(self) -> list[Path]:
-        """Return the shards that exist, of whatever number."""
+        """Return the existing shards of any number."""
         return sorted(path for path in self.folder.glob("shard-*.h5") if RESULT_SHARD_NAME.fullmatch(path.name))
 
 
 @dataclass(frozen=True)
 class RunLayout(FolderLayout):
-    """The files of an embedding run, under one output folder."""
+    """Files of an embedding run."""
 
     def result(self, suffix: str, *, is_partial: bool) -> Path:
         """The result in the form with this suffix; a partial one is removed by the run that completes it."""
@@ -104,17 +104,16 @@ class RunLayout(FolderLayout):
 
     @property
     def embeddings(self) -> Path:
-        """The result as one file. This name exists only when every row that can be had is in it."""
+        """The result as one file; exists only with every obtainable row."""
         return self.result(".h5", is_partial=False)
 
     @property
     def partial_embeddings(self) -> Path:
-        """The rows that exist, when some are missing; removed by the run that completes it."""
+        """The existing rows, when some are missing; removed by the run that completes it."""
         return self.result(".h5", is_partial=True)
 
     @property
     def index(self) -> Path:
-        """The sequence index."""
         return self.work_dir / "sequences.index"
 
     @property
@@ -124,34 +123,33 @@ class RunLayout(FolderLayout):
 
     @property
     def reservation(self) -> Path:
-        """Keeps the space of the result and of the last words while the run goes on."""
+        """Reserves disk space for the result and the closing files."""
         return self.work_dir / ".reserved"
 
     @property
     def worker_locks_dir(self) -> Path:
-        """One file a worker process, locked as long as it lives."""
+        """One file for each worker process, locked while it lives."""
         return self.work_dir / "workers"
 
     def worker_locks(self) -> list[Path]:
-        """Return the files of workers that exist."""
+        """Return the existing lock files of workers."""
         return [path for path in self.worker_locks_dir.glob("*.lock") if WORKER_LOCK_NAME.fullmatch(path.name)]
 
     def host_check(self, owner: str) -> Path:
-        """A file that proves that a host can write and rename here; gone at once."""
+        """Temporary file that proves that a host can write and rename here."""
         return self.output_dir / f".host_check.{owner}"
 
     @property
     def all_units_dir(self) -> Path:
-        """What hosts tell each other, a folder for each start of the run."""
+        """Messages between hosts, one folder for each start of the run."""
         return self.work_dir / "units"
 
     def units(self, run_id: str) -> UnitsLayout:
-        """What hosts tell each other in one start of the run."""
         return UnitsLayout(self.all_units_dir / run_id)
 
     @property
     def log_dir(self) -> Path:
-        """One file of JSON lines a worker."""
+        """One file of JSON lines for each worker."""
         return self.output_dir / "logs"
 
     def shard(self, rank: int) -> Path:
@@ -159,15 +157,14 @@ class RunLayout(FolderLayout):
         return self.output_dir / f"shard_{rank}.h5"
 
     def worker_log(self, rank: int) -> Path:
-        """What the processes of *rank* have logged."""
         return self.log_dir / f"worker_{rank}.log"
 
     def worker_logs(self) -> list[Path]:
-        """Return the log files that exist."""
+        """Return the existing log files."""
         return [path for path in self.log_dir.glob("worker_*.log") if LOG_NAME.fullmatch(path.name)]
 
     def shards(self) -> list[Path]:
-        """Return the shards that exist, by rank."""
+        """Return the existing shards, by rank."""
         matches = ((SHARD_NAME.fullmatch(path.name), path) for path in self.output_dir.glob("shard_*.h5"))
         found = [(int(match[1]), path) for match, path in matches if match]
         return [path for _, path in sorted(found)]
@@ -175,160 +172,158 @@ class RunLayout(FolderLayout):
 
 @dataclass(frozen=True)
 class UnitsLayout:
-    """The files by which the hosts of one start of a run share its work out."""
+    """Files by which the hosts of one start of a run distribute its work."""
 
     folder: Path
 
     @property
     def plan(self) -> Path:
-        """Which blocks each unit holds; also proves that a host sees this very folder."""
+        """Blocks of each unit; also proves that a host sees this very folder."""
         return self.folder / "units.json"
 
     @property
     def claims_dir(self) -> Path:
-        """One file a claimed unit, which names its owner."""
+        """One file for each claimed unit, naming its owner."""
         return self.folder / "claims"
 
     @property
     def done_dir(self) -> Path:
-        """One file a unit whose blocks are durable."""
+        """One file for each unit whose blocks are durable."""
         return self.folder / "done"
 
     @property
     def owners_dir(self) -> Path:
-        """One file an owner, rewritten as long as it lives."""
+        """One lease file for each owner."""
         return self.folder / "owners"
 
     @property
     def said_dir(self) -> Path:
-        """One file of JSON lines an owner: what its worker said."""
+        """One file of JSON lines for each owner: its worker's messages."""
         return self.folder / "said"
 
     @property
     def readings_dir(self) -> Path:
-        """One file an owner, where metrics are served: how its GPU is, and what its worker uses of its host."""
+        """One file for each owner, where metrics are served: samples of its GPU and worker."""
         return self.folder / "readings"
 
     def owner(self, name: str) -> Path:
-        """The sign of life of an owner."""
+        """Lease of an owner."""
         return self.owners_dir / name
 
     def said(self, owner: str) -> Path:
-        """What the worker of an owner said."""
+        """Messages of an owner's worker."""
         return self.said_dir / f"{owner}.jsonl"
 
     def reading(self, owner: str) -> Path:
-        """What an owner has seen last of its host."""
+        """Last sample of an owner."""
         return self.readings_dir / owner
 
     @property
     def result_dir(self) -> Path:
-        """The work on the result that any host may do: a numbered folder for each pass over its files."""
+        """Work on the result that any host may do: one numbered folder for each pass over its files."""
         return self.folder / "result"
 
     @property
     def task(self) -> Path:
-        """What is to be done with each file of a pass."""
+        """What to do with each file of a pass."""
         return self.folder / "task.json"
 
     @property
     def written_dir(self) -> Path:
-        """What the hosts have written in a pass, until the driver moves it to its place."""
+        """Files written in a pass, until the driver moves them into place."""
         return self.folder / "written"
 
     def answer(self, item: int) -> Path:
-        """What has come of one file of a pass."""
+        """Outcome of one file of a pass."""
         return self.said_dir / f"{item}.json"
 
     @property
     def driver(self) -> Path:
-        """The sign of life of the process that shares the work out, and its word that everybody is to stop."""
+        """Lease of the driver, with its stop request."""
         return self.folder / "driver"
 
 
 @dataclass(frozen=True)
 class EvaluationLayout:
-    """The files of an evaluation, under one output folder."""
+    """Files of an evaluation."""
 
     output_dir: Path
 
     @property
     def prediction_dir(self) -> Path:
-        """The identification that is evaluated, where the evaluation makes one."""
+        """The evaluated prediction, where the evaluation makes one."""
         return self.output_dir / "prediction"
 
     @property
     def document(self) -> Path:
-        """All that was measured."""
+        """All measurements."""
         return self.output_dir / "evaluation.json"
 
     @property
     def table(self) -> Path:
-        """The measures, one line a stratum."""
+        """The measures, one line for each stratum."""
         return self.output_dir / "evaluation.tsv"
 
     @property
     def page(self) -> Path:
-        """The page to look at."""
         return self.output_dir / "evaluation.html"
 
     def left_out(self, number: int) -> Path:
-        """Contigs of the truth that table *number*, from 1, has no score of; one id a line."""
+        """Contigs of the truth without a score in table *number* (from 1), one id in each line."""
         return self.output_dir / f"without_score_{number}.txt"
 
 
 @dataclass(frozen=True)
 class PredictionLayout(FolderLayout):
-    """The files of an identification, under one output folder. The two embedding runs have folders of their own."""
+    """Files of a prediction; its two embedding runs have folders of their own."""
 
     @property
     def contig_index(self) -> Path:
-        """Index of the contigs."""
         return self.work_dir / "contigs.index"
 
     @property
     def open_frames(self) -> Path:
-        """Which frames of each chunk were kept: one byte a chunk, in the order of the input."""
+        """Kept frames of each chunk: one byte, in input order."""
         return self.work_dir / "open_frames.u8"
 
     @property
     def frame_scores(self) -> Path:
-        """P(other) and P(virus) of each kept frame: float32, in the frames' order; NaN where one has no row."""
+        """P(other) and P(virus) of each kept frame: float32, in frame order; NaN without a row."""
         return self.work_dir / "frame_scores.f32"
 
     @property
     def contig_scores(self) -> Path:
-        """P(virus) of each contig by the contig model: float32, in the order of the input; NaN where it has none."""
+        """The contig model's P(virus) of each contig: float32, in input order; NaN without a score."""
         return self.work_dir / "contig_scores.f32"
 
     @property
     def window_scores(self) -> Path:
-        """P(virus) around each chunk of the long contigs by the contig model: float32, likewise."""
+        """The contig model's P(virus) around each chunk of the long contigs: likewise."""
         return self.work_dir / "window_scores.f32"
 
     @property
     def dna_dir(self) -> Path:
-        """The embedding run of the frames' nucleotides."""
+        """Embedding run of the frames' nucleotides."""
         return self.output_dir / "dna"
 
     @property
     def protein_dir(self) -> Path:
-        """The embedding run of the frames' proteins."""
+        """Embedding run of the frames' proteins."""
         return self.output_dir / "protein"
 
     @property
     def prediction_results(self) -> Path:
-        """One line a kept frame, as the original program wrote them."""
+        """One line for each kept frame, as in the original program."""
         return self.output_dir / "prediction_results.txt"
 
     @property
     def highest_score(self) -> Path:
-        """One line a chunk with a kept frame, as the original program wrote them."""
+        """One line for each chunk with a kept frame, as in the original program."""
         return self.output_dir / "prediction_results_highestscore.csv"
 
     @property
     def contigs(self) -> Path:
-        """One line a contig of the input."""
+        """One line for each contig of the input."""
         return self.output_dir / "contigs.tsv"
 
     @property
@@ -338,12 +333,12 @@ class PredictionLayout(FolderLayout):
 
     @property
     def contigs_parquet(self) -> Path:
-        """The same as an Apache Parquet table."""
+        """The same as a Parquet table."""
         return self.output_dir / "contigs.parquet"
 
     @property
     def viral_fasta(self) -> Path:
-        """The contigs that are called viral."""
+        """The contigs called viral."""
         return self.output_dir / "viral.fasta"
 
     @property
@@ -358,11 +353,10 @@ class PredictionLayout(FolderLayout):
 
     @property
     def report(self) -> Path:
-        """The page to look at."""
         return self.output_dir / "report.html"
 
     def results(self) -> list[Path]:
-        """Return the names of the results that do not depend on the input's."""
+        """Return the results whose names do not depend on the input's."""
         return [
             self.prediction_results,
             self.highest_score,
@@ -383,79 +377,76 @@ class PredictionLayout(FolderLayout):
         return name in {path.name for path in self.results()} or FRAMES_NAME.fullmatch(name) is not None
 
     def nucleotide_frames(self, stem: str) -> Path:
-        """Nucleotides of the kept frames of the input file with this stem."""
+        """Nucleotides of the kept frames of an input file."""
         return self.output_dir / f"{stem}_identified_nucleotide.fa"
 
     def protein_frames(self, stem: str) -> Path:
-        """Proteins of the kept frames of the input file with this stem."""
+        """Proteins of the kept frames of an input file."""
         return self.output_dir / f"{stem}_identified_protein.faa"
 
     def chunks(self, stem: str, chunk_length: int) -> Path:
-        """Every chunk of the input file with this stem; written only on request."""
+        """Every chunk of an input file; written only on request."""
         return self.output_dir / f"{stem}_chunked{chunk_length}.fa"
 
 
 @dataclass(frozen=True)
 class TrainingLayout(FolderLayout):
-    """The files of a training, under the folder of the classifier that it makes; the classifier's are its card's."""
+    """Files of a training, in its classifier's folder; the classifier's own files are listed in its card."""
 
     @property
     def split(self) -> Path:
-        """Which genome is in which part."""
+        """Part of each genome."""
         return self.work_dir / "split.json"
 
     @property
     def pieces(self) -> Path:
-        """The contigs that are trained and measured on."""
+        """Contigs for training and test."""
         return self.work_dir / "pieces.fasta"
 
     @property
     def pieces_table(self) -> Path:
-        """What each of them is, and where it was cut."""
+        """Origin and label of each of them."""
         return self.work_dir / "pieces.tsv"
 
     @property
     def contig_index(self) -> Path:
-        """Their index."""
         return self.work_dir / "contigs.index"
 
     @property
     def open_frames(self) -> Path:
-        """Which frames of each of their chunks are open: one byte a chunk."""
+        """Open frames of each of their chunks: one byte."""
         return self.work_dir / "open_frames.u8"
 
     @property
     def nucleotide_frames(self) -> Path:
-        """Nucleotides of the open frames."""
         return self.work_dir / "frames.fa"
 
     @property
     def protein_frames(self) -> Path:
-        """Proteins of the open frames."""
         return self.work_dir / "frames.faa"
 
     def with_chunks(self, chunk_nt: int) -> TrainingLayout:
-        """Return the same of the test part in chunks of another length; removed once the classifier is there."""
+        """Return the layout for test chunks of another length; removed once the classifier exists."""
         return TrainingLayout(self.output_dir / f"chunks_{chunk_nt}")
 
     @property
     def trained_dir(self) -> Path:
-        """The classifier before it was measured."""
+        """The classifier before its evaluation."""
         return self.work_dir / "trained"
 
     @property
     def dna_dir(self) -> Path:
-        """The embedding run of the frames' nucleotides; removed once the classifier is there."""
+        """Embedding run of the frames' nucleotides; removed once the classifier exists."""
         return self.output_dir / "dna"
 
     @property
     def protein_dir(self) -> Path:
-        """The embedding run of the frames' proteins; likewise."""
+        """Embedding run of the frames' proteins; likewise."""
         return self.output_dir / "protein"
 
     @property
     def evaluation(self) -> Path:
-        """What the classifier is worth on the test part."""
+        """Evaluation on the test part."""
         return self.output_dir / "evaluation.json"
 
     @property

@@ -1,16 +1,12 @@
 """
-When this process did what: spans of time in lanes, written to a file of its own as they end.
+Spans of time of this process, in lanes, each appended to a file as it ends.
 
-Nothing is recorded until ``enable`` was called; before that ``with span(...)`` costs a fraction of a microsecond. Each
-span is one line, appended with one write when it ends: memory does not grow, and what is written outlives the process,
-however it ends. The clock is CLOCK_MONOTONIC, which all processes of a host share. ``virnucpro.telemetry.trace`` makes
-the timeline of a run from these files.
+Disabled until ``enable``; until then ``with span(...)`` costs a fraction of a microsecond. Memory does not grow, and
+written spans survive the process. The clock is CLOCK_MONOTONIC, shared by the processes of a host.
+``virnucpro.telemetry.trace`` builds the timeline. Recording never fails a run: it ends with a warning instead.
 
-Recording never harms what is recorded: when a line cannot be written, or there are too many, it ends with a warning.
-
-The first line of a file is a JSON object that says which process this is. A span is an array
-``[lane, name, begin, duration, details]``, times in nanoseconds. Where recording ended early, the last line is an
-object again and says why.
+The first line of a file is a JSON object about the process, a span an array ``[lane, name, begin, duration, details]``
+in nanoseconds. If recording ended early, a last object says why.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ READING = "reading"
 TOKENISING = "tokenising"
 PACKING = "packing"
 LAUNCHING = "launching"
-"""The host puts a batch into a GPU's queues."""
+"""The host queues a batch on a GPU."""
 HOST_TO_DEVICE = "host-to-device"
 COMPUTE = "compute"
 DEVICE_TO_HOST = "device-to-host"
@@ -54,14 +50,14 @@ LANES = (
     WRITING,
     SEALING,
 )
-"""What a worker does, in the order in which a batch goes through it. Spans in one lane of a process never overlap."""
+"""Steps of a worker, in the order of a batch. Spans in one lane of a process never overlap."""
 
 MOST_SPANS = 250_000
-"""Spans of one process that are recorded, some 30 MB: more than a viewer shows at ease."""
+"""Most spans of a process, about 30 MB: more than viewers handle well."""
 
 
 class Batch(Protocol):
-    """What a span may be about."""
+    """A batch as a span describes it."""
 
     @property
     def positions(self) -> Sequence[int]:
@@ -69,17 +65,15 @@ class Batch(Protocol):
         ...
 
     @property
-    def num_tokens(self) -> int:
-        """Its tokens."""
-        ...
+    def num_tokens(self) -> int: ...
 
 
 class Record(Protocol):
-    """A sequence; a span may be about those of a batch."""
+    """A sequence as a span describes it."""
 
     @property
     def position(self) -> int:
-        """Its index position."""
+        """Index position."""
         ...
 
 
@@ -87,13 +81,13 @@ def span(
     lane: str, about: Batch | Sequence[Record] | None = None, *, name: str = "", **details: int
 ) -> AbstractContextManager[None]:
     """
-    Record how long the block of a ``with`` statement takes.
+    Time the block of a ``with`` statement.
 
     Args:
         lane: One of ``LANES``.
-        about: A batch, or its records, looked at when the span ends: tells block, sequences and tokens.
-        name: What is shown, by default the lane's name.
-        details: Numbers that are shown with it.
+        about: A batch or its records, read when the span ends: gives block, sequences and tokens.
+        name: Shown; by default the lane's name.
+        details: Numbers shown with it.
     """
     return _NO_SPAN if _recorder is None else _Span(_recorder, lane, about, name, details)
 
@@ -107,13 +101,12 @@ def add(
     name: str = "",
     **details: int | str,
 ) -> None:
-    """Record a span that was timed elsewhere, on the clock of ``time.monotonic_ns``; else as ``span``."""
+    """Record a span timed by the caller with ``time.monotonic_ns``; otherwise as ``span``."""
     if _recorder is not None:
         _recorder.add(lane, begin_ns, end_ns, about, name, details)
 
 
 def is_enabled() -> bool:
-    """Whether spans are recorded."""
     return _recorder is not None
 
 
@@ -124,12 +117,12 @@ def enable(
     Record the spans of this process, its start included, in a new file.
 
     Args:
-        folder: Where the files of a run are; made when absent.
+        folder: For the files of a run; made when absent.
         process: The worker's ``rank``, ``device`` and ``attempt``.
-        block_of: Tells the block of an index position; picklable, for loader processes.
-        loader: Number of the loader process of the worker; None in the worker itself.
+        block_of: Returns the block of an index position; picklable, for loader processes.
+        loader: Number of the loader process; None in the worker itself.
     """
-    global _recorder  # noqa: PLW0603  one a process
+    global _recorder  # noqa: PLW0603  one for each process
     disable()
     now_ns = time.monotonic_ns()
     begin_ns = _process_begin_ns()
@@ -144,7 +137,6 @@ def enable(
 
 
 def disable() -> None:
-    """Record no more in this process."""
     global _recorder  # noqa: PLW0603  as in enable
     if _recorder is not None:
         _recorder.close()
@@ -152,12 +144,12 @@ def disable() -> None:
 
 
 def loader_start() -> Callable[[int], None] | None:
-    """Return what each loader process calls with its number, so that it records like this process; None if not."""
+    """Return what each loader process calls with its number to record as well; None while disabled."""
     return None if _recorder is None else _recorder.loader_start()
 
 
 class _NoSpan:
-    """What a span is while nothing is recorded."""
+    """A span while recording is disabled."""
 
     __slots__ = ()
 
@@ -169,7 +161,7 @@ class _NoSpan:
 
 
 class _Span:
-    """A span that goes on."""
+    """An open span."""
 
     __slots__ = ("_about", "_begin_ns", "_details", "_lane", "_name", "_recorder")
 
@@ -209,7 +201,7 @@ class _Recorder:
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor: int | None = os.open(path, flags, 0o666)  # less what the user's umask takes away
+        self._descriptor: int | None = os.open(path, flags, 0o666)  # minus the umask
         self._append(head)
 
     def add(
@@ -225,27 +217,27 @@ class _Recorder:
             if self._descriptor is None:
                 return
             if self._left == 0:
-                self._end(f"{MOST_SPANS:,} spans of this process are recorded, and no more", at_ns=begin_ns)
+                self._end(f"{MOST_SPANS:,} spans of this process are recorded, the limit", at_ns=begin_ns)
                 return
             self._left -= 1
-            self._append([lane, name or lane, begin_ns, end_ns - begin_ns, {**self._told_by(about), **details}])
+            self._append([lane, name or lane, begin_ns, end_ns - begin_ns, {**self._facts_of(about), **details}])
 
-    def _told_by(self, about: Batch | Sequence[Record] | None) -> dict[str, int]:
-        """Return block, sequences and tokens as far as they are known."""
+    def _facts_of(self, about: Batch | Sequence[Record] | None) -> dict[str, int]:
+        """Return block, sequences and tokens, as far as known."""
         if about is None:
             return {}
         if isinstance(about, Sequence):
-            positions, told = [record.position for record in about], {}
+            positions, tokens = [record.position for record in about], {}
         else:
-            positions, told = list(about.positions), {"tokens": about.num_tokens}
+            positions, tokens = list(about.positions), {"tokens": about.num_tokens}
         block = {"block": self._block_of(positions[0])} if positions else {}
-        return {**block, "sequences": len(positions), **told}
+        return {**block, "sequences": len(positions), **tokens}
 
     def _append(self, line: object) -> None:
         assert self._descriptor is not None, "the file is open"
         try:
             os.write(self._descriptor, _LINES.encode(line).encode() + b"\n")
-        except OSError as error:  # nobody may lose work for want of a timeline
+        except OSError as error:  # a missing timeline must not fail the run
             log.warning("spans.unwritable: %s: %s", self._path, error.strerror or error)
             os.close(self._descriptor)
             self._descriptor = None
@@ -271,7 +263,7 @@ def _enable_in_loader(
 
 
 def _process_begin_ns() -> int:
-    """Return when this process began, to 10 ms, on the clock of ``time.monotonic_ns``; Linux counts it from boot."""
+    """Return the start of this process, to 10 ms, on the clock of ``time.monotonic_ns``; Linux counts from boot."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123  no import for one line
         ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5): the second may hold spaces
     since_boot_ns = ticks * 10**9 // os.sysconf("SC_CLK_TCK")

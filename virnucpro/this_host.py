@@ -1,4 +1,4 @@
-"""What this machine is called, and what tells its processes from others': for files that several hosts read."""
+"""Names of this host and its processes that other hosts can interpret."""
 
 from __future__ import annotations
 
@@ -7,34 +7,30 @@ import socket
 from pathlib import Path
 
 HOST_NAME_VARIABLE = "VIRNUCPRO_HOST_NAME"
-"""Name to use where the system's is not unique, as in containers that are made alike."""
+"""Overrides the system's name where it is not unique, as in identical containers."""
 
 
 def host_name() -> str:
-    """Return what this host is called in files, logs and metrics."""
+    """Return the name of this host in files, logs and metrics."""
     return os.environ.get(HOST_NAME_VARIABLE) or socket.gethostname()
 
 
 def process_space() -> str:
     """
-    Return within what a process number means one process: this host's name, its boot, and our namespace of numbers.
+    Return the scope in which a process number is unique: host name, boot and PID namespace.
 
-    Two containers may have the name in common, and the kernel with its boot, but not that namespace.
+    Containers may share a name and the kernel's boot, but not the namespace.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # a sandbox's kernel may not tell
+    except OSError:  # hidden in some sandboxes
         boot = namespace = ""
     return f"{host_name()} {boot} {namespace}"
 
 
 def process_started(pid: int) -> int | None:
-    """
-    Return when a process of this space started, in ticks since boot: with it a number is never another's.
-
-    None where there is none, or it has ended and nobody has asked how.
-    """
+    """Return the start of a process in ticks since boot, unique with its number; None once it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in {"Z", "X"} else int(fields[19])
@@ -43,17 +39,17 @@ def process_started(pid: int) -> int | None:
 
 
 def own_process() -> dict[str, str | int | None]:
-    """Return what this process writes down of itself, for ``is_same_space`` and ``is_gone``."""
+    """Return this process's record for ``is_same_space`` and ``is_gone``."""
     pid = os.getpid()
     return {"host": host_name(), "pid": pid, "space": process_space(), "started": process_started(pid)}
 
 
 def is_same_space(about: dict[str, object]) -> bool:
-    """Whether the process that wrote itself down has its number in our space, so that we can know of it."""
+    """Whether a recorded process has its number in our space."""
     return about.get("space") == process_space()
 
 
 def is_gone(about: dict[str, object]) -> bool:
-    """Whether a process of our space that wrote itself down has ended."""
+    """Whether a recorded process of our space has ended."""
     pid = about.get("pid")
     return not isinstance(pid, int) or pid <= 0 or process_started(pid) != about.get("started")

@@ -17,7 +17,7 @@ import pytest
 from tests.dashboard import OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import Prometheus, program, started
 from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot, stage_snapshot
-from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
 
 CHOSEN, OTHER, ENDED = "0123456789ab", "ba9876543210", "000000000000"

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from tests.debian_programs import get, started
 from tests.strategies import write_fasta
-from virnucpro.telemetry import pushgateway
-from virnucpro.telemetry.pushgateway import Pushgateway
+from virnucpro.telemetry.metrics import pushgateway
+from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 
 pytestmark = pytest.mark.slow
 

@@ -62,7 +62,7 @@ def test_when_the_scheduler_dies_the_run_ends_and_the_same_command_continues_it(
         idle_s = time.monotonic() - killed_s
     print(f"{engine}: after its scheduler the command lived {ended_s:.1f} s, the last worker {idle_s:.1f} s")
     assert max(ended_s, idle_s) < ENDED_WITHIN_S[engine]
-    assert f"the scheduler of {engine} is gone" in said(layout.output_dir)
+    assert f"the scheduler of {engine} was lost" in said(layout.output_dir)
     assert "Traceback" not in said(layout.output_dir)
     with slow_run.on(environment, layout.output_dir, "--runner", "dask", "--devices", "cpu") as run:
         assert run.wait(240) == 0, said(layout.output_dir)

@@ -130,8 +130,8 @@ def test_ctrl_c_cancels_the_jobs_and_the_run_goes_on_without_slurm(cluster, envi
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ({"DASK_JOBQUEUE__SLURM__PYTHON": "/no/python"}, "ended before a worker had come: see"),
-        ({"DASK_JOBQUEUE__SLURM__QUEUE": "nowhere"}, "SLURM takes no job: sbatch: error: invalid partition"),
+        ({"DASK_JOBQUEUE__SLURM__PYTHON": "/no/python"}, "ended before a worker connected: see"),
+        ({"DASK_JOBQUEUE__SLURM__QUEUE": "nowhere"}, "SLURM refuses the jobs: sbatch: error: invalid partition"),
     ],
 )
 def test_jobs_that_cannot_be_are_an_error_of_the_configuration(

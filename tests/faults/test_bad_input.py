@@ -354,7 +354,7 @@ def test_bad_records_of_every_sort_are_left_out_and_listed_when_that_is_asked_fo
     for name, bad in zip(by_record, skipped, strict=True):
         assert outcome_of(name, kind).what.split(" (")[0] in bad.reason, name
     assert len(ended.err.splitlines()) == 21
-    assert f"... and more: {len(by_record):,} records were left out in all" in ended.err
+    assert f"... and more: {len(by_record):,} records were skipped in all" in ended.err
 
 
 def test_an_empty_input_gives_an_empty_result_only_when_that_is_asked_for(tmp_path):

@@ -114,7 +114,7 @@ def test_a_restart_removes_nothing_behind_a_link(finished, name, tmp_path):
     (out / name).symlink_to(tmp_path / "elsewhere")
     before = sorted(path for path in (tmp_path / "elsewhere").rglob("*"))
     ended = predict_forked([fasta], out, config, restart=True)
-    assert (ended.code, "is a link or no folder" in ended.errors) == (73, True), ended.errors
+    assert (ended.code, "is a link or not a folder" in ended.errors) == (73, True), ended.errors
     assert sorted(path for path in (tmp_path / "elsewhere").rglob("*")) == before
 
 

@@ -24,7 +24,7 @@ from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.failure_report import failure_report
-from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.metrics.table import RunCollector
 
 FORGED_LINE = '{"event":"shard.sealed","level":"info","timestamp":"2026-11-21T18:00:00Z","rank":0}'
 FORGED_ROW = "another_id\tnot_finite\t1"

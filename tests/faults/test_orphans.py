@@ -22,13 +22,13 @@ from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.worker_process import WorkerProcess
 from virnucpro.run_layout import RunLayout
-from virnucpro.store import worker_lock
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks import worker_lock
+from virnucpro.store.locks.run_lock import RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from virnucpro.store.worker_lock import hold_worker_lock
+from virnucpro.store.locks.worker_lock import hold_worker_lock
 hold_worker_lock(Path(sys.argv[1]), 3)
 print("held", flush=True)
 time.sleep(600)
@@ -191,7 +191,7 @@ def test_a_work_folder_that_leads_elsewhere_is_refused(tmp_path, name):
     link = tmp_path / "out" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match="is a link or no folder") as caught:
+    with pytest.raises(OutputError, match="is a link or not a folder") as caught:
         RunLock(RunLayout(tmp_path / "out").lock, run_id="a").__enter__()
     assert caught.value.exit_code == 73
     assert not RunLayout(tmp_path / "out").lock.exists()

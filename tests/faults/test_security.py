@@ -32,9 +32,9 @@ from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.run_lock import RunLock
 
 CPU = torch.device("cpu")
 

@@ -35,8 +35,8 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import BlockRows, write_part
-from virnucpro.store.run_lock import RunLock
 
 GRACE_S = RunLimits().stop_grace_s
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

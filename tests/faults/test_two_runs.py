@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import hash_config
 from tests.faults.forked import left_over, run_forked, small_input
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 
 def snapshot(folder):

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows.api_reach import check_api_reached
-from flows.runners import runner_of, started
+from flows.clusters.api_reach import check_api_reached
+from flows.clusters.runners import runner_of, started
 from tests.clusters import free_port
 from virnucpro.errors import ConfigurationError
 

@@ -11,8 +11,8 @@ import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import cluster_embedding
-from flows.cluster import Cluster
 from flows.cluster_embedding import OnCluster
+from flows.clusters.cluster import Cluster
 from tests import fakes
 from tests.faults.processes import make_proteins
 from virnucpro.config import RunLimits
@@ -154,7 +154,7 @@ def test_who_stops_the_run_gets_no_task_submitted_again(embed, monkeypatch):
 
 
 def test_a_run_none_of_whose_tasks_has_begun_says_once_that_it_waits(embed, monkeypatch, caplog):
-    monkeypatch.setattr(cluster_embedding, "SAY_S", 0.1)
+    monkeypatch.setattr(cluster_embedding, "NOTICE_S", 0.1)
     cluster = Scripted(task=["waits"])
     ended_s = time.monotonic() + 0.5
     monkeypatch.setattr(cluster, "has_ended", lambda _future: time.monotonic() > ended_s)

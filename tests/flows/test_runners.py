@@ -12,10 +12,10 @@ from prefect.logging import disable_run_logger
 from prefect.states import Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import runners
-from flows.cluster import Cluster
-from flows.ray_cluster import show_token
-from flows.runners import Runner, check_runner_allowed, runner_of
+from flows.clusters import runners
+from flows.clusters.cluster import Cluster
+from flows.clusters.ray_cluster import show_token
+from flows.clusters.runners import Runner, check_runner_allowed, runner_of
 from virnucpro.errors import ClusterLostError, ConfigurationError, HostCheckError
 
 LATE_S = 0.5
@@ -117,7 +117,7 @@ def test_where_all_gpus_are_taken_the_first_that_is_free_is_waited_for(cluster, 
 @pytest.mark.parametrize("ask_them", ["on_every_host", "on_a_gpu_of_every_host"])
 def test_a_scheduler_that_goes_while_hosts_are_asked_is_told_as_such_and_nobody_is_told_to_stop(cluster, ask_them):
     threading.Timer(LATE_S, lambda: setattr(cluster, "scheduler_is_there", False)).start()
-    with pytest.raises(ClusterLostError, match="the scheduler of threads is gone"):
+    with pytest.raises(ClusterLostError, match="the scheduler of threads was lost"):
         getattr(cluster, ask_them)(ask, "here", timeout_s=20)
     assert cluster.cancelled == []
 

@@ -14,7 +14,7 @@ from tests.settings import training_config
 from tests.trainings import make_genomes
 from virnucpro.durable import sha256_of
 from virnucpro.errors import BadInputError, SettingsChangedError
-from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.training.classifier_training import run_training
 
 TRAINING = {"num_pieces": 60, "most_epochs": 2, "name": "mine"}

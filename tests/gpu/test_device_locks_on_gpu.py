@@ -10,8 +10,8 @@ pytest.importorskip("pynvml")
 def test_each_number_has_the_lock_of_the_gpu_that_cuda_means_by_it(tmp_path):
     import torch
 
-    from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 
     devices = [Device(str(number)) for number in range(torch.cuda.device_count())]
     names = lock_names(devices, environ={})

@@ -25,10 +25,10 @@ from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import UnitSource, numbers_in, owners_of_done, read_units, write_units
-from virnucpro.store.lease import Lease
+from virnucpro.store.locks.lease import Lease
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import SealedBlocks, part_paths
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.run_lock import RunLock
 
 RUN_ID = "abcdef012345"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proteins.fasta"

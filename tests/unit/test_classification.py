@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from virnucpro.pipeline.classification import texts_of
+from virnucpro.calls.classification import texts_of
 
 
 def test_numbers_are_printed_as_numpy_prints_float32():

@@ -15,13 +15,13 @@ from tests.fakes import HASH_WIDTH, faulty_config
 from tests.predictions import hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
+from virnucpro.calls import contig_scores, frame_order
 from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.pipeline import contig_scores, frame_order
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from virnucpro.config import ModelConfig
-from virnucpro.pipeline.cpu_workers import (
+from virnucpro.pipeline.devices import CPU, Device
+from virnucpro.pipeline.hardware.cpu_workers import (
     INPUT_BYTES,
     default_cpu_workers,
     devices_for,
     free_memory_bytes,
     usable_cores,
 )
-from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices
-from virnucpro.pipeline.devices import CPU, Device
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
 
 GIB = 1 << 30
 PLENTY = {"cores": 16, "memory_bytes": 1000 * GIB, "weights_bytes": 30_000_000, "input_bytes": 100 * INPUT_BYTES}

@@ -14,16 +14,16 @@ from tests.fake_gpus import probe_a_fake_gpu
 from tests.fake_nvml import FakeNvml
 from tests.strategies import edit_manifest
 from virnucpro.errors import SettingsChangedError, StoppedError
-from virnucpro.pipeline import device_claim
-from virnucpro.pipeline.device_claim import DeviceClaim, claim_of
-from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import CPU, Device, choose_devices
+from virnucpro.pipeline.hardware import device_claim
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_of
+from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry import wording
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show import wording
 
 
 class Listener:
@@ -112,7 +112,7 @@ def test_a_run_waits_until_it_has_what_it_needs_and_says_who_holds_it(others, ch
 
 
 def test_who_holds_a_device_is_told_again_from_time_to_time_and_cannot_act_on_the_terminal(others, monkeypatch):
-    monkeypatch.setattr(device_claim, "SAY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(device_claim, "NOTICE_INTERVAL_S", 0.05)
     (others.folder / "GPU-1.lock").write_text(
         '{"host": "h", "pid": 1, "user": "eve\\u001b[2J", "run_id": "r", "since": "\\u0007"}'
     )

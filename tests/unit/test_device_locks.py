@@ -18,8 +18,8 @@ import pytest
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.fakes import NOBODY, another_user
 from virnucpro.errors import DeviceError, ExitCode, OutputError
-from virnucpro.pipeline.device_locks import DeviceHolder, DeviceLocks, lock_dir, lock_names
 from virnucpro.pipeline.devices import Device
+from virnucpro.pipeline.hardware.device_locks import DeviceHolder, DeviceLocks, lock_dir, lock_names
 
 A, B, C = ("GPU-a", "GPU-b", "GPU-c")
 
@@ -171,7 +171,7 @@ def test_two_runs_in_one_process_do_not_share_a_device(folder):
 
 
 def test_somebody_who_stands_still_while_choosing_holds_up_nobody_for_good(folder, monkeypatch):
-    monkeypatch.setattr("virnucpro.pipeline.device_locks._SOON_S", 0.05)
+    monkeypatch.setattr("virnucpro.pipeline.hardware.device_locks._SOON_S", 0.05)
     with DeviceLocks(folder)._alone() as theirs:
         assert theirs is not None
         assert DeviceLocks(folder).take([A], least=1, most=1, run_id="ours") is None
@@ -314,6 +314,7 @@ def test_one_gpu_under_two_names_is_refused():
 
 
 def test_locks_cost_no_framework_and_no_prefect():
-    code = "import sys, virnucpro.pipeline.device_locks; print([n for n in ('torch', 'prefect') if n in sys.modules])"
+    module = "virnucpro.pipeline.hardware.device_locks"
+    code = f"import sys, {module}; print([n for n in ('torch', 'prefect') if n in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

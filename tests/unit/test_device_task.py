@@ -35,9 +35,9 @@ from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import ResultForm
-from virnucpro.store.lease import Lease
+from virnucpro.store.locks.lease import Lease
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proteins.fasta"

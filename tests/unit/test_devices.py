@@ -172,7 +172,7 @@ def test_ranks_map_to_the_parents_own_list_in_order():
     assert devices_for_ranks(2, environ("2,3,5")) == [Device("2"), Device("3")]
     assert devices_for_ranks(1, environ(UUID_A)) == [Device(UUID_A)]
     assert devices_for_ranks(3, environ("")) == [CPU, CPU, CPU]
-    with pytest.raises(DeviceError, match="3 workers asked for, but only 2"):
+    with pytest.raises(DeviceError, match="3 workers requested, but only 2"):
         devices_for_ranks(3, environ("2,3"))
 
 

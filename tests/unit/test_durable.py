@@ -98,7 +98,7 @@ def test_a_dropped_tail_is_seen(tmp_path, kept):
     path = tmp_path / "sealed"
     durable.write_bytes(path, random.Random(3).randbytes(9_000), seal=True)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ResultError, match="cut short"):
+    with pytest.raises(ResultError, match="truncated"):
         durable.check_seal(path)
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_removed_through_a_link_below_the_folder_of_a_run(of_a_run, t
         (elsewhere / name).write_text("x")
     (elsewhere / "folder").mkdir()
     (of_a_run / "link").symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="link is a link or no folder: remove it"):
+    with pytest.raises(OutputError, match="link is a link or not a folder: remove it"):
         durable.remove(of_a_run / "link" / "precious")
     assert durable.remove_strays(of_a_run / "link") == 0
     for remove in (durable.remove_tree, durable.remove_empty):

@@ -11,8 +11,8 @@ from virnucpro.telemetry import embedding_telemetry
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.log_lines import entry_line
-from virnucpro.telemetry.log_reader import RunLogs
+from virnucpro.telemetry.logs.log_lines import entry_line
+from virnucpro.telemetry.logs.log_reader import RunLogs
 from virnucpro.telemetry.snapshot import RankState
 
 BLOCKS = 6
@@ -357,7 +357,7 @@ def test_the_log_of_a_process_that_was_killed_says_how_it_ended(tmp_path):
     ends(run, 0)
     assert not layout.worker_log(0).exists(), "nothing is said of a process that did what it was asked"
     with RunLogs(tmp_path, lambda entry: entry.level == "ERROR") as logs:
-        (found,) = logs.read_on()
+        (found,) = logs.read_new()
     assert (found.rank, found.entry.process) == (1, ("r", 1))
     assert entry_line(found.entry).endswith(
         "ERROR   worker.ended failure=died reason=r exit_code=1 starts_again=false last_block=3"

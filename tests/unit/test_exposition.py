@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import another_user
 from virnucpro.errors import OutputError
-from virnucpro.telemetry import exposition
-from virnucpro.telemetry.exposition import (
+from virnucpro.telemetry.metrics import exposition
+from virnucpro.telemetry.metrics.exposition import (
     LEAST_PATIENCE_S,
     LONGEST_PATIENCE_S,
     SCRAPER_HEADER,

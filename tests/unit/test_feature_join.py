@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
+from virnucpro.calls.feature_join import RowStream, join
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.feature_join import RowStream, join
 
 IDS = [f"c_chunk_{n}F1" for n in range(1, 8)]
 
@@ -71,7 +71,7 @@ def test_every_frame_with_both_rows_gets_its_own_and_no_other(tmp_path, at_once,
 def test_rows_of_other_frames_twice_or_out_of_order_are_refused(tmp_path, ids, at_once):
     if "stranger" in ids:
         ids = [name.replace("stranger", "c_chunk_99F1") for name in ids]
-    with pytest.raises(ResultError, match="is no frame of these contigs at that place"):
+    with pytest.raises(ResultError, match="is not the frame expected there"):
         joined(tmp_path, ids, IDS, at_once=at_once)
 
 

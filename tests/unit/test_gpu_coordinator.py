@@ -130,7 +130,7 @@ def test_an_unset_visible_list_stays_unset_while_workers_start(tmp_path, monkeyp
 
 def test_more_ranks_than_visible_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    with pytest.raises(DeviceError, match="3 workers asked for, but only 2 GPUs are visible"):
+    with pytest.raises(DeviceError, match="3 workers requested, but only 2 GPUs are visible"):
         GPUProcessCoordinator(3, tmp_path)
 
 

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.snapshots import run_snapshot
 from virnucpro.pipeline.devices import choose_devices, count_gpus
-from virnucpro.telemetry import gpu_monitor
-from virnucpro.telemetry.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.metrics import gpu_monitor
+from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.snapshot import GpuSample
 from virnucpro.this_host import host_name
 

@@ -11,8 +11,8 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.interrupted import mark_interrupted
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest
-from virnucpro.store.run_lock import RunLock
 
 
 @pytest.fixture

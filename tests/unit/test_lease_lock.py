@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import ExitCode, OutputError, RunLockedError
-from virnucpro.store.lease_lock import LeaseLock
-from virnucpro.store.run_holder import holder_of
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.lease_lock import LeaseLock
+from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.store.locks.run_lock import RunLock
 
 LEASE_S = 1.5
 
 HOLD = """
     import errno, fcntl, signal, sys, time
     from pathlib import Path
-    from virnucpro.store.run_lock import RunLock
+    from virnucpro.store.locks.run_lock import RunLock
 
     def flock(*_):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.faults.command_line import run
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 
 def line(second, event, level="info", **values):
@@ -122,7 +122,7 @@ def test_follow_shows_what_comes_until_the_run_is_over(out):
             file.write(line(6, "last"))
     assert following.communicate(timeout=30) == (
         "2026-11-21 18:00:06.000Z INFO    rank 0         last\n",
-        f"nobody works in {out}; how it ended: virnucpro status {out}\n",
+        f"no run is active in {out}; for its state: virnucpro status {out}\n",
     )
     assert following.returncode == 0
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian_programs import program
 from tests.snapshots import cost_of, embedding_snapshot, rank_snapshot, run_snapshot
-from virnucpro.telemetry.metrics import METRICS, RunCollector
+from virnucpro.telemetry.metrics.table import METRICS, RunCollector
 from virnucpro.telemetry.snapshot import BatchSeconds, GpuSample, RankState
 
 HOSTILE = 'a"} 1\nvirnucpro_sequences_total{rank="9"} 9\n# EOF\\\x1b[2J'

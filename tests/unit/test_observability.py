@@ -30,7 +30,7 @@ from tests.debian_programs import program
 from virnucpro.cli import app
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
-from virnucpro.telemetry.metrics import METRICS
+from virnucpro.telemetry.metrics.table import METRICS
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
 RULES = sorted((OBSERVABILITY / "rules").glob("*.yml"))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from virnucpro.telemetry.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 
 TICK_S = 0.03
 """The system counts in hundredths of a second, user and system apart."""

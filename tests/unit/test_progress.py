@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.telemetry.show.progress import DownloadProgress
 
 
 def test_quiet_is_quiet(capsys):

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
 from virnucpro.errors import ConfigurationError
-from virnucpro.telemetry import pushgateway
+from virnucpro.telemetry.metrics import pushgateway
+from virnucpro.telemetry.metrics.pushgateway import FORGOTTEN_S, Pushgateway
 from virnucpro.telemetry.metrics_options import MetricsOptions
-from virnucpro.telemetry.pushgateway import FORGOTTEN_S, Pushgateway
 
 HOST = socket.gethostname()
 RUN_ID = "0123456789ab"

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import ExitCode, OutputError, RunLockedError
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 
 HOLD = """
     import sys
     from pathlib import Path
-    from virnucpro.store.run_lock import RunLock
+    from virnucpro.store.locks.run_lock import RunLock
 
     with RunLock(Path(sys.argv[1]), run_id="the first"):
         print("held", flush=True)
@@ -129,7 +129,7 @@ def test_a_full_disk_is_an_output_error(tmp_path):
         import resource, sys
         from pathlib import Path
         from virnucpro.errors import OutputError
-        from virnucpro.store.run_lock import RunLock
+        from virnucpro.store.locks.run_lock import RunLock
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:

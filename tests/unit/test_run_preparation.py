@@ -14,8 +14,8 @@ from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.settings import LongPolicy
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest
-from virnucpro.store.run_lock import RunLock
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 8), ("c", "WY" * 9), ("d", "MKTAYIAKQR" * 5)]
 

@@ -19,9 +19,9 @@ from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.settings import AUTO_SHARDED_ROWS, ResultForm
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.results import forms, sharded
-from virnucpro.store.run_lock import RunLock
 
 SHARDED, SINGLE, AUTO = ResultForm.SHARDED, ResultForm.SINGLE, ResultForm.AUTO
 ROWS_OF_SHARD = 25

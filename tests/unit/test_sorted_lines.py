@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from virnucpro.pipeline.sorted_lines import SortedLines
+from virnucpro.store.sorted_lines import SortedLines
 
 
 @pytest.mark.parametrize("in_memory", [1, 7, 50, 10_000])

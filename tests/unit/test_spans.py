@@ -96,7 +96,7 @@ def test_recording_ends_when_there_are_too_many_and_says_so(folder, monkeypatch,
             pass
     written = lines(folder)
     assert len(written) == 1 + 5 + 1
-    assert written[-1]["why"] == "5 spans of this process are recorded, and no more"
+    assert written[-1]["why"] == "5 spans of this process are recorded, the limit"
     assert written[-1]["ended_ns"] >= written[-2][2]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

@@ -25,16 +25,16 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline import run_status
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import COUNTED, PredictionManifest, RunManifest, StageRecord
-from virnucpro.store.run_holder import holder_of
-from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.snapshot import GpuSample, RankState
 from virnucpro.telemetry.status_file import StatusFile
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from virnucpro.store.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock
 with RunLock(Path(sys.argv[1]), run_id="killed"):
     print("held", flush=True)
     time.sleep(600)
@@ -188,7 +188,7 @@ def test_a_running_run_shows_its_ranks_its_speed_and_what_is_wrong(layout):
         lines = shown(layout.output_dir).splitlines()
     assert lines[0] == f"{layout.output_dir}: running (embedding run), 70.0 %, about 1 h 12 min left"
     assert lines[1].startswith(
-        f"  process {os.getpid()} on {os.uname().nodename}, has run for 1 min 10 s, last heard of "
+        f"  process {os.getpid()} on {os.uname().nodename}, has run for 1 min 10 s, last heartbeat "
     )
     assert lines[2] == "  computing embeddings with virnucpro-tiny-protein, for 1 min 3 s"
     assert lines[3].split() == ["rank", "device", "done", "computed", "rows", "tokens/s", "restarts", "GPU", "state"]
@@ -229,7 +229,7 @@ def test_a_status_that_is_written_again_is_of_a_run_whose_process_is_hidden(layo
     timer.join()
 
 
-def test_a_run_on_another_host_is_running_as_long_as_it_is_heard_of(layout, monkeypatch):
+def test_a_run_on_another_host_is_running_as_long_as_it_sends_heartbeats(layout, monkeypatch):
     manifest("running").write(layout.manifest)
     about = {"host": "node17", "pid": 1, "run_id": "x", "since": "2026-11-21T10:00:00+00:00"}
     layout.lock.write_text(json.dumps(about))
@@ -240,7 +240,7 @@ def test_a_run_on_another_host_is_running_as_long_as_it_is_heard_of(layout, monk
     monkeypatch.setattr(time, "time", lambda: later)
     text = shown(layout.output_dir)
     assert text.startswith(f"{layout.output_dir}: silent (embedding run), 60.0 %\n")
-    assert "process 1 on node17, had run for 1 min 10 s, last heard of 15 min ago" in text
+    assert "process 1 on node17, had run for 1 min 10 s, last heartbeat 15 min ago" in text
     assert "next: look whether process 1 on node17 still runs" in text
 
 
@@ -322,14 +322,14 @@ def prediction(tmp_path, state):
     return layout
 
 
-def test_an_identification_shows_its_stages_and_counts(tmp_path):
+def test_a_prediction_shows_its_stages_and_counts(tmp_path):
     layout = prediction(tmp_path, "stopped")
     text = shown(layout.output_dir)
-    assert text.startswith(f"{layout.output_dir}: stopped (identification)\n")
-    assert "stages that are done: fragments" in text
+    assert text.startswith(f"{layout.output_dir}: stopped (prediction)\n")
+    assert "finished stages: fragments" in text
 
 
-def test_a_finished_identification_took_what_its_stages_took_whenever_they_were_done(tmp_path):
+def test_a_finished_prediction_took_what_its_stages_took_whenever_they_were_done(tmp_path):
     layout = prediction(tmp_path, "complete")
     assert "  took 1.0 s (fragments 1.0 s)\n" in shown(layout.output_dir)
 
@@ -340,19 +340,19 @@ def test_a_stopped_prediction_took_at_least_what_its_finished_stages_took(tmp_pa
     assert "  took 1.0 s (fragments 1.0 s)\n" in shown(layout.output_dir)
 
 
-def test_the_part_of_an_identification_whose_turn_it_is_shows_the_whole(tmp_path):
+def test_the_part_of_a_prediction_whose_turn_it_is_shows_the_whole(tmp_path):
     layout = prediction(tmp_path, "running")
     dna = RunLayout(layout.dna_dir)
     with RunLock(layout.lock, run_id="abc"):
         layout.work_dir.mkdir()
         write_live(layout, run_snapshot(rank_snapshot()))
         head = shown(layout.output_dir).splitlines()[0]
-        assert head.endswith("running (identification), 60.0 % of this embedding, about 8 s left of it")
+        assert head.endswith("running (prediction), 60.0 % of this embedding, about 8 s left of it")
         with RunLock(dna.lock, run_id="abc"):
             dna.work_dir.mkdir()
             found = status_of(dna.output_dir)
             assert (found.output_dir, found.part_of, found.state) == (layout.output_dir, layout.output_dir, "running")
-            assert "a part of this run, and its turn is now" in shown(dna.output_dir)
+            assert "belongs to this run, which computes it now" in shown(dna.output_dir)
         manifest("complete").write(dna.manifest)
         assert status_of(dna.output_dir).state == "complete"
 

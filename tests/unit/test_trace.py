@@ -278,7 +278,7 @@ def test_where_recording_ended_stands_in_the_timeline(tmp_path, folder, monkeypa
     (end,) = trace.instants
     assert (end["name"], end["args"]["why"]) == (
         "recording ends",
-        "3 spans of this process are recorded, and no more",
+        "3 spans of this process are recorded, the limit",
     )
     assert end["ts"] >= trace.of_lane(spans.COMPUTE)[-1]["ts"]
 

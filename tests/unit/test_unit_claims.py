@@ -28,8 +28,8 @@ from virnucpro.pipeline.unit_claims import (
     write_units,
 )
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store import lease
-from virnucpro.store.lease import LapseWatch, Lease
+from virnucpro.store.locks import lease
+from virnucpro.store.locks.lease import ExpiryWatch, Lease
 
 LEASE_S = 1.5
 
@@ -161,9 +161,9 @@ def test_owners_that_begin_together_do_not_all_try_the_same_units(tmp_path, monk
 def test_whoever_takes_a_free_unit_lists_the_claims_only_and_whoever_waits_lists_them_seldom(tmp_path, monkeypatch):
     listed = []
 
-    def looked(folder, *, afresh=False):
+    def looked(folder, *, refresh=False):
         listed.append(folder.name)
-        return numbers_in(folder, afresh=afresh)
+        return numbers_in(folder, refresh=refresh)
 
     make_units(tmp_path, lease_s=6)
     claims, other = (UnitClaims(UnitSource(tmp_path, name)) for name in "ab")
@@ -269,8 +269,8 @@ def test_an_owner_whose_lease_lapsed_is_robbed_by_one_of_many_only(tmp_path):
 def test_a_read_that_hangs_tells_nothing_of_whether_a_lease_lapses(tmp_path, monkeypatch):
     path = tmp_path / "owner"
     path.write_text("{}")
-    watch = LapseWatch(0.3)
-    assert not watch.has_lapsed(path)
+    watch = ExpiryWatch(0.3)
+    assert not watch.has_expired(path)
 
     def hangs(path):
         time.sleep(0.5)
@@ -278,28 +278,28 @@ def test_a_read_that_hangs_tells_nothing_of_whether_a_lease_lapses(tmp_path, mon
 
     with monkeypatch.context() as patched:
         patched.setattr(lease, "_bytes_of", hangs)
-        assert not watch.has_lapsed(path), "the file system was away, for the owner as well"
-    assert not watch.has_lapsed(path)
+        assert not watch.has_expired(path), "the file system was away, for the owner as well"
+    assert not watch.has_expired(path)
     time.sleep(0.4)
-    assert watch.has_lapsed(path)
+    assert watch.has_expired(path)
 
 
 def test_a_lease_is_judged_by_the_clock_of_who_looks_never_by_its_dates(tmp_path):
     path = tmp_path / "owner"
-    watch = LapseWatch(0.6)
+    watch = ExpiryWatch(0.6)
     with Lease(path, {"host": "a"}, lease_s=0.6):
         deadline_s = time.monotonic() + 1.5
         while time.monotonic() < deadline_s:
             os.utime(path, (0, 0))  # a host whose clock stands at 1970
-            assert not watch.has_lapsed(path)
+            assert not watch.has_expired(path)
             time.sleep(0.05)
     path.write_bytes(b"the last word")
     os.utime(path, (4e9, 4e9))  # one whose clock is a century ahead
-    assert not watch.has_lapsed(path)
+    assert not watch.has_expired(path)
     time.sleep(0.8)
-    assert watch.has_lapsed(path)
+    assert watch.has_expired(path)
     path.write_bytes(b"back again")
-    assert not watch.has_lapsed(path)
+    assert not watch.has_expired(path)
 
 
 def test_a_lease_that_ends_well_leaves_no_file(tmp_path):

@@ -19,8 +19,8 @@ from tests.snapshots import (
     run_snapshot,
     stage_snapshot,
 )
-from virnucpro.telemetry import wording
-from virnucpro.telemetry.progress import (
+from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.show.progress import (
     PLAIN_INTERVAL_S,
     PlainView,
     QuietView,
@@ -28,8 +28,8 @@ from virnucpro.telemetry.progress import (
     TerminalView,
     terminal_view,
 )
+from virnucpro.telemetry.show.terminal import Terminal
 from virnucpro.telemetry.snapshot import RankState
-from virnucpro.telemetry.terminal import Terminal
 
 LOADING = {"state": RankState.LOADING, "sequences": 0, "tokens_left": 100_000, "tokens_per_second": 0.0}
 

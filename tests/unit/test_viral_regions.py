@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.pipeline.viral_regions import (
+from virnucpro.calls.viral_regions import (
     ViralRegion,
     bed_header,
     bed_lines,

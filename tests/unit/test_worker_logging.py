@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from virnucpro.pipeline.worker_process import MAX_MESSAGE_BYTES
-from virnucpro.telemetry.worker_logging import HANDLER_NAME, MOST_TOLD, setup_worker_logging
+from virnucpro.telemetry.worker_logging import HANDLER_NAME, MAX_REPORTED, setup_worker_logging
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 
@@ -200,10 +200,10 @@ def test_warnings_and_errors_are_told_to_the_parent_without_what_it_knows(tmp_pa
 def test_a_flood_of_warnings_is_told_up_to_a_number_and_that_there_are_more(tmp_path):
     told = Told()
     path = setup_worker_logging(1, tmp_path, reports=told)
-    for number in range(MOST_TOLD + 20):
+    for number in range(MAX_REPORTED + 20):
         structlog.get_logger("virnucpro.test").warning("again", number=number)
-    assert [message["event"] for message in told] == ["again"] * MOST_TOLD + ["log.more"]
-    assert len(lines_of(path)) == MOST_TOLD + 20
+    assert [message["event"] for message in told] == ["again"] * MAX_REPORTED + ["log.more"]
+    assert len(lines_of(path)) == MAX_REPORTED + 20
 
 
 @given(st.lists(st.text(alphabet=st.sampled_from("a\x00\x1b\n\u2028é\ud800\U0001f9ec"), max_size=3000), max_size=40))

@@ -1,4 +1,4 @@
-"""``virnucpro index`` and ``virnucpro verify``: is this input, is this result, as it should be?"""
+"""``virnucpro index`` and ``virnucpro verify``: checks of input and of results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def index(
         SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
     ] = SequenceKind.PROTEIN,
 ) -> None:
-    """Check FASTA files and write a sequence index, or say what is wrong by file and line."""
+    """Check FASTA files and write a sequence index, or report problems by file and line."""
     asked = settings.sequences
     rules = InputRules(
         sequence_kind=kind,
@@ -44,9 +44,9 @@ def index(
     span = f", {lengths[-1]:,} to {lengths[0]:,} {unit}" if len(built) else ""
     print(f"{printable(str(output))}: {len(built):,} sequences of {len(built.files)} file(s){span}")
     for bad in islice(built.skipped(), BadInputError.MAX_PROBLEMS):
-        print(f"left out: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
+        print(f"skipped: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
     if built.num_skipped > BadInputError.MAX_PROBLEMS:
-        print(f"... and more: {built.num_skipped:,} records were left out in all", file=sys.stderr)
+        print(f"... and more: {built.num_skipped:,} records were skipped in all", file=sys.stderr)
 
 
 def verify(
@@ -76,9 +76,7 @@ def verify(
         missing = found.num_records - found.num_rows - found.num_skipped
         partial = f"intact, but {missing:,} sequences are missing" if missing else "intact, but partial"
         verdict = "complete and intact" if found.state == "complete" else partial
-        left_out = f" ({found.num_skipped:,} bad records left out)" * bool(found.num_skipped)
-        print(
-            f"{printable(str(output))}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{left_out}"
-        )
+        skipped = f" ({found.num_skipped:,} bad records skipped)" * bool(found.num_skipped)
+        print(f"{printable(str(output))}: {verdict}: {found.num_rows:,} of {found.num_records:,} {found.what}{skipped}")
     if found.state == "partial":
         raise typer.Exit(int(ExitCode.PARTIAL))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.cpu_workers import devices_for
+from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
 from virnucpro.store.results.forms import require_form
-from virnucpro.telemetry.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.run_result import RunResult
@@ -69,7 +69,7 @@ def embed(
 
 
 def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
         else:

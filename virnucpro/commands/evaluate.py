@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
@@ -27,7 +27,7 @@ from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import DEFAULT_CLASSIFIER, PredictionSettings
-from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.known_contigs import read_truth
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
@@ -172,7 +172,7 @@ def evaluate(
     )
     write_evaluation(document, without, layout)
     write_page(document, layout.page, [layout.document, layout.table])
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(document))
         else:

@@ -1,4 +1,4 @@
-"""``virnucpro logs``: what the workers of a run have logged, by time, for a person."""
+"""``virnucpro logs``: a run's worker logs, merged by time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from virnucpro.commands.options import RunDir
 from virnucpro.errors import ExitCode, ResultError, printable
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.settings import LogLevel
-from virnucpro.store.run_holder import holder_of
-from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
-from virnucpro.telemetry.log_reader import RunLogs
+from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.telemetry.logs.log_lines import LEVELS, entry_line, frame_lines
+from virnucpro.telemetry.logs.log_reader import RunLogs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from virnucpro.telemetry.log_reader import FoundEntry
+    from virnucpro.telemetry.logs.log_reader import FoundEntry
 
 POLL_S = 0.5
-"""Seconds between two looks at the files of a run that goes on."""
+"""Seconds between two reads of an active run's files."""
 _STYLES = {
     "DEBUG": Style(dim=True),
     "WARNING": Style(color="yellow"),
@@ -45,42 +45,37 @@ def logs(
         LogLevel, typer.Option(case_sensitive=False, help="Only lines that are at least as severe.")
     ] = LogLevel.DEBUG,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new lines until the run is over, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new lines until the run ends, or Ctrl-C.")
     ] = False,
     tail: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Only the last N lines.", show_default="all")
     ] = None,
 ) -> None:
-    """Show what the workers of a run have logged, by time (UTC)."""
+    """Show the workers' log lines of a run by time (UTC)."""
     least = LEVELS.index(level)
     lock = RunLayout(output).lock
     _check_folder(output)
     screen = _Screen()
     try:
         with RunLogs(output, lambda entry: LEVELS.index(entry.level) >= least, rank=rank) as files:
-            is_over = not (follow and _goes_on(lock))
+            is_over = not (follow and _is_active(lock))
             _check_rank(rank, files.ranks(), is_over=is_over, output=output)
-            screen.show(files.read_on(is_over=is_over) if tail is None else files.last(tail, is_over=is_over))
+            screen.show(files.read_new(is_over=is_over) if tail is None else files.last(tail, is_over=is_over))
             while not is_over:
                 time.sleep(POLL_S)
-                is_over = not _goes_on(lock)  # looked at first: what was written before it went is read
-                screen.show(files.read_on(is_over=is_over))
+                is_over = not _is_active(lock)  # before reading, so that the last lines are not missed
+                screen.show(files.read_new(is_over=is_over))
         if follow:
             ask = shlex.join(["virnucpro", "status", str(output)])
-            print(f"nobody works in {printable(str(output))}; how it ended: {printable(ask)}", file=sys.stderr)
+            print(f"no run is active in {printable(str(output))}; for its state: {printable(ask)}", file=sys.stderr)
     except KeyboardInterrupt:
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
-    except BrokenPipeError:  # who reads us has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_folder(output: Path) -> None:
-    """
-    Check that the logs of a run can be there, and be read.
-
-    Raises:
-        ResultError: The folder is none of a run, or what it holds is not for us to read.
-    """
+    """Check that a folder can have logs, and that they are readable."""
     own, parts = RunLayout(output), PredictionLayout(output)
     try:
         if not any(path.exists() for path in (own.manifest, own.lock, own.log_dir)):
@@ -92,32 +87,32 @@ def _check_folder(output: Path) -> None:
         raise ResultError(error.filename, error.strerror or str(error)) from error
 
 
-def _goes_on(lock: Path) -> bool:
-    """Whether somebody works in the folder, as far as can be told."""
+def _is_active(lock: Path) -> bool:
+    """Whether a run may be active in the folder."""
     holder = holder_of(lock)
     return holder is not None and holder.is_alive is not False
 
 
 def _check_rank(rank: int | None, ranks: list[int], *, is_over: bool, output: Path) -> None:
     """
-    Say that there are no logs.
+    Report missing logs.
 
     Raises:
-        typer.BadParameter: There are some, but none of *rank*.
+        typer.BadParameter: There are logs, but none of *rank*.
     """
     if not ranks:
-        waiting = "no worker has logged anything yet" if _goes_on(RunLayout(output).lock) else "no worker has logged"
+        waiting = "no worker has logged anything yet" if _is_active(RunLayout(output).lock) else "no worker has logged"
         print(f"{printable(str(output))}: {waiting}", file=sys.stderr)
     elif rank is not None and rank not in ranks and is_over:
-        there_are = ", ".join(map(str, ranks))
-        raise typer.BadParameter(f"rank {rank} has no log here: there are {there_are}.", param_hint="--rank")
+        present = ", ".join(map(str, ranks))
+        raise typer.BadParameter(f"rank {rank} has no log here: there are {present}.", param_hint="--rank")
 
 
 class _Screen:
-    """Standard output: in colours where a person looks at it."""
+    """Standard output, coloured on a terminal."""
 
     def __init__(self) -> None:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may not have every letter
+        if isinstance(sys.stdout, io.TextIOWrapper):  # the encoding may lack characters
             sys.stdout.reconfigure(errors="backslashreplace")
         console = Console()
         self._is_coloured = console.color_system is not None and not console.no_color

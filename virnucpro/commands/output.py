@@ -1,4 +1,4 @@
-"""What a command prints on standard output: to a terminal, a file, or a pipe that somebody has closed by now."""
+"""Standard output of a command: a terminal, a file, or a closed pipe."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _GONE = (errno.EPIPE, errno.EIO)
-"""What the system says of a pipe or a terminal that somebody has closed."""
+"""Errors of a closed pipe or terminal."""
 _NO_TERMINAL_COLUMNS = 120
 _MOST_COLUMNS = 1000
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output that tells a full disk, and the like, as any other file of a command."""
+    """Standard output that reports a full disk as other files do."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -39,7 +39,7 @@ class _StandardOutput(io.FileIO):
 
 
 def guard_standard_output() -> None:
-    """Let every print raise ``OutputError`` where what is printed cannot be kept."""
+    """Make every print raise ``OutputError`` when the output cannot be written."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
         return
@@ -56,14 +56,11 @@ def guard_standard_output() -> None:
 
 
 @contextmanager
-def told_if_anybody_reads() -> Iterator[None]:
+def ignoring_closed_output() -> Iterator[None]:
     """
-    Let the block print to a standard output that may be gone: how the work went does not depend on who reads of it.
+    Print in the block to an output that may be closed; the outcome of the work does not depend on it.
 
-    A run of a night whose terminal was closed ends with its own exit code; its outcome stands in its folder.
-
-    Raises:
-        OutputError: There is an output, and it cannot be written.
+    A run whose terminal was closed keeps its own exit code.
     """
     try:
         yield
@@ -75,15 +72,9 @@ def told_if_anybody_reads() -> Iterator[None]:
 
 
 def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
-    """
-    Print something of rich's, as a terminal shows it; no number is cut for want of columns.
-
-    Args:
-        renderable: It.
-        soft_wrap: Leave it to the terminal to wrap long lines.
-    """
+    """Print a rich object without truncating numbers; *soft_wrap* leaves wrapping to the terminal."""
     is_terminal = sys.stdout.isatty()
-    text = io.StringIO()  # rich itself ends the process at a closed pipe
+    text = io.StringIO()  # rich ends the process at a closed pipe
     console = Console(
         file=text, force_terminal=is_terminal, width=None if is_terminal else _NO_TERMINAL_COLUMNS, highlight=False
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
@@ -18,7 +18,7 @@ from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction_result import PredictionResult
@@ -74,7 +74,7 @@ def predict(
 
 
 def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
         else:

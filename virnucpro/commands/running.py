@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from virnucpro.config import RunLimits
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
-from virnucpro.pipeline.device_claim import claim_devices
+from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.telemetry.metrics_options import metrics_options
-from virnucpro.telemetry.progress import terminal_view
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import terminal_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from virnucpro.pipeline.device_claim import DeviceClaim
+    from virnucpro.pipeline.hardware.device_claim import DeviceClaim
     from virnucpro.settings import Hardware, RunSettings
 
 Outcome = TypeVar("Outcome")

@@ -1,4 +1,4 @@
-"""``virnucpro status``: how is the run in this folder, asked from anywhere that sees the folder."""
+"""``virnucpro status``: the state of the run in a folder, from any host that sees the folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, RunDir
-from virnucpro.commands.output import print_renderable, told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.errors import printable
 from virnucpro.pipeline.run_status import RunStatus, status_of
 from virnucpro.store.manifest import PredictionManifest, RunManifest
-from virnucpro.telemetry import wording
+from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,18 +42,18 @@ _COUNTED = {
     "by_sequence": "scored by sequence alone",
     "scored_frames": "frames scored",
     "missing_frames": "frames missing",
-    "skipped": "left out",
+    "skipped": "skipped",
 }
 
 
 def status(output: RunDir, as_json: AsJson = False) -> None:
     """
-    Say how a run is: what it does, how far it is, how fast, what failed, and what to do next.
+    Show the state of a run: stage, progress, speed, failures, and what to do next.
 
-    It works beside the run, from another terminal or another machine that sees the folder, and disturbs nothing.
+    It works beside the run, from another terminal or another machine that sees the folder, and does not disturb it.
     """
     found = status_of(output)
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(found.to_json()))
         else:
@@ -75,18 +75,19 @@ def _print_status(found: RunStatus) -> None:
 def _print_head(found: RunStatus) -> None:
     head = Text(printable(str(found.output_dir)) + ": ")
     head.append(found.state, style=f"bold {_STYLES[found.state]}")
-    kind = f"{found.kind} run" if found.kind == "embedding" else found.kind
+    is_prediction = found.kind == "identification"  # its name in status.json
+    kind = "prediction" if is_prediction else f"{found.kind} run" if found.kind == "embedding" else found.kind
     embedding = found.embedding
     figures = [f" ({kind})" if kind else ""]
     if embedding is not None and not embedding.is_over:
-        of_it = " of this embedding" if found.kind == "identification" else ""  # it has two, and stages after them
+        of_it = " of this embedding" if is_prediction else ""  # one of two, and not the last stage
         figures.append(wording.percent(embedding.progress, decimals=1) + of_it)
         if embedding.seconds_left is not None and found.state == "running":
             figures.append(f"about {wording.about(embedding.seconds_left)} left{of_it and ' of it'}")
     head.append(", ".join(figures))
     print_renderable(head, soft_wrap=True)
     if found.part_of is not None:
-        _print("the folder asked about is a part of this run, and its turn is now")
+        _print("the given folder belongs to this run, which computes it now")
     lines = []
     if found.holder is not None:
         lines.append(f"process {found.holder.pid} on {printable(found.holder.host)}")
@@ -97,7 +98,7 @@ def _print_head(found: RunStatus) -> None:
         stages = ", ".join(f"{printable(name)} {wording.duration(seconds)}" for name, seconds in found.stages_s.items())
         lines.append(f"{verb} {wording.duration(found.seconds)}{f' ({stages})' if stages else ''}")
     if found.age_s is not None:
-        lines.append(f"last heard of {wording.duration(found.age_s)} ago")
+        lines.append(f"last heartbeat {wording.duration(found.age_s)} ago")
     if lines:
         _print(", ".join(lines))
     doing = None if found.snapshot is None else wording.doing(found.snapshot)
@@ -124,7 +125,7 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
                 "rows": "" if rank.rows is None else f"{rank.rows:,}",
                 "tokens/s": f"{rank.tokens_per_second:,.0f}" if state is None else "",
                 "restarts": _counted(rank.restarts),
-                "GPU": _gpu_words(found.gpu_of(rank)),
+                "GPU": _gpu_text(found.gpu_of(rank)),
                 "state": left if state is None else state,
             }
         )
@@ -143,17 +144,17 @@ def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:
         _print(f"the disk is nearly full: {wording.size(free or 0)}{of} are left", style="red")
 
 
-def _gpu_words(gpu: GpuSample | None) -> str:
+def _gpu_text(gpu: GpuSample | None) -> str:
     if gpu is None:
         return ""
-    words = []
+    figures = []
     if gpu.utilization is not None:
-        words.append(wording.percent(gpu.utilization))
+        figures.append(wording.percent(gpu.utilization))
     if gpu.memory_used_bytes is not None:
-        words.append(wording.size(gpu.memory_used_bytes))
+        figures.append(wording.size(gpu.memory_used_bytes))
     if gpu.temperature_celsius is not None:
-        words.append(f"{gpu.temperature_celsius:.0f} C")
-    return ", ".join(words)
+        figures.append(f"{gpu.temperature_celsius:.0f} C")
+    return ", ".join(figures)
 
 
 def _print_ranks_of_before(ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -183,18 +184,18 @@ def _print_counts(found: RunStatus) -> None:
     if found.manifest is None or found.embedding is not None:
         return
     counts = found.manifest.counts
-    words = _COUNTED
+    names = _COUNTED
     if isinstance(found.manifest, PredictionManifest):
-        words = {**words, "contigs": printable(found.manifest.sequences)}
-    told = [f"{counts[name]:,} {what}" for name, what in words.items() if counts.get(name)]
-    if told:
-        _print(f"{', '.join(told)}")
+        names = {**names, "contigs": printable(found.manifest.sequences)}
+    counted = [f"{counts[name]:,} {what}" for name, what in names.items() if counts.get(name)]
+    if counted:
+        _print(", ".join(counted))
     if found.state != "complete" and not isinstance(found.manifest, RunManifest) and found.manifest.stages:
-        _print(f"stages that are done: {', '.join(map(printable, found.manifest.stages))}")
+        _print(f"finished stages: {', '.join(map(printable, found.manifest.stages))}")
 
 
 def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows under the names of their cells, without the columns in which there is nothing."""
+    """Print rows under the names of their cells, without empty columns."""
     table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True)
     names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     for name in names:
@@ -206,7 +207,7 @@ def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def _print(line: str, *, style: str = "") -> None:
-    """Print a line about the run; it is safe for a terminal."""
+    """Print a line that is safe for a terminal."""
     print_renderable(Text(f"  {line}", style=style), soft_wrap=True)
 
 

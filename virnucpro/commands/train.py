@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settings
-from virnucpro.commands.output import told_if_anybody_reads
+from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
 from virnucpro.settings import TrainingSettings
-from virnucpro.telemetry.progress import DownloadProgress
+from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import configure_training
 
@@ -113,7 +113,7 @@ def command_of(labelled: Sequence[Path], settings: TrainingSettings) -> str:
 
 
 def _report(result: TrainingResult, *, as_json: bool) -> None:
-    with told_if_anybody_reads():
+    with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
             return

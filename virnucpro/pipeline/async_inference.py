@@ -1,16 +1,13 @@
 """
-The loop that feeds a model: batches in, rows out, in order.
+The inference loop: batches in, rows out, in order.
 
-On a GPU three things go on at once: a thread gets the next batches ready (reading, tokenising, packing, page-locked
-memory), the GPU computes, and copies to and from it run on streams of their own. Events order them; the host only ever
-waits for the oldest batch's rows. On a CPU the same loop computes one batch at a time.
+On a GPU a thread prepares the next batches (reading, tokenising, packing, page-locked memory) while the GPU computes
+and copies run on streams of their own, ordered by events; the host waits only for the oldest batch's rows. On a CPU the
+same loop computes one batch at a time.
 
-A batch that does not fit into the device's memory, or that fails twice, is computed in halves, and those in halves
-again, until they succeed or the sequences that cannot be computed stand alone: its result names them. Errors that have
-nothing to do with a sequence (files, settings, a device that is lost) are raised.
-
-``AsyncInferenceRunner`` knows tensors and devices. It does not know files, blocks, ranks or what a model is beyond a
-call; that is why any packed encoder, and the fakes of the tests, run through it unchanged.
+A batch that does not fit into memory, or fails twice, is computed in halves, recursively, until the failing sequences
+stand alone; its result names them. Errors unrelated to a sequence (files, settings, a lost device) are raised. The
+runner knows tensors and devices, not files, blocks or ranks, so any packed encoder runs through it.
 """
 
 from __future__ import annotations
@@ -43,23 +40,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 
 DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
-"""What torch raises when the device is lost to this process; before 2.8 it had no type of its own."""
+"""Raised when the device is lost to this process; torch before 2.8 has no type for it."""
 SYSTEMATIC_FAILURES = 8
-"""Sequences that fail one after the other, with none that succeeds, from which on the fault is not theirs."""
+"""After so many failures in succession the cause is not in the sequences."""
 BATCHES_IN_FLIGHT = 3
-"""Batches that a GPU has been given and whose rows are not back yet, at the most: one computed, one waiting, one whose
-rows the caller is busy with."""
+"""Most batches on a GPU: one computing, one waiting, one whose rows the caller handles."""
 BATCHES_AHEAD = 2
-"""Batches that are made ready for a GPU before it can take them."""
+"""Batches prepared for a GPU in advance."""
 
 
 class PackedEncoder(Protocol):
     """A model that embeds packed sequences."""
 
     hidden_dim: int
-    """Width of a row."""
     attention: AttentionChoice
-    """The attention kernel in use, with the reason."""
 
     def __call__(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Return float32 (S, hidden_dim)."""
@@ -68,16 +62,14 @@ class PackedEncoder(Protocol):
 
 @dataclass(frozen=True)
 class FailedSequence:
-    """A sequence of a batch that got no row."""
+    """A sequence of a batch without a row."""
 
     position: int
-    """Its index position."""
+    """Index position."""
     sequence_id: str
-    """Its id."""
     failure: FailureClass
-    """Why, in one word."""
     what: str
-    """Why, in a sentence."""
+    """The cause as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -93,37 +85,37 @@ class InferenceResult:
     num_tokens: int
     """Tokens of the batch, special tokens included."""
     is_resplit: bool = False
-    """Whether the batch was computed in pieces: its last bits may differ from those of the whole."""
+    """Whether the batch was computed in pieces, which may change the last bits."""
     failed: tuple[FailedSequence, ...] = ()
     """The other sequences of the batch."""
     seconds: float = 0.0
-    """Seconds it took, from the end of the batch before or its own start, whichever is later, to its rows."""
+    """From the end of the batch before or its own start, whichever is later, to its rows."""
     oom_splits: int = 0
-    """Times that it, or a piece of it, was halved because it did not fit into memory."""
+    """Times that it, or a piece of it, was halved for want of memory."""
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A batch that the device has been given. It holds every tensor until its rows are here, so none is used again."""
+    """A batch in flight; keeps its tensors alive until the rows have arrived."""
 
     batch: PackedBatch
     rows_SD: torch.Tensor
-    """On the host; of a GPU's batch complete once *arrived* is."""
+    """On the host; complete once *arrived* is."""
     arrived: torch.cuda.Event | None = None
     on_device: tuple[torch.Tensor, ...] = ()
     marks: DeviceMarks | None = None
     started_s: float = 0.0
-    """When it was given, on the clock of ``time.monotonic``."""
+    """Clock of ``time.monotonic``."""
 
     def wait(self) -> None:
-        """Return when the device is done with the batch and its rows are on the host."""
+        """Return when the rows are on the host."""
         if self.arrived is not None:
             self.arrived.synchronize()
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Why a batch could not be computed; the exception itself would keep the tensors of the attempt alive."""
+    """Why a batch failed; the exception itself would keep the tensors of the attempt alive."""
 
     failure: FailureClass
     what: str
@@ -135,7 +127,7 @@ class AsyncInferenceRunner:
 
     Args:
         model: A packed encoder, already on *device*.
-        device: Where its inputs must be.
+        device: Device of the inputs.
     """
 
     def __init__(self, model: PackedEncoder, device: torch.device | str) -> None:
@@ -163,16 +155,19 @@ class AsyncInferenceRunner:
         one_at_a_time: bool = False,
     ) -> Iterator[InferenceResult]:
         """
-        Yield one result a batch, in the loader's order.
+        Yield one result for each batch, in the loader's order.
 
         Args:
-            dataloader: Batches; on a GPU another thread asks for them, a few ahead.
-            stop: Once it is set, no further batch is started; what the device has been given is still yielded.
-            on_start: Called with each batch before the device is given it.
-            one_at_a_time: Give the device a batch only when the rows of the one before are here.
+            dataloader: Batches; on a GPU a thread fetches a few ahead.
+            stop: Once set, no further batch starts; those in flight are still yielded.
+            on_start: Called with each batch before it goes to the device.
+            one_at_a_time: Start a batch only when the rows of the one before have arrived.
+
+        Yields:
+            Rows and failed sequences of one batch.
 
         Raises:
-            SequenceError: So many sequences failed one after the other that the fault is not theirs.
+            SequenceError: ``SYSTEMATIC_FAILURES`` sequences failed in succession: the cause is not in them.
         """
         in_flight: deque[_Flight] = deque()
         most = BATCHES_IN_FLIGHT - 1 if self._is_gpu and not one_at_a_time else 0
@@ -185,10 +180,10 @@ class AsyncInferenceRunner:
                         break
                     on_start(batch)
                     flight = self._try(batch)
-                except Exception:  # what came before it is good
+                except Exception:  # the batches before it are good
                     yield from self._landed(in_flight, still_flying=0)
                     raise
-                if isinstance(flight, _Problem):  # here the failed attempt's tensors are gone
+                if isinstance(flight, _Problem):  # the tensors of the failed attempt are freed
                     yield from self._landed(in_flight, still_flying=0)
                     yield self._again(batch, flight)
                     continue
@@ -210,19 +205,21 @@ class AsyncInferenceRunner:
         then_whole: bool = True,
     ) -> InferenceResult:
         """
-        Compute a batch sequence by sequence, so that one that ends the process is known, and then the whole.
+        Compute each sequence alone, to identify one that kills the process, then the whole batch.
 
         Args:
             batch: One batch.
-            on_start: Called with each sequence as a batch of its own, and then with the whole batch.
-            last: Index positions of sequences that are computed after the others.
-            then_whole: Compute the whole batch when every sequence succeeded alone, and give its rows.
+            on_start: Called with each sequence as a batch of its own, then with the whole batch.
+            last: Index positions of sequences to compute after the others.
+            then_whole: When every sequence succeeded alone, compute the whole batch and return its rows.
 
         Raises:
-            SequenceError: So many sequences failed one after the other that the fault is not theirs.
+            SequenceError: ``SYSTEMATIC_FAILURES`` sequences failed in succession: the cause is not in them.
         """
         alone: dict[int, InferenceResult] = {}
-        shortest_first = reversed(batch.singles())  # a long one is the likelier culprit; a success before it tells much
+        shortest_first = reversed(
+            batch.singles()
+        )  # a long one is the likelier cause; a success before it is informative
         for single in sorted(shortest_first, key=lambda single: single.positions[0] in last):
             on_start(single)
             alone[single.positions[0]] = self._piece(single)
@@ -233,12 +230,12 @@ class AsyncInferenceRunner:
         return self._piece(batch)
 
     def _landed(self, in_flight: deque[_Flight], *, still_flying: int) -> Iterator[InferenceResult]:
-        """Yield the oldest results until no more than *still_flying* batches are under way."""
+        """Yield the oldest results until at most *still_flying* batches are in flight."""
         while len(in_flight) > still_flying:
             yield self._finish(in_flight.popleft())
 
     def _try(self, batch: PackedBatch) -> _Flight | _Problem:
-        """Give the device *batch*, or say why the batch itself seems to be at fault."""
+        """Start *batch* on the device, or return why the batch itself seems to be the cause."""
         started_s = time.monotonic()
         if not batch.positions:
             return _Flight(batch, torch.empty(0, self.model.hidden_dim), started_s=started_s)
@@ -266,7 +263,7 @@ class AsyncInferenceRunner:
 
     @torch.inference_mode()
     def _start_on_gpu(self, batch: PackedBatch) -> _Flight:
-        """Put the copies and the computation of *batch* into the device's queues, and return at once."""
+        """Queue the copies and the computation of *batch* on the device's streams without waiting."""
         compute = torch.cuda.current_stream(self.device)
         marks = None if self._clock is None else self._clock.marks()
         with torch.cuda.stream(self._copies_in), _marked(marks, spans.HOST_TO_DEVICE, self._copies_in):
@@ -284,14 +281,14 @@ class AsyncInferenceRunner:
         return _Flight(batch, rows_SD, arrived, (input_ids_T, cu_seqlens, embeddings_SD), marks)
 
     def _finish(self, flight: _Flight) -> InferenceResult:
-        """Wait for the rows of a batch, and leave out those that are not finite."""
+        """Wait for the rows of a batch, and fail those that are not finite."""
         flight.wait()
         now_s = time.monotonic()
         seconds, self._landed_s = now_s - max(flight.started_s, self._landed_s), now_s
         batch = flight.batch
         if flight.marks is not None:
             flight.marks.record(batch)
-        # page-locked memory goes back to its pool; a result may be kept for long
+        # a result may be kept long, and must not hold page-locked memory
         rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         embeddings_SD = batch.one_row_each(rows_WD)
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
@@ -319,9 +316,9 @@ class AsyncInferenceRunner:
         return self._again(batch, flight) if isinstance(flight, _Problem) else self._finish(flight)
 
     def _again(self, batch: PackedBatch, problem: _Problem) -> InferenceResult:
-        """Compute a batch that failed: whole where that may help, else in pieces."""
+        """Retry a failed batch: whole after an application error, else in halves."""
         if self._is_gpu:
-            torch.cuda.synchronize(self.device)  # what was queued before the memory ran out still uses its tensors
+            torch.cuda.synchronize(self.device)  # work queued before the memory ran out still uses its tensors
             torch.cuda.empty_cache()
         if problem.failure is FailureClass.APPLICATION_ERROR:
             flight = self._try(batch)
@@ -341,7 +338,7 @@ class AsyncInferenceRunner:
         return InferenceResult((), nothing, (), batch.num_tokens, failed=(failed,))
 
     def _note(self, *, succeeded: bool, failed: Sequence[FailedSequence]) -> None:
-        """Count failures in a row; one that only memory explains says nothing about the next."""
+        """Count failures in succession; one for want of memory does not count."""
         if succeeded:
             self._failed_in_a_row = 0
             return
@@ -353,7 +350,7 @@ class AsyncInferenceRunner:
 
 
 def _marked(marks: DeviceMarks | None, lane: str, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
-    """Mark what the block puts into *stream*, where spans are recorded; else do nothing."""
+    """Time what the block queues on *stream*, when spans are recorded."""
     return nullcontext() if marks is None else marks.around(lane, stream)
 
 
@@ -371,7 +368,7 @@ def _joined(batch: PackedBatch, pieces: Sequence[InferenceResult], *, oom_splits
 
 
 def _with_costs(result: InferenceResult, pieces: Sequence[InferenceResult], *, oom_splits: int) -> InferenceResult:
-    """Return *result* with what its pieces cost, and *oom_splits* more."""
+    """Return *result* with the seconds and splits of its pieces, and *oom_splits* more."""
     return replace(
         result,
         seconds=sum(piece.seconds for piece in pieces),
@@ -394,7 +391,7 @@ def _mean_of_windows(batch: PackedBatch, halves: Sequence[InferenceResult]) -> I
 
 
 def _made_ahead(dataloader: Iterable[PackedBatch]) -> Generator[PackedBatch, None, None]:
-    """Yield the loader's batches, which a thread of its own gets from it, a few ahead."""
+    """Yield the loader's batches, fetched a few ahead by a thread."""
     batches = iter(dataloader)
     thread = ThreadPoolExecutor(1, thread_name_prefix="batches-ahead")
     try:

@@ -1,9 +1,9 @@
 """
-One device of one host, for as long as a run over several hosts lasts: what an orchestrator starts there.
+One device of one host in a cluster run: the task that an orchestrator starts there.
 
-``run_device_task`` checks the host, takes a device, finds the weights, and then keeps one worker process at work, which
-claims its units in the shared folder. It needs no message from anybody: it ends when every unit is done, or when the
-driver says so or is gone. What it gives back is small and plain. It knows no orchestrator and no framework.
+``run_device_task`` checks the host, takes a device, finds the weights and keeps one worker process running, which
+claims units in the shared folder. It needs no messages: it ends when every unit is done, or when the driver stops or
+its lease expires. Its result is small and picklable. It knows no orchestrator and no framework.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, HostCheckError, OutputError, VirNucProError
 from virnucpro.models.registry import resolve_model
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, probe_devices
-from virnucpro.pipeline.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
@@ -33,8 +33,8 @@ from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_words import WordsWriter
-from virnucpro.store.lease import Lease
-from virnucpro.store.worker_lock import taking_part
+from virnucpro.store.locks.lease import Lease
+from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -54,16 +54,14 @@ GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOutcome:
-    """How a device task went; small and picklable."""
+    """Outcome of a device task; small and picklable."""
 
     host: str
-    """Where."""
     owner: str
-    """In whose name its units were claimed; empty where it came to none."""
+    """Owner of its claims; empty when it made none."""
     rank: RankOutcome
-    """How its worker processes went."""
     excused: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Index position of each sequence that was given up here -> (failure class, processes that tried)."""
+    """Index position of each sequence quarantined here -> (failure class, attempts)."""
 
 
 def run_device_task(
@@ -78,33 +76,26 @@ def run_device_task(
     worker_fn: WorkerFunction = GPU_WORKER,
 ) -> DeviceOutcome:
     """
-    Take part in a run with one device of this host, until all its units are done; no process is left then.
+    Work for a run with one device of this host until all its units are done; no process remains.
 
-    The calling thread must be the one that waits: the worker ends when it ends.
+    The calling thread must be the waiting one: the worker ends with it.
 
     Args:
-        run: As its driver has prepared it, under a path that leads to the same folder here; ``world_size`` is the
-            number of device tasks.
-        rank: Of this task, unique among those that run at the same time.
-        limits: How often the worker is started again, and how long it is waited for.
-        stop: Set it to stop at the next batch boundary.
+        run: As prepared by its driver, under a path to the same folder; ``world_size`` is the number of device tasks.
+        rank: Of this task, unique among the running ones.
+        limits: Attempts and timeouts of the worker.
+        stop: Set to stop at the next batch boundary.
         task: The orchestrator's name of the task, for the log.
-        metrics: Where this host serves what only it knows of the run; None serves nothing.
-        on_message: Called with rank and message for everything that the worker says.
-        worker_fn: What the process runs.
+        metrics: Where to serve this host's metrics; None serves none.
 
     Returns:
-        How it went; a worker that failed for good is a state in it, not an error, and its units are free for others.
-
-    Raises:
-        HostCheckError: This host does not see the run's input, folder, versions or weights, or has no device for it.
-        OutputError: The folder cannot be written.
+        The outcome; a worker that failed for good is a state in it, and its units are free for others.
     """
     stop = threading.Event() if stop is None else stop
     owner = new_owner()
     check_host(run, owner)
     units = run.layout.units(run.run_id)
-    if all_done(units.folder):  # there was no room for this task before
+    if all_done(units.folder):  # this task had to wait until the others were done
         idle = RankOutcome(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
         return DeviceOutcome(host=host_name(), owner="", rank=idle)
     lease_s = read_units(units.folder).lease_s
@@ -164,7 +155,7 @@ def _run_processes(
     worker_fn: WorkerFunction,
     world_size: int,
 ) -> None:
-    """Start worker processes, one after the other, until one is done or no other may help."""
+    """Start worker processes in succession until one is done or no retry is left."""
     is_wanted = True
     while is_wanted and not stop.is_set():
         with recovery.turn(outcome.rank, stop):
@@ -193,26 +184,20 @@ def _run_processes(
 def _release(source: UnitSource) -> None:
     try:
         UnitClaims(source).release()
-    except VirNucProError as error:  # the folder is gone, or will be free once our lease has lapsed
+    except VirNucProError as error:  # the folder is gone; otherwise the units are free once our lease has expired
         log.warning("units.not_released", reason=str(error))
 
 
 @contextmanager
 def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iterator[Device]:
     """
-    Yield a device of this host for one task: the GPU that the orchestrator chose, else one that is free.
+    Yield a device of this host: the only visible GPU, else a free one; no lock for the CPU.
 
-    Where exactly one GPU is visible, somebody has chosen it for us (Ray, a job of SLURM), and it is ours. Of several,
-    one is locked, and waited for. Without GPUs a task of the CPU takes no lock.
+    A single visible GPU was assigned by Ray or SLURM. Of several, one is locked, and awaited.
 
     Args:
-        device_type: ``cpu`` or ``cuda``: of the run.
-        run_id: Of the start of the run.
-        stop: Ends the waiting; then the device must not be used.
-
-    Raises:
-        HostCheckError: No GPU is visible here.
-        OutputError: The locks cannot be used.
+        device_type: ``cpu`` or ``cuda``.
+        stop: Ends the wait; the yielded device must not be used then.
     """
     if device_type == "cpu":
         yield CPU
@@ -222,7 +207,7 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
     except DeviceError as error:
         raise HostCheckError(host_name(), VISIBLE_VARIABLE, str(error)) from error
     if not visible:
-        raise HostCheckError(host_name(), VISIBLE_VARIABLE, "the run is one of GPUs, but none is visible here")
+        raise HostCheckError(host_name(), VISIBLE_VARIABLE, "the run needs GPUs, but none is visible here")
     if len(visible) == 1:
         yield Device(visible[0])
         return
@@ -239,37 +224,14 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
 def probe_device_here(
     index_path: str, output_dir: str, model_config: ModelConfig, *, run_id: str, probe_fn: WorkerFunction = PROBE_WORKER
 ) -> list[DeviceProbe]:
-    """
-    Try a GPU of this host out before a run is planned: its attention kernel and the token budget that suits it.
-
-    Args:
-        index_path: The sequence index.
-        output_dir: The run's folder.
-        model_config: What will be computed.
-        run_id: Of the start of the run.
-        probe_fn: What the process runs.
-
-    Raises:
-        HostCheckError: No GPU is visible here, or its weights are others.
-        ConfigurationError: It cannot be used; says why.
-    """
+    """Probe a GPU of this host before a run is planned: its attention kernel and its best token budget."""
     with device_here("cuda", run_id=run_id, stop=threading.Event()) as device:
         config = weights_here(model_config, run_id=run_id)
         return probe_devices([device], (index_path, output_dir, config), probe_fn=probe_fn)
 
 
 def weights_here(config: ModelConfig, *, run_id: str) -> ModelConfig:
-    """
-    Return *config* with the path of the weights on this host, which are fetched once where they are absent.
-
-    Args:
-        config: Of the run; the path in it is that of the driver's host.
-        run_id: Of the start of the run.
-
-    Raises:
-        HostCheckError: They cannot be had, or are other weights.
-        OutputError: Fetched weights cannot be written.
-    """
+    """Return *config* with the path of the weights on this host; absent ones are downloaded once."""
     if not config.weights_path:
         return config
     path = Path(config.weights_path)
@@ -286,6 +248,6 @@ def weights_here(config: ModelConfig, *, run_id: str) -> ModelConfig:
             raise
         raise HostCheckError(host_name(), path, f"cannot be read ({error.strerror})") from error
     if sha256 != config.weights_sha256:
-        what = f"has sha256 {sha256}, but the run's weights have {config.weights_sha256}"
-        raise HostCheckError(host_name(), path, what)
+        difference = f"has sha256 {sha256}, but the run's weights have {config.weights_sha256}"
+        raise HostCheckError(host_name(), path, difference)
     return replace(config, weights_path=str(path))

@@ -1,9 +1,8 @@
 """
-Which devices are ours, without importing the framework.
+The devices of a run, without importing the framework.
 
-A worker sees one device. The parent says which by the value of ``CUDA_VISIBLE_DEVICES`` that the worker starts with:
-a token of the parent's own visible list, or the empty string for a CPU worker. Inside a worker its GPU is always
-``cuda:0``.
+A worker sees one device: its ``CUDA_VISIBLE_DEVICES`` is a token of the parent's visible list, or empty for the CPU.
+Inside a worker the GPU is always ``cuda:0``.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 @dataclass(frozen=True)
 class Device:
-    """One device that one worker gets."""
+    """The device of one worker."""
 
     token: str
-    """What the worker's CUDA_VISIBLE_DEVICES is; empty for a CPU worker."""
+    """CUDA_VISIBLE_DEVICES of the worker; empty for the CPU."""
 
     @property
     def type(self) -> str:
@@ -39,7 +38,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What logs and reports call it."""
+        """Name in logs and reports."""
         return f"cuda:{self.token}" if self.token else "cpu"
 
 
@@ -47,7 +46,7 @@ CPU = Device(CPU_TOKEN)
 
 
 def count_gpus() -> int:
-    """Return the GPUs that the driver sees, whatever is visible to us; 0 without a driver."""
+    """Return the GPUs of the machine, visible or not; 0 without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -62,15 +61,12 @@ def count_gpus() -> int:
 
 def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
     """
-    Return the tokens of our visible GPUs, in order.
+    Return the tokens of the visible GPUs, in order.
 
     Args:
-        environ: Where CUDA_VISIBLE_DEVICES is looked up: numbers, or UUIDs of GPUs or MIG instances; unset means all,
-            empty means none, and a negative number ends the list (as CUDA has it).
-        gpu_count: GPUs of the machine, for the unset case.
-
-    Raises:
-        DeviceError: A token twice, numbers mixed with UUIDs, or something that is neither.
+        environ: Has ``CUDA_VISIBLE_DEVICES``: numbers, or UUIDs of GPUs or MIG instances. Unset means all, empty none,
+            and a negative number ends the list, as in CUDA.
+        gpu_count: GPUs of the machine.
     """
     value = environ.get(VISIBLE_VARIABLE)
     if value is None:
@@ -84,19 +80,14 @@ def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
 
 
 def check_tokens(tokens: Sequence[str], *, source: str) -> list[str]:
-    """
-    Return *tokens* when they name devices in one form, each once.
-
-    Raises:
-        DeviceError: They do not; names *source*.
-    """
+    """Return *tokens* in canonical form."""
     numbers = [token for token in tokens if re.fullmatch(r"\d+", token)]
     uuids = [token for token in tokens if _UUID.fullmatch(token)]
     for token in tokens:
         if token not in numbers and token not in uuids:
-            what = f"{token!r} is neither a device number nor a GPU- or MIG- UUID"
+            problem = f"{token!r} is neither a device number nor a GPU- or MIG- UUID"
             choices = ": choose auto, auto:N, cpu, or a list such as 0,1" if source == "--devices" else ""
-            raise DeviceError(f"{source}: {what}{choices}")
+            raise DeviceError(f"{source}: {problem}{choices}")
     if numbers and uuids:
         raise DeviceError(f"{source}: numbers and UUIDs are mixed ({', '.join(tokens)}): use one form")
     canonical = [str(int(token)) if token in numbers else token for token in tokens]
@@ -109,40 +100,35 @@ def devices_for_ranks(
     world_size: int, environ: Mapping[str, str] | None = None, *, workers_per_device: int = 1
 ) -> list[Device]:
     """
-    Map ranks to the parent's own visible list; where it is empty, every rank is a CPU worker.
+    Map ranks to the parent's visible list; when that is empty, every rank is a CPU worker.
 
     Args:
-        world_size: Number of ranks.
-        environ: The parent's environment, by default this process's.
-        workers_per_device: Ranks that share a GPU at the most.
-
-    Raises:
-        DeviceError: More ranks than visible GPUs take, or a list that CUDA would not take.
+        environ: The parent's environment; None means this process's.
+        workers_per_device: Most ranks that share a GPU.
     """
     tokens = visible_tokens(os.environ if environ is None else environ, gpu_count=count_gpus())
     if not tokens:
         return [CPU] * world_size
     if world_size > len(tokens) * workers_per_device:
         raise DeviceError(
-            f"{world_size} workers asked for, but only {len(tokens)} GPUs are visible ({', '.join(tokens)})"
+            f"{world_size} workers requested, but only {len(tokens)} GPUs are visible ({', '.join(tokens)})"
         )
     return [Device(token) for token in tokens * workers_per_device][:world_size]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice:
-    """What was asked for: the devices that a run may take, and how many of them."""
+    """The devices that a run may take, and how many."""
 
     candidates: tuple[Device, ...]
-    """Each once, the likelier ones first."""
+    """Each once, in order of preference."""
     least: int
-    """Devices without which the run does not begin."""
+    """Devices needed to begin."""
     most: int
-    """Devices that it takes if it can have them."""
+    """Devices taken when free."""
     workers_each: int = 1
-    """Workers of each device."""
     most_workers: int | None = None
-    """Workers in all, at the most."""
+    """Most workers in all; None sets no limit."""
 
     @property
     def type(self) -> str:
@@ -150,7 +136,7 @@ class DeviceChoice:
         return self.candidates[0].type
 
     def ranks(self, taken: Sequence[Device]) -> list[Device]:
-        """Return one device a worker, of the devices that the run has got."""
+        """Return one device for each worker, from the devices taken."""
         return (list(taken) * self.workers_each)[: self.most_workers]
 
 
@@ -163,19 +149,14 @@ def choose_devices(
     gpu_count: int | None = None,
 ) -> DeviceChoice:
     """
-    Return the devices that a run may take for what the user asked.
+    Return the devices that a run may take.
 
     Args:
-        choice: ``auto`` (the visible GPUs, as many as can be had; without any the CPU), ``auto:N`` (N of them),
-            ``cpu``, or a list: numbers count within the visible list, as the framework would count them, UUIDs must be
-            in it.
-        workers: Number of CPU workers, by default 1.
+        choice: ``auto`` (free visible GPUs, else the CPU), ``auto:N`` (N of them), ``cpu``, or a list: numbers count
+            within the visible list, UUIDs must be in it.
         workers_per_device: Workers that share each GPU.
-        environ: The parent's environment, by default this process's.
-        gpu_count: GPUs of the machine, by default counted through the driver.
-
-    Raises:
-        DeviceError: A device that is not there, is named twice, or a number of CPU workers for GPUs.
+        environ: The parent's environment; None means this process's.
+        gpu_count: GPUs of the machine; None asks the driver.
     """
     present = count_gpus() if gpu_count is None else gpu_count
     wanted = choice.strip()
@@ -204,12 +185,7 @@ def choose_devices(
 
 
 def first_devices(world_size: int, *, workers_per_device: int = 1) -> DeviceChoice:
-    """
-    Return exactly the devices of ``devices_for_ranks``.
-
-    Raises:
-        DeviceError: As there.
-    """
+    """Return exactly the devices of ``devices_for_ranks``."""
     ranks = devices_for_ranks(world_size, workers_per_device=workers_per_device)
     if ranks[0] == CPU:
         return _on_cpu(world_size)

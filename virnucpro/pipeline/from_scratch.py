@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.pipeline.run import remove_files
+from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import existing_results, remove_results
-from virnucpro.store.worker_lock import taking_part
 
 if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex

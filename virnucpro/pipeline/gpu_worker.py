@@ -27,7 +27,7 @@ from virnucpro.pipeline.recovery import Assignment
 from virnucpro.pipeline.worker_device import own_device, own_label
 from virnucpro.pipeline.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.worker_lock import hold_worker_lock
+from virnucpro.store.locks.worker_lock import hold_worker_lock
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 from virnucpro.this_host import host_name
 

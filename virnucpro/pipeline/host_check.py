@@ -1,10 +1,9 @@
 """
-Whether this host sees what the others of a run see: asked by each device task before it embeds anything.
+Checks that this host sees the same run as the others; the first act of each device task.
 
-What can be told quickly is told quickly: the folder, its versions, whether it can be written to, the sizes of the
-input and a sample of its records, each against the hash that the index has of it. That takes well under ten seconds,
-also where the file system does not answer. Then the whole input is hashed, once a host, unless it is so large that
-this alone would keep the devices waiting: a worker compares every record that it reads with the index in any case.
+Quick checks, in well under ten seconds even when the file system hangs: folder, versions, write access, sizes of the
+input, and a sample of records against the index. Then the whole input is hashed, once for each host, unless it is so
+large that devices would wait: workers compare every record that they read with the index anyway.
 """
 
 from __future__ import annotations
@@ -29,29 +28,17 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.run_preparation import PreparedRun
 
 QUICK_S = 8.0
-"""Seconds within which a host answers what can be told quickly; a file system that hangs takes longer."""
+"""Seconds for the quick checks; a hanging file system takes longer."""
 SAMPLE = 64
-"""Records of the input that are read."""
+"""Records of the input that are checked."""
 HASHED_BYTES = 4 << 30
-"""Bytes of input at the most that are hashed as a whole."""
+"""Largest input that is hashed as a whole."""
 SLOW_BYTES_A_S = 20 << 20
-"""Bytes a second that a host reads of the input at the least, while all others read it, too."""
+"""Least rate (bytes/s) at which a host reads the input while all others do."""
 
 
 def check_host(run: PreparedRun, owner: str) -> str:
-    """
-    Check that this host can take part in *run*.
-
-    Args:
-        run: As the host was told.
-        owner: The device task that asks.
-
-    Returns:
-        This host's name.
-
-    Raises:
-        HostCheckError: It cannot; names the host, the file and what differs there.
-    """
+    """Check that this host can take part in *run*, and return its name."""
     problems: list[BaseException] = []
 
     def check_quickly() -> None:
@@ -59,7 +46,7 @@ def check_host(run: PreparedRun, owner: str) -> str:
             _check_folder(run)
             _check_writing(run, owner)
             _check_input(run)
-        except BaseException as error:  # noqa: BLE001  # raised again below, by whoever waits
+        except BaseException as error:  # noqa: BLE001  # raised below, in the waiting thread
             problems.append(error)
 
     thread = threading.Thread(target=check_quickly, name="host-check", daemon=True)
@@ -79,7 +66,7 @@ def hashing_s(run: PreparedRun) -> float:
 
 
 def _check_folder(run: PreparedRun) -> None:
-    """The folder is the very one that the run was prepared in, for the versions that are installed here."""
+    """Check that the folder is the one of this run, prepared with the versions installed here."""
     host, layout = host_name(), run.layout
     try:
         units = read_units(layout.units(run.run_id).folder)
@@ -91,12 +78,12 @@ def _check_folder(run: PreparedRun) -> None:
         raise HostCheckError(host, layout.output_dir, f"holds another run ({units.run_id} instead of {run.run_id})")
     for name, here in computing_versions().items():
         if settings.get(name) != here:
-            what = f"the run's {name} is {settings.get(name)}, but here it is {here}: other last bits would come out"
+            what = f"the run's {name} is {settings.get(name)}, but here it is {here}: last bits would differ"
             raise HostCheckError(host, layout.manifest, what)
 
 
 def _check_writing(run: PreparedRun, owner: str) -> None:
-    """A file can be written, renamed and removed where shards and parts go."""
+    """Check that a file can be written, renamed and removed in the folder."""
     path = run.layout.host_check(owner)
     try:
         durable.write_bytes(path, owner.encode())
@@ -107,7 +94,7 @@ def _check_writing(run: PreparedRun, owner: str) -> None:
 
 
 def _check_input(run: PreparedRun) -> None:
-    """The input files are there and of the right size, and a sample of their records is the indexed one."""
+    """Check sizes of the input files and a sample of their records."""
     host = host_name()
     try:
         index = run.open_index()

@@ -1,10 +1,9 @@
 """
-What only a host knows of a run on a cluster, served there: its GPUs, and what its workers use of it.
+Metrics that only a host of a cluster run knows, served there: its GPUs, and the cost of its workers.
 
-Every device task writes a reading of its own GPU and worker into the run's folder, every few seconds. One task of each
-host serves the readings of all tasks of that host; when its process ends, however that is, another one takes its place.
-What workers say of their work is not here: it travels to the run's driver, which counts it once. Nothing that goes
-wrong here ends a task.
+Each device task writes a reading of its GPU and worker into the run's folder every few seconds. One task of each host
+serves all readings of that host; when it ends, another takes over. The work of workers is counted by the driver
+instead. No failure here ends a task.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Self
 from prometheus_client import CollectorRegistry
 
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.exposition import METRICS_PATH, MetricsServer, own_address
-from virnucpro.telemetry.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.metrics import RunCollector
-from virnucpro.telemetry.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address
+from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.table import RunCollector
+from virnucpro.telemetry.metrics.target_file import TargetFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, WorkerCost
 from virnucpro.telemetry.status_file import from_json, to_json
-from virnucpro.telemetry.target_file import TargetFile
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -39,25 +38,24 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import UnitsLayout
     from virnucpro.telemetry.metrics_options import HostMetricsOptions
 
-    Tell = Callable[..., None]
-    """Takes level and event of a line for people, and its fields by name."""
+    Report = Callable[..., None]
+    """Takes level, event and fields of a line for users."""
 
 INTERVAL_S = 5.0
-"""Seconds between two readings, and between two looks whether somebody serves this host."""
+"""Seconds between two readings, and between two attempts to serve this host."""
 STALE_S = 30.0
-"""Seconds after which a reading is not shown any more: its task is gone. One host, one clock."""
+"""Age in seconds from which a reading is ignored: its task has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a device task has seen last."""
+    """The last sample of a device task."""
 
     written: float
     """Unix time."""
     cost: WorkerCost
-    """What its worker uses."""
     gpus: tuple[GpuSample, ...]
-    """Its GPU, where it has one that tells."""
+    """At most one."""
 
 
 @contextmanager
@@ -72,48 +70,42 @@ def host_metrics(
     on_message: MessageHandler,
 ) -> Iterator[MessageHandler]:
     """
-    Read, and serve where nobody else of this host does, for the time of the block; yield what is to hear the worker.
+    Sample during the block, and serve unless another task of this host does; yield the handler of worker messages.
 
     Args:
-        options: Where; None, or a network that is empty on another host than the driver's, for not at all.
-        units: Of the start of the run.
-        owner: The device task.
-        rank: Of the task.
-        device: What its worker computes on.
-        model: Name of the model.
-        on_message: Called with rank and message, as if the worker had logged it, for what people should know.
+        options: Where to serve; None, or an empty network on a host other than the driver's, disables it.
     """
     if options is None or not (options.network or options.driver == host_name()):
         yield lambda _rank, _message: None
         return
 
-    def tell(level: str, event: str, **fields: object) -> None:
+    def report(level: str, event: str, **fields: object) -> None:
         on_message(rank, {"kind": "log", "level": level, "event": event, "fields": fields})
 
-    serving = _Serving(units.readings_dir, options, tell)
-    with _Readings(units.reading(owner), serving, tell, rank=rank, device=device, model=model) as readings:
-        yield readings.hear
+    serving = _Serving(units.readings_dir, options, report)
+    with _Readings(units.reading(owner), serving, report, rank=rank, device=device, model=model) as readings:
+        yield readings.on_message
 
 
 class _Readings:
-    """Keeps the reading of one device task up to date, with a thread of its own."""
+    """Keeps the reading of one device task up to date, in a thread."""
 
-    def __init__(self, path: Path, serving: _Serving, tell: Tell, *, rank: int, device: Device, model: str) -> None:
+    def __init__(self, path: Path, serving: _Serving, report: Report, *, rank: int, device: Device, model: str) -> None:
         self._path = path
         self._serving = serving
-        self._tell = tell
+        self._report = report
         self._rank, self._device, self._model = rank, device, model
         self._gpus = GpuMonitor([(device.label, device.token)])
         self._processes = ProcessMonitor()
         self._pid: int | None = None
         self._used_s: dict[int, float] = {}
-        """Process -> its processor seconds."""
+        """Process -> processor seconds."""
         self._was_refused = False
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="host-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="host-metrics", daemon=True)
 
-    def hear(self, _rank: int, message: dict[str, Any]) -> None:
-        """Take in which process the worker is, and on which GPU."""
+    def on_message(self, _rank: int, message: dict[str, Any]) -> None:
+        """Note the worker's process and GPU."""
         if message.get("kind") == "heartbeat":
             self._pid = message.get("pid", self._pid)
         elif uuid := message.get("gpu_uuid"):
@@ -131,7 +123,7 @@ class _Readings:
         with suppress(OSError):
             self._path.unlink()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 self._write()
@@ -139,7 +131,7 @@ class _Readings:
             except OSError as error:  # the folder may come back
                 if not self._was_refused:
                     self._was_refused = True
-                    self._tell("warning", "metrics.not_read", path=str(self._path), reason=_reason(error))
+                    self._report("warning", "metrics.not_read", path=str(self._path), reason=_reason(error))
             if self._ending.wait(INTERVAL_S):
                 return
 
@@ -163,40 +155,40 @@ class _Readings:
 
 class _Serving:
     """
-    The endpoint of this host, in the one process that has it.
+    The endpoint of this host, in one of its processes.
 
-    Who that is, the kernel says: a name among its sockets that one process can have, and loses when it ends.
+    An abstract socket name decides which: only one process can bind it, and loses it when it ends.
     """
 
-    def __init__(self, folder: Path, options: HostMetricsOptions, tell: Tell) -> None:
+    def __init__(self, folder: Path, options: HostMetricsOptions, report: Report) -> None:
         self._folder = folder
         self._options = options
-        self._tell = tell
+        self._report = report
         self._place: socket.socket | None = None
         self._server: MetricsServer | None = None
         self._target: TargetFile | None = None
 
     def begin_unless_served(self) -> None:
-        """Serve from now on, unless this host is served already."""
+        """Start serving, unless another process of this host does."""
         if self._place is not None or (place := _place_of_host(self._options.run_id)) is None:
             return
-        self._place = place  # kept whatever comes: no other task of this host would do better
+        self._place = place  # kept even after a failure: no other task of this host would succeed
         try:
             address = self._begin()
         except OSError as error:
-            self._tell("warning", "metrics.not_served", reason=_reason(error))
+            self._report("warning", "metrics.not_served", reason=_reason(error))
             return
-        self._tell("info", "metrics.served", address=f"http://{address}{METRICS_PATH}")
+        self._report("info", "metrics.served", address=f"http://{address}{METRICS_PATH}")
         if self._options.targets_dir is not None:
             target = TargetFile(Path(self._options.targets_dir), self._options.run_id, address, is_of_host=True)
             try:
                 target.start()
                 self._target = target
             except OutputError as error:
-                self._tell("warning", "metrics.no_target_file", path=error.path, reason=error.what)
+                self._report("warning", "metrics.no_target_file", path=error.path, reason=error.what)
 
     def stop(self) -> None:
-        """Serve no more, and let another task do it; does nothing where nothing was begun."""
+        """Stop serving, so that another task can."""
         if self._target is not None:
             self._target.stop()
         if self._server is not None:
@@ -205,7 +197,7 @@ class _Serving:
             self._place.close()
 
     def _begin(self) -> str:
-        """Start the server; return its address. Where the port is taken, as by the driver, it has a free one."""
+        """Start the server and return its address; a port in use, such as the driver's, is replaced by a free one."""
         registry = CollectorRegistry()
         registry.register(RunCollector(self._snapshot))
         address = own_address(self._options.network)
@@ -236,10 +228,10 @@ class _Serving:
 
 
 def readings_of_host(folder: Path) -> list[Reading]:
-    """Return the readings of this host's device tasks that live, the latest last."""
+    """Return the readings of this host's live device tasks, latest last."""
     found = []
     for path in folder.glob(f"{host_name()}.*"):
-        with suppress(OSError, ValueError, RecursionError):  # its task has just ended, or it is nothing of ours
+        with suppress(OSError, ValueError, RecursionError):  # its task has just ended, or the file is not ours
             reading = from_json(Reading, json.loads(path.read_bytes()))
             if reading.cost.host == host_name() and time.time() - reading.written < STALE_S:
                 found.append(reading)
@@ -251,7 +243,7 @@ def _reason(error: OSError) -> str:
 
 
 def _place_of_host(run_id: str) -> socket.socket | None:
-    """Return what one process of this host can hold for a run, or None where another one does."""
+    """Return a socket that one process of this host can hold for a run, None when another one does."""
     place = socket.socket(socket.AF_UNIX)
     try:
         place.bind(b"\0virnucpro-metrics-" + hashlib.sha256(f"{run_id} {host_name()}".encode()).hexdigest().encode())

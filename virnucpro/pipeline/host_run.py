@@ -1,8 +1,8 @@
 """
-A run over several device tasks, as its driver sees it: write the units, follow what is said of them, sum it up.
+A run over several device tasks, from the driver's side: write the units, follow their messages, collect outcomes.
 
-The driver holds the folder's lock and gives a sign of life of its own, without which the device tasks stop. It starts
-nothing itself: whoever calls submits ``run_device_task`` to an orchestrator, once a device, and hands back what comes.
+The driver holds the folder's lock and renews a lease, without which device tasks stop. It starts nothing: the caller
+submits ``run_device_task`` once for each device to an orchestrator, and hands back the outcomes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from virnucpro.errors import OutputError
-from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
-from virnucpro.store.lease import LEASE_S, LapseWatch, Lease, words_of
+from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.this_host import host_name
@@ -39,17 +39,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FOLLOW_INTERVAL_S = 1.0
-"""Seconds between two looks at what the hosts have said."""
+"""Seconds between two reads of the hosts' messages."""
 
 
 def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
     """
-    Return what a run prepares with whose devices are on other hosts: as many as there will be device tasks.
-
-    Which device each is becomes known on its host only; until then it is called by its number.
+    Return placeholders for devices of other hosts, one for each device task, named by number.
 
     Args:
-        num_tasks: Device tasks.
         device_type: ``cpu`` or ``cuda``.
     """
     return DeviceClaim.of([CPU if device_type == "cpu" else Device(f"task-{task}") for task in range(num_tasks)])
@@ -57,15 +54,15 @@ def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Excuses:
-    """Why what is missing is missing, from what every device task has told."""
+    """Reasons for missing sequences, from all device tasks."""
 
     excused: dict[int, tuple[str, int]]
-    """Index position -> (failure class, processes that tried)."""
+    """Index position -> (failure class, attempts)."""
     otherwise: tuple[str, int]
-    """Of every other sequence: how the first task that failed did so."""
+    """Likewise for all others: of the first failed task."""
 
     def why_missing(self, position: int, _block: int, _outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
-        """Return the reason why a sequence has no row, and how many processes tried."""
+        """Return failure class and attempts of a missing sequence."""
         return self.excused.get(position, self.otherwise)
 
 
@@ -73,16 +70,13 @@ class HostRun:
     """
     Context manager around the embedding of one start of a run; the caller holds the folder's lock.
 
-    When it begins, the units of what is not finished are written; while it lasts, telemetry hears what the hosts say.
-    When it ends, whatever device task is left is told to stop.
+    It writes the unfinished units, forwards messages of all hosts to telemetry, and at the end stops the remaining
+    device tasks.
 
     Args:
         run: Prepared; its ``world_size`` is the number of device tasks.
-        telemetry: Is told what the workers on all hosts say; None where nobody looks.
-        lease_s: Seconds without a sign of life after which a host's work is others'.
-
-    Raises:
-        OutputError: The folder cannot be written.
+        telemetry: Gets the messages of the workers; None discards them.
+        lease_s: Seconds without a heartbeat after which a host's work is given to others.
     """
 
     def __init__(
@@ -95,9 +89,9 @@ class HostRun:
         self._layout = run.layout.units(run.run_id)
         self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
         self._excused: dict[int, tuple[str, int]] = {}
-        self._owners = LapseWatch(lease_s)
+        self._owners = ExpiryWatch(lease_s)
         self._refused_s: float | None = None
-        """When the folder refused to be read, and has since."""
+        """Since when the folder cannot be read."""
         self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
@@ -134,29 +128,22 @@ class HostRun:
             self._words.read_on()
 
     def stop(self) -> None:
-        """Tell every device task to stop at its next batch boundary; those that have ended do not mind."""
-        with suppress(OSError):  # else they stop because they miss our sign of life
-            self._lease.say(stopping=True)
+        """Stop every device task at its next batch boundary."""
+        with suppress(OSError):  # else they stop when our lease expires
+            self._lease.update(stopping=True)
 
     def num_done(self) -> int:
         """
-        Return how many units are done.
+        Return the number of finished units.
 
         Raises:
             OSError: The folder cannot be read.
         """
-        return len(numbers_in(self._layout.done_dir, afresh=True))
+        return len(numbers_in(self._layout.done_dir, refresh=True))
 
     def is_done(self) -> bool:
-        """
-        Whether every unit is done; device tasks that have not begun are of no use any more.
-
-        A folder that does not answer is asked again: a network file system may be away for a while.
-
-        Raises:
-            OutputError: It has not answered for as long as a lease lasts.
-        """
-        assert self.units is not None, "asked outside of the context"
+        """Whether every unit is done; a folder that cannot be read is retried for the length of a lease."""
+        assert self.units is not None, "call within the context"
         try:
             num_done = self.num_done()
         except OSError as error:
@@ -169,14 +156,14 @@ class HostRun:
         return num_done >= len(self.units)
 
     def ranks_at_work(self) -> set[int]:
-        """Return the ranks whose tasks give signs of life."""
+        """Return the ranks with a live lease."""
         with suppress(OSError):
-            alive = [path for path in self._layout.owners_dir.iterdir() if not self._owners.has_lapsed(path)]
-            return {rank for path in alive if isinstance(rank := words_of(path).get("rank"), int)}
+            alive = [path for path in self._layout.owners_dir.iterdir() if not self._owners.has_expired(path)]
+            return {rank for path in alive if isinstance(rank := read_lease(path).get("rank"), int)}
         return set()
 
     def take(self, outcome: DeviceOutcome) -> None:
-        """Take in how a device task went. A rank may have several, one after the other: what they did adds up."""
+        """Add the outcome of a device task; several of one rank add up."""
         rank = outcome.rank.rank
         self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
         self._excused |= outcome.excused
@@ -185,12 +172,9 @@ class HostRun:
         self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED, starts_again: bool = False
     ) -> None:
         """
-        Take in that a device task ended without an outcome: its host is gone, or it could not take part.
+        Record a device task that ended without an outcome.
 
         Args:
-            rank: Of the task.
-            reason: One sentence for a person.
-            failure: Of which class.
             starts_again: Whether the task is submitted again.
         """
         before = self._outcomes[rank]
@@ -209,24 +193,23 @@ class HostRun:
             self._telemetry.ended(rank, end)
 
     def take_unused(self, rank: int) -> None:
-        """Take in that a device task was taken back before it began: there was no room for it in time."""
+        """Record a device task that was cancelled before it began."""
         before = self._outcomes[rank]
         unused = RankOutcome(rank=rank, device=before.device, host=before.host, state="stopped")
         self._outcomes[rank] = _joined(before, unused)
 
     @property
     def outcomes(self) -> list[RankOutcome]:
-        """How each rank went, as far as is known."""
+        """The outcome of each rank, as far as known."""
         return list(self._outcomes)
 
     def excuses(self) -> Excuses:
-        """Return why what is missing is missing."""
         failed = [outcome for outcome in self._outcomes if outcome.failure is not None]
         otherwise = (failed[0].failure or "unknown", failed[0].attempts) if failed else ("unknown", 0)
         return Excuses(excused=dict(self._excused), otherwise=otherwise)
 
     def _say_found(self, blocks: set[int]) -> None:
-        """Tell the telemetry of rows of earlier starts, which no worker will be asked about."""
+        """Report rows of earlier starts to telemetry."""
         assert self._telemetry is not None
         for message in durable_messages(blocks, short={}):
             self._telemetry.hear(0, message)
@@ -238,7 +221,7 @@ class HostRun:
 
 
 def _joined(before: RankOutcome, after: RankOutcome) -> RankOutcome:
-    """Return one outcome of two tasks of a rank: how the later one ended, and what both did."""
+    """Return the outcome of two tasks of a rank: end of the later one, sums of both."""
     summed: dict[str, Any] = {
         name: getattr(before, name) + getattr(after, name)
         for name in ("failures", "pids", "attempts", "sequences", "sequences_cached", "tokens", "seconds", "compute_s")

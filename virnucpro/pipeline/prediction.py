@@ -18,11 +18,11 @@ import numpy as np
 import structlog
 
 from virnucpro import durable
+from virnucpro.calls.contig_calls import BY_SEQUENCE, CallRules, call_contigs
+from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.config import fingerprint
 from virnucpro.data.fragments import write_fragments
-from virnucpro.pipeline.contig_calls import BY_SEQUENCE, CallRules, call_contigs
-from virnucpro.pipeline.contig_scores import score_contigs
-from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 EMBEDDING_STAGES = ("dna", "protein")
-CLASSIFICATION = "virnucpro.pipeline.classification"
+CLASSIFICATION = "virnucpro.calls.classification"
 CLASSIFIER = "virnucpro.models.classifier"
 CONTIG_MODEL = "virnucpro.models.contigs.contig_model"
 """By name: they import torch, which this process does without until its workers have ended."""

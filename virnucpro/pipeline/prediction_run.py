@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.pipeline.stages import StagedRun
 
 if TYPE_CHECKING:

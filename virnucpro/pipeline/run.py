@@ -18,11 +18,11 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError, StoppedError
 from virnucpro.pipeline.result.disk_space import release
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import read_manifest
 from virnucpro.store.results.forms import remove_unfinished_results
-from virnucpro.store.run_lock import RunLock
-from virnucpro.telemetry.progress import QuietView
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

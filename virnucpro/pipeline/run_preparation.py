@@ -26,8 +26,8 @@ from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
 from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
-from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.result.disk_space import release, take_space
 from virnucpro.pipeline.run import (

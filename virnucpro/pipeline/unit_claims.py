@@ -1,18 +1,16 @@
 """
-Who computes what, agreed on in a shared folder: units of neighbouring blocks, each claimed by one owner at a time.
+Distribution of work through a shared folder: units of neighbouring blocks, each claimed by one owner at a time.
 
-The bytes of a result follow from the plan, whoever computes which block, and a block that two have computed counts
-once. So claims only have to be good, not perfect: each unit is done at least once, and normally exactly once.
+The bytes of a result follow from the plan, and a block computed twice counts once. So claims may be imperfect: each
+unit is done at least once, normally exactly once.
 
-- A claim is a file, linked to its name from a private one, which succeeds for one taker only, on NFS too.
-- A unit is marked done once its blocks are durable. The mark is a hint for whoever looks for work; the parts on disk
-  stay the truth.
-- An owner shows that it lives by its lease (``virnucpro.store.lease``). The claims of one whose lease has lapsed are
-  taken over, by whoever has nothing else to do: the old claim is renamed to a private name, which again succeeds for
-  one taker only, and a new one made.
+- A claim is a file linked to its name from a private one, which succeeds once, on NFS too.
+- A unit is marked done once its blocks are durable; the mark is a hint, the parts on disk decide.
+- An owner renews a lease (``store.locks.lease``). Claims of an expired owner are taken over by an idle one: the old
+  claim is renamed to a private name, which again succeeds once, and a new one is made.
 
-Units shrink towards the end of the plan, so that fast and slow devices finish together. This module knows files and
-numbers: no model, no framework, no orchestrator.
+Units shrink towards the end of the plan, so that fast and slow devices finish together. No model, framework or
+orchestrator is known here.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store.lease import LEASE_S, RENEWALS_IN_A_LEASE, LapseWatch
+from virnucpro.store.locks.lease import LEASE_S, RENEWALS_IN_A_LEASE, ExpiryWatch
 from virnucpro.store.manifest import read_object
 from virnucpro.this_host import host_name
 
@@ -47,29 +45,29 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PIECES_OF_A_SHARE = 8
-"""A unit holds this part of what each device would get of the rest of the work."""
+"""A unit is this part of a device's share of the remaining work."""
 MOST_UNITS_OF_A_SHARE = 128
-"""No unit is smaller than this part of what each device would get of the whole work, except the last."""
+"""Except for the last, no unit is smaller than this part of a device's share of all work."""
 LOOK_INTERVAL_S = 1.0
-"""Seconds between two looks of somebody who waits whether everything is done, at the least."""
+"""Least seconds between two looks of a waiting owner."""
 UNITS_LOOKED_AT_A_SECOND = 5000
-"""Units of a run for which somebody who waits looks a second later: each look lists them all, and near the end of a run
-on a thousand devices hundreds wait."""
+"""A waiting owner adds a second for so many units: each look lists all, and at the end of a run on a thousand devices
+hundreds wait."""
 
 
 def new_owner() -> str:
-    """Return the name of an owner, which is never another's."""
+    """Return a unique name for an owner."""
     return f"{host_name()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True)
 class UnitSource:
-    """Where a worker claims its units, and in whose name; picklable."""
+    """Where a worker claims units, and as which owner; picklable."""
 
     folder: Path
-    """The units of this start of the run."""
+    """Units of this start of the run."""
     owner: str
-    """As ``new_owner`` gives it; the same for every process of one rank on one host."""
+    """From ``new_owner``; the same for all processes of a rank on one host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,34 +75,31 @@ class UnitPlan:
     """The units of one start of a run."""
 
     run_id: str
-    """Of that start."""
     plan_fingerprint: str
-    """Of the batch plan that the blocks are numbered by."""
     num_devices: int
-    """Devices that the units were made for."""
     lease_s: float
-    """Seconds after which an owner that gives no sign of life has lost its claims."""
+    """Seconds without a heartbeat after which an owner loses its claims."""
     units: list[list[list[int]]]
-    """The blocks of each unit, as runs of [first, end)."""
+    """Blocks of each unit, as runs of [first, end)."""
 
     def __len__(self) -> int:
         return len(self.units)
 
     def blocks(self, unit: int) -> list[int]:
-        """Return the numbers of a unit's blocks, ascending."""
+        """Return a unit's blocks, ascending."""
         return [block for first, end in self.units[unit] for block in range(first, end)]
 
 
 def cut_units(tokens: IntArray, *, devices: int) -> list[range]:
     """
-    Cut the blocks that are to be computed into units.
+    Divide blocks into consecutive units, smaller towards the end.
 
     Args:
         tokens: int64 (n,): tokens of each block to do, in order.
-        devices: How many will compute.
+        devices: Number of devices that will compute.
 
     Returns:
-        Consecutive ranges of places in *tokens* that cover each once, none empty; smaller ones towards the end.
+        Ranges of positions in *tokens* that cover each once; none is empty.
     """
     if not len(tokens):
         return []
@@ -131,19 +126,13 @@ def write_units(
     lease_s: float = LEASE_S,
 ) -> UnitPlan:
     """
-    Cut *blocks* into units and write them where owners claim them.
+    Divide *blocks* into units and write them for owners to claim.
 
     Args:
         folder: Of this start of the run; made here.
-        run_id: Of this start.
-        plan_fingerprint: Of the batch plan.
-        blocks: Numbers of the blocks to do, ascending.
+        blocks: Blocks to do, ascending.
         tokens: int64 (num_blocks of the plan,): tokens of each block of the plan.
-        devices: How many will compute.
-        lease_s: Seconds that an owner's lease lasts.
-
-    Raises:
-        OutputError: The folder cannot be written.
+        devices: Number of devices that will compute.
     """
     numbers = np.asarray(blocks, dtype=np.int64)
     units = [_runs(numbers[unit.start : unit.stop]) for unit in cut_units(tokens[numbers], devices=devices)]
@@ -159,12 +148,7 @@ def write_units(
 
 
 def read_units(folder: Path) -> UnitPlan:
-    """
-    Return the units of a start of a run.
-
-    Raises:
-        ResultError: There are none, or they cannot be read.
-    """
+    """Return the units of a start of a run."""
     path = UnitsLayout(folder).plan
     try:
         return UnitPlan(**read_object(path))
@@ -174,26 +158,17 @@ def read_units(folder: Path) -> UnitPlan:
 
 @dataclass(frozen=True)
 class ClaimedUnit:
-    """A unit that is ours to compute."""
+    """A unit that this owner has claimed."""
 
     number: int
-    """Of the unit."""
     blocks: Sequence[int]
-    """Its blocks, ascending."""
+    """Ascending."""
     is_fresh: bool
-    """Whether nobody has claimed it before: else some of its blocks may be durable already."""
+    """Never claimed before; otherwise some of its blocks may be durable already."""
 
 
 class UnitClaims:
-    """
-    The claims of one owner; safe from any thread. The owner's lease is somebody else's business.
-
-    Args:
-        source: Where, and in whose name.
-
-    Raises:
-        ResultError: The units cannot be read.
-    """
+    """The claims of one owner, from any thread; the caller keeps the owner's lease."""
 
     def __init__(self, source: UnitSource) -> None:
         self.owner = source.owner
@@ -201,31 +176,27 @@ class UnitClaims:
         self._layout = UnitsLayout(source.folder)
         self._lock = threading.RLock()
         self._undone: dict[int, set[int]] = {}
-        """Our units -> their blocks that are not durable."""
+        """Unit of ours -> its blocks that are not durable."""
         self._given: set[int] = set()
-        """Units that were handed out in this process."""
+        """Units handed out in this process."""
         self._done: set[int] = set()
-        self._chooser = random.Random(source.owner)  # noqa: S311  nobody is to be kept from guessing
-        self._watch = LapseWatch(self.plan.lease_s)
+        self._chooser = random.Random(source.owner)  # noqa: S311  not a secret
+        self._watch = ExpiryWatch(self.plan.lease_s)
         self._looked_s: float | None = None
         self._left_by_earlier = sorted(self._claimed_units() - numbers_in(self._layout.done_dir))
 
     def take(self) -> ClaimedUnit | None:
         """
-        Claim the next unit that can be had now; None where there is none, which says nothing about later.
+        Claim the next unit available now, None if there is none at the moment.
 
-        First come those that an earlier process of ours left, then those that nobody has, then those whose owner is
-        gone.
-
-        Raises:
-            OutputError: The folder cannot be written.
+        First units left by an earlier process of this owner, then unclaimed ones, then those of expired owners.
         """
         with self._lock, _refused(self._layout.folder):
             while self._left_by_earlier:
                 unit = self._left_by_earlier.pop(0)
                 if unit not in self._given:
                     return self._hand_out(unit, is_fresh=False)
-            claimed = numbers_in(self._layout.claims_dir, afresh=True)  # and with them what is done
+            claimed = numbers_in(self._layout.claims_dir, refresh=True)  # finished units included
             gone = claimed | self._done | self._given
             free = [unit for unit in range(len(self.plan)) if unit not in gone]
             for unit in self._in_own_order(free):
@@ -234,22 +205,18 @@ class UnitClaims:
             return self._take_over(claimed)
 
     def iter_now(self) -> Iterator[ClaimedUnit]:
-        """Yield units as long as there are some to be had, each claimed when it is asked for."""
+        """Yield units while some are available, each claimed on demand."""
         while (unit := self.take()) is not None:
             yield unit
 
     def wait(self, stop: Event, on_wait: Callable[[], None] = lambda: None) -> ClaimedUnit | None:
         """
-        Return a unit as soon as one can be had, or None once all units are done or *stop* is set.
+        Return the next available unit, or None once all units are done or *stop* is set.
 
-        Whoever calls has nothing left to do: of its own units none may be under way.
+        The caller must have no unit in progress.
 
         Args:
-            stop: Ends the waiting.
             on_wait: Called about once a second, less often in a run of many units.
-
-        Raises:
-            OutputError: The folder cannot be written.
         """
         while not stop.is_set() and not self.all_done():
             if (unit := self.take()) is not None:
@@ -260,45 +227,30 @@ class UnitClaims:
         return None
 
     def all_done(self) -> bool:
-        """
-        Whether every unit is done.
-
-        Raises:
-            OutputError: The folder is gone.
-        """
+        """Whether every unit is done."""
         with self._lock, _refused(self._layout.folder):
             if len(self._done) < len(self.plan):
-                self._done |= numbers_in(self._layout.done_dir, afresh=True)
+                self._done |= numbers_in(self._layout.done_dir, refresh=True)
             return len(self._done) >= len(self.plan)
 
     def settle(self, blocks: Iterable[int]) -> None:
-        """
-        Note that blocks of ours are durable, or need not be; a unit of which that is said of all is marked done.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
+        """Mark blocks as durable or skipped; a unit is done when all its blocks are."""
         with self._lock, _refused(self._layout.folder):
-            settled = set(blocks)
+            durable_blocks = set(blocks)
             for unit in list(self._undone):
-                self._undone[unit] -= settled
+                self._undone[unit] -= durable_blocks
                 if not self._undone[unit]:
                     del self._undone[unit]
                     self._done.add(unit)
                     self._put(self._layout.done_dir, unit)
 
     def own_blocks(self) -> list[int]:
-        """Return the blocks of every unit that this owner has claimed, in whatever process, ascending."""
+        """Return the blocks of all units that this owner has claimed in any process, ascending."""
         with self._lock:
             return sorted(block for unit in self._given | self._claimed_units() for block in self.plan.blocks(unit))
 
     def release(self) -> None:
-        """
-        Give up the units that are not done, so that others need not wait for our lease to lapse.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
+        """Release the unfinished units, so that others need not wait for the lease to expire."""
         with self._lock, _refused(self._layout.folder):
             for unit in self._claimed_units() - numbers_in(self._layout.done_dir):
                 self._remove_claim(unit, self.owner)
@@ -306,16 +258,16 @@ class UnitClaims:
 
     def _in_own_order(self, free: list[int]) -> list[int]:
         """
-        Return free units in the order in which we try them: the next few, one a device, as only we shuffle them.
+        Return free units in the order to try: the next few, one for each device, shuffled for this owner.
 
-        Else a thousand owners that begin together would all try the first one, 999 of them the second, and so on.
+        Otherwise a thousand owners that begin together would all try the first unit, 999 the second, and so on.
         """
         near = free[: self.plan.num_devices]
         self._chooser.shuffle(near)
         return [*near, *free[len(near) :]]
 
     def _claimed_units(self) -> set[int]:
-        """Return the units that have a claim of this owner."""
+        """Return the units that this owner has claimed."""
         return {unit for unit in numbers_in(self._layout.claims_dir) if self._owner_of(unit) == self.owner}
 
     def _hand_out(self, unit: int, *, is_fresh: bool) -> ClaimedUnit:
@@ -325,11 +277,11 @@ class UnitClaims:
         return ClaimedUnit(unit, blocks, is_fresh)
 
     def _claim(self, unit: int) -> bool:
-        """Whether the unit is ours now; a link that NFS has made but reported as refused is seen as well."""
+        """Claim a unit; also detects a link that NFS made but reported as failed."""
         return self._put(self._layout.claims_dir, unit) or self._owner_of(unit) == self.owner
 
     def _take_over(self, claimed: set[int]) -> ClaimedUnit | None:
-        """Take a unit that is not done and whose owner is gone; looks as often as leases are renewed."""
+        """Take an unfinished unit of an expired owner; looks as often as leases are renewed."""
         now_s = time.monotonic()
         if self._looked_s is not None and now_s - self._looked_s < self.plan.lease_s / RENEWALS_IN_A_LEASE:
             return None
@@ -337,7 +289,7 @@ class UnitClaims:
         self._done |= numbers_in(self._layout.done_dir)
         for unit in sorted(claimed - self._done - self._given):
             owner = self._owner_of(unit)
-            if owner is None or not self._watch.has_lapsed(self._layout.owner(owner)):
+            if owner is None or not self._watch.has_expired(self._layout.owner(owner)):
                 continue
             if self._remove_claim(unit, owner) and self._claim(unit):
                 log.warning("unit.taken_over", unit=unit, owner=owner)
@@ -346,22 +298,22 @@ class UnitClaims:
         return None
 
     def _remove_claim(self, unit: int, owner: str) -> bool:
-        """Take away the claim of *owner*, unless somebody else has done so; whether it was us."""
+        """Remove the claim of *owner*; return False when another process did."""
         path = self._layout.claims_dir / _name(unit)
         private = self._layout.claims_dir / f".{path.name}.{secrets.token_hex(8)}"
         try:
             path.rename(private)
         except FileNotFoundError:
             return False
-        is_theirs = _owner_in(private) == owner
-        if not is_theirs:  # somebody else was first, and has claimed it since: put that back
+        had_owner = _owner_in(private) == owner
+        if not had_owner:  # another process has claimed it meanwhile: put that back
             with suppress(FileExistsError):
                 os.link(private, path)
         private.unlink()
-        return is_theirs
+        return had_owner
 
     def _put(self, folder: Path, unit: int) -> bool:
-        """Give *unit* a file with our name in it; whether there was none."""
+        """Make the file of *unit* with this owner's name; return False when it exists."""
         private = folder / f".{_name(unit)}.{secrets.token_hex(8)}"
         private.write_text(json.dumps({"owner": self.owner}))
         try:
@@ -378,45 +330,37 @@ class UnitClaims:
 
 
 class FixedBlocks:
-    """
-    The blocks of a rank that shares its work with nobody: one unit, which is nobody else's to claim.
-
-    Args:
-        blocks: Their numbers.
-    """
+    """The blocks of a rank that shares no work: one unit, never claimed by others."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self._blocks = blocks
         self._is_given = False
 
     def wait(self, _stop: Event, _on_wait: Callable[[], None] = lambda: None) -> ClaimedUnit | None:
-        """Return the unit, the first time."""
+        """Return the unit on the first call."""
         if self._is_given:
             return None
         self._is_given = True
         return ClaimedUnit(0, self._blocks, is_fresh=False)
 
     def iter_now(self) -> Iterator[ClaimedUnit]:
-        """Yield nothing: there is no other unit."""
         return iter(())
 
     def all_done(self) -> bool:
-        """Whether nobody else has work of ours."""
         return True
 
     def settle(self, blocks: Iterable[int]) -> None:
-        """Do nothing: nobody waits for it."""
+        pass
 
     def own_blocks(self) -> Sequence[int]:
-        """Return the blocks."""
         return self._blocks
 
     def release(self) -> None:
-        """Do nothing: nobody waits for it."""
+        pass
 
 
 def owners_of_done(folder: Path, units: Iterable[int]) -> dict[int, str]:
-    """Return unit -> the owner that did it, of those *units* that are done."""
+    """Return finished unit -> its owner, among *units*."""
     named = ((unit, _owner_in(UnitsLayout(folder).done_dir / _name(unit))) for unit in units)
     return {unit: owner for unit, owner in named if owner is not None}
 
@@ -426,25 +370,22 @@ def all_done(folder: Path) -> bool:
     Whether every unit of a start of a run is done.
 
     Raises:
-        ResultError: The units cannot be read.
         OSError: The folder cannot be read.
     """
-    return len(numbers_in(UnitsLayout(folder).done_dir, afresh=True)) >= len(read_units(folder))
+    return len(numbers_in(UnitsLayout(folder).done_dir, refresh=True)) >= len(read_units(folder))
 
 
-def numbers_in(folder: Path, *, afresh: bool = False) -> set[int]:
+def numbers_in(folder: Path, *, refresh: bool = False) -> set[int]:
     """
-    Return the units that have a file in *folder*, of claims or of done units.
+    Return the units with a file in *folder*, of claims or of done units.
 
-    Args:
-        folder: Which.
-        afresh: Make sure to see what others have just written: a network file system may answer from memory for up to
-            a minute, but asks its server after a change of our own.
+    *refresh* makes sure that recent writes of other hosts are seen: a network file system may cache a folder for up to
+    a minute, but asks its server after a change made here.
 
     Raises:
-        OSError: It cannot be read, or written.
+        OSError: The folder cannot be read, or written.
     """
-    if afresh:
+    if refresh:
         private = folder / f".look.{secrets.token_hex(8)}"
         private.touch()
         private.unlink()
@@ -456,7 +397,7 @@ def _name(unit: int) -> str:
 
 
 def _owner_in(path: Path) -> str | None:
-    """Return whose name is in a file: None where there is no file, an empty one where it cannot be read."""
+    """Return the owner named in a file: None without a file, empty when unreadable."""
     try:
         owner = json.loads(path.read_bytes())["owner"]
     except FileNotFoundError:
@@ -474,7 +415,7 @@ def _runs(numbers: IntArray) -> list[list[int]]:
 
 @contextmanager
 def _refused(folder: Path) -> Iterator[None]:
-    """Turn what the system refuses into an error that names the folder."""
+    """Turn ``OSError`` into an error that names the folder."""
     try:
         yield
     except OSError as error:

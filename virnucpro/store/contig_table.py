@@ -1,7 +1,7 @@
 """
-``contigs.tsv``: one line a contig of the input, as a typed record, written in several formats and read again.
+``contigs.tsv``: one typed record for each contig of the input, written as TSV, JSON and Parquet and read back from TSV.
 
-All formats hold the same columns in the same order. A number that is not known is an empty field, null in JSON.
+All formats have the same columns in the same order; an unknown number is empty in TSV, null elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Call(StrEnum):
-    """What is said of a contig."""
+    """The call of a contig."""
 
     VIRUS = "virus"
     NOT_VIRUS = "not virus"
@@ -36,14 +36,13 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContigCall:
-    """What was found out about one contig."""
+    """One contig and its call."""
 
     contig: str
-    """Its id: the header up to the first space or tab."""
+    """Id: the header up to the first space or tab."""
     length: int | None
-    """Nucleotides; None for a record that was left out."""
+    """Nucleotides; None for a skipped record."""
     chunks: int
-    """Chunks that it was cut into."""
     open_chunks: int
     """Chunks with an open frame."""
     viral_chunks: int
@@ -53,17 +52,16 @@ class ContigCall:
     viral_frames: int
     """Open frames that are more likely viral than not."""
     frame_support: float | None
-    """Share of the scored frames that are viral, three decimals; None where there is no scored frame."""
+    """Viral share of the scored frames, three decimals; None without any."""
     score: float | None
-    """P(virus) of the contig: the number to rank by; None where nothing could be scored."""
+    """P(virus) of the contig, to rank by; None without a scored frame."""
     max_score: float | None
     """Highest P(virus) of its frames, as in ``prediction_results.txt``."""
     call: Call
-    """What is said of it."""
     reason: str
-    """Why there is no call, or what the score does without; as a rule empty."""
+    """Why there is no call, or what the score lacks; usually empty."""
     fingerprint: str
-    """Of classifier, models and chunk length: scores of different ones are not to be compared."""
+    """Of classifier, models and chunk length; scores compare only within one."""
 
 
 COLUMNS = tuple(field.name for field in fields(ContigCall))
@@ -72,17 +70,7 @@ _NUMBERS = ("frame_support", "score", "max_score")
 
 
 class ContigTable:
-    """
-    Context manager that writes the table in all formats asked for; each file is whole or as it was before.
-
-    Args:
-        tsv: Where the table goes.
-        as_json: Where it goes as a JSON array; None writes none.
-        as_parquet: Where it goes as a Parquet table; None writes none.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Context manager that writes the table in up to three formats, each file atomically."""
 
     def __init__(self, tsv: Path, *, as_json: Path | None = None, as_parquet: Path | None = None) -> None:
         self._paths = (tsv, as_json, as_parquet)
@@ -90,7 +78,6 @@ class ContigTable:
         self._writers: list[_TsvWriter | _JsonWriter | _ParquetWriter] = []
 
     def write(self, calls: Sequence[ContigCall]) -> None:
-        """Append some contigs."""
         for writer in self._writers:
             writer.write(calls)
 
@@ -106,7 +93,7 @@ class ContigTable:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  handed on as they are
+    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  passed through
         return self._stack.__exit__(*error)
 
 
@@ -169,7 +156,7 @@ class _ParquetWriter:
 
 
 class _Sink(io.RawIOBase):
-    """A new file as pyarrow wants to write to one."""
+    """A new file as pyarrow needs one."""
 
     def __init__(self, file: durable.NewFile) -> None:
         super().__init__()
@@ -183,12 +170,7 @@ class _Sink(io.RawIOBase):
 
 
 def read_contig_calls(path: Path) -> Iterator[ContigCall]:
-    """
-    Yield the contigs of a ``contigs.tsv``, in the order of the input.
-
-    Raises:
-        ResultError: It cannot be read, or is not one.
-    """
+    """Yield the contigs of a ``contigs.tsv``, in input order."""
     try:
         with open(path, encoding="utf-8", newline="\n", opener=only_regular) as file:
             yield from _parsed(file, path)
@@ -212,4 +194,4 @@ def _parsed(file: TextIO, path: Path) -> Iterator[ContigCall]:
             numbers["length"] = int(texts["length"]) if texts["length"] else None
             yield ContigCall(**{**texts, **numbers, "call": Call(texts["call"])})
         except ValueError as error:
-            raise ResultError(path, f"line {number} is no contig ({error})") from error
+            raise ResultError(path, f"line {number} is not a contig ({error})") from error

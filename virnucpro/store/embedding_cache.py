@@ -1,20 +1,13 @@
 """
-The embedding cache: rows of earlier runs on this machine, by what was embedded and by what.
+The embedding cache: rows of earlier runs on this machine, by model settings and sequence hash.
 
-One SQLite file in write-ahead mode. It was chosen over the others at hand: ``diskcache`` is no longer maintained and
-unpickles what it reads (CVE-2025-69872); LMDB is one more dependency and reserves its whole size up front; segment
-files of our own would have to solve again what SQLite has solved: several processes that write at once, a process
-killed at any instruction, space that is used again after eviction. Pages have 64 KiB, so that rows of 2560 numbers
-waste little of them; what changes on every use (when a row was last used) stands apart from the rows.
+One SQLite file in write-ahead mode. Rejected: ``diskcache`` (unmaintained, unpickles what it reads, CVE-2025-69872),
+LMDB (one more dependency, reserves its full size up front) and segment files of our own (concurrent writers, kills and
+reuse of space, all solved by SQLite). Pages have 64 KiB, so that rows of 2560 numbers waste little.
 
-Every row carries a checksum over the model's key, the sequence's hash and the numbers, so that a flipped bit, in the
-row or in the tables that lead to it, is a row that is not there and never a wrong one. The checksum is no signature:
-whoever can write to the folder decides what runs read from it.
-
-The file must be on a disk of this machine: write-ahead mode needs memory that all processes share, which network file
-systems do not give, so there it is refused. Every failure is a ``CacheError``; the caller goes on without the cache.
-
-This module knows hashes and rows; it does not know sequences, blocks, models or runs.
+Each row has a checksum over model key, hash and numbers: a flipped bit is a miss, never a wrong row. It is no
+signature: who can write to the folder decides what runs read. The file must be on a local disk, since write-ahead mode
+needs shared memory. Every failure is a ``CacheError``; the caller continues without the cache.
 """
 
 from __future__ import annotations
@@ -41,15 +34,15 @@ if TYPE_CHECKING:
 FILE_NAME = "embeddings.sqlite"
 FORMAT = 1
 LOCK_TIMEOUT_S = 5.0
-"""Seconds that we wait for another process's write; a process that was stopped in the middle of one holds it on."""
+"""Seconds to wait for another process's write; one stopped in the middle holds the lock."""
 _PAGE_BYTES = 1 << 16
 _DIGEST_BYTES = 16
 _HASHES_AT_ONCE = 1000
-"""Hashes in one question, far below SQLite's limit."""
+"""Hashes in one query, far below SQLite's limit."""
 _UNSAVED_USES = 20_000
-"""Rows read whose use is not written down yet, at the most."""
+"""Most uses kept in memory before they are saved."""
 _ENTRY_BYTES = 120
-"""Bytes that a row costs beside its numbers: its entry and its place in two indexes, rounded up."""
+"""Bytes of a row beside its numbers: its entry and two index entries, rounded up."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3")
 )
@@ -65,19 +58,15 @@ CREATE TABLE vectors (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 
 class EmbeddingCache:
     """
-    The rows of one space (one model with the settings that decide its numbers) in the cache of one folder.
+    The rows of one space (a model and the settings that decide its numbers); a context manager.
 
-    For one thread at a time; open one in each process. Use it as a context manager, or ``close`` it.
+    For one thread at a time; open one in each process.
 
     Args:
-        folder: Where the cache lives; made when it is not there.
-        space: Everything beside the sequence that decides a row, as text.
-        max_bytes: Bytes of the cache's file at the most, over all spaces; the least recently used rows make room. The
-            write-ahead file beside it comes on top, some 64 MiB while runs write.
-        clock: Seconds since any fixed time, the same for all who use the folder.
-
-    Raises:
-        CacheError: It cannot be opened here.
+        space: Text of everything but the sequence that decides a row.
+        max_bytes: Most bytes of the file over all spaces; least recently used rows go first. The write-ahead file comes
+            on top, about 64 MiB while runs write.
+        clock: Seconds since a fixed time, the same for all users of the folder.
     """
 
     def __init__(self, folder: Path, space: str, *, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -103,18 +92,7 @@ class EmbeddingCache:
             raise
 
     def get(self, hashes: ByteArray) -> FloatArray | None:
-        """
-        Return the rows of sequences, or nothing unless every one of them is there and undamaged.
-
-        Args:
-            hashes: uint8 (n, 16): of the sequences, each once, n at least 1.
-
-        Returns:
-            float32 (n, hidden_dim) in the order of *hashes*, or None.
-
-        Raises:
-            CacheError: The file cannot be read.
-        """
+        """Return float32 (n, hidden_dim) for *hashes*, uint8 (n, 16), or None unless all are present and intact."""
         wanted = [item.tobytes() for item in hashes]
         with self._errors():
             ids = self._ids_of(wanted)
@@ -137,16 +115,7 @@ class EmbeddingCache:
         return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1).astype(np.float32, copy=False)
 
     def put(self, hashes: ByteArray, rows: FloatArray) -> None:
-        """
-        Keep the rows of sequences; those that are there already stay as they are.
-
-        Args:
-            hashes: uint8 (n, 16): of the sequences, each once.
-            rows: float32 (n, hidden_dim).
-
-        Raises:
-            CacheError: They could not be written; the cache is as it was.
-        """
+        """Store *rows*, float32 (n, hidden_dim), under *hashes*, uint8 (n, 16), each once; existing rows stay."""
         assert len(hashes) == len(rows), "one row for each hash"
         given = {item.tobytes(): row for item, row in zip(hashes, np.ascontiguousarray(rows, "<f4"), strict=True)}
         with self._errors(), self._writing():
@@ -170,14 +139,14 @@ class EmbeddingCache:
             )
 
     def close(self) -> None:
-        """Write down what was used, and close the file; a failure to do so costs nothing but the order of eviction."""
+        """Save the uses and close the file; a failure only affects the order of eviction."""
         if self._used or self._damaged:
             with suppress(CacheError), self._errors(), self._writing():
                 pass
         self._database.close()
 
     def _check_format(self) -> None:
-        """Raise ``CacheError`` where the file is of another format, or where we may not write to it."""
+        """Raise ``CacheError`` for another format or a read-only file."""
         (found,) = self._database.execute("PRAGMA user_version").fetchone()
         if found != FORMAT:
             raise CacheError(self.path, f"it is of format {found}, not {FORMAT}: name another folder")
@@ -188,16 +157,16 @@ class EmbeddingCache:
         found: dict[bytes, int] = {}
         for start in range(0, len(hashes), _HASHES_AT_ONCE):
             some = hashes[start : start + _HASHES_AT_ONCE]
-            question = f"SELECT hash, id FROM entries WHERE space = ? AND hash IN ({_marks(some)})"  # noqa: S608
-            found.update(self._database.execute(question, (self._space, *some)))
+            query = f"SELECT hash, id FROM entries WHERE space = ? AND hash IN ({_marks(some)})"  # noqa: S608
+            found.update(self._database.execute(query, (self._space, *some)))
         return found
 
     def _data_of(self, ids: list[int]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         for start in range(0, len(ids), _HASHES_AT_ONCE):
             some = ids[start : start + _HASHES_AT_ONCE]
-            question = f"SELECT id, data FROM vectors WHERE id IN ({_marks(some)})"  # noqa: S608
-            found.update(self._database.execute(question, some))
+            query = f"SELECT id, data FROM vectors WHERE id IN ({_marks(some)})"  # noqa: S608
+            found.update(self._database.execute(query, some))
         return found
 
     def _sealed(self, sequence_hash: bytes, row: FloatArray) -> bytes:
@@ -205,7 +174,7 @@ class EmbeddingCache:
         return self._digest(sequence_hash, data) + data
 
     def _checked(self, sequence_hash: bytes, sealed: bytes) -> bytes | None:
-        """Return the numbers of a row as bytes, or None when they are not those that were put there for it."""
+        """Return the bytes of a row, None when its checksum does not match."""
         if not isinstance(sealed, bytes) or len(sealed) <= _DIGEST_BYTES:
             return None
         data = sealed[_DIGEST_BYTES:]
@@ -218,7 +187,7 @@ class EmbeddingCache:
         return checksum.digest()[:_DIGEST_BYTES]
 
     def _save_uses(self) -> None:
-        """Write down which rows were used, and take out damaged ones."""
+        """Write the times of use, and remove damaged rows."""
         now = int(self._clock())
         self._database.executemany("UPDATE entries SET used = ? WHERE id = ?", ((now, number) for number in self._used))
         self._remove(self._damaged)
@@ -229,12 +198,12 @@ class EmbeddingCache:
             self._database.executemany(f"DELETE FROM {table} WHERE id = ?", ((number,) for number in ids))  # noqa: S608
 
     def _make_room(self, needed_bytes: int) -> bool:
-        """Remove the least recently used rows until *needed_bytes* fit; return whether they do."""
-        question = "SELECT id, coalesce(CAST(bytes AS INTEGER), 0) FROM entries ORDER BY used, id"
+        """Evict the least recently used rows until *needed_bytes* fit; return whether they do."""
+        query = "SELECT id, coalesce(CAST(bytes AS INTEGER), 0) FROM entries ORDER BY used, id"
         while (excess := self._filled_bytes() + needed_bytes - self._max_bytes) > 0:
             ids = []
-            target = max(excess, self._max_bytes // 64)  # a little more, so that not every put has to
-            for number, row_bytes in self._database.execute(question):
+            target = max(excess, self._max_bytes // 64)  # a little more, so that not every put evicts
+            for number, row_bytes in self._database.execute(query):
                 ids.append(number)
                 target -= row_bytes
                 if target <= 0:
@@ -253,7 +222,7 @@ class EmbeddingCache:
         return int(pages - free) * _PAGE_BYTES
 
     def _give_back_pages(self) -> None:
-        """Shorten a file that is over its bound, which freed pages alone do not."""
+        """Shrink a file above its bound; freed pages alone do not."""
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
         excess = pages - self._max_bytes // _PAGE_BYTES
         for _ in range(excess):  # Python's module takes one step of a statement without rows, which is one page
@@ -261,7 +230,7 @@ class EmbeddingCache:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that writes down what was used before, and leaves the file within its bound."""
+        """A transaction that saves the uses and keeps the file within its bound."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._save_uses()
@@ -269,7 +238,7 @@ class EmbeddingCache:
             self._make_room(0)
             self._give_back_pages()
         except BaseException:
-            with suppress(sqlite3.Error):  # what went wrong may have ended it already
+            with suppress(sqlite3.Error):  # the error may have ended it already
                 self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
@@ -279,7 +248,7 @@ class EmbeddingCache:
         try:
             yield
         except sqlite3.Error as error:
-            damaged = type(error) is sqlite3.DatabaseError  # its subclasses tell of anything else
+            damaged = type(error) is sqlite3.DatabaseError  # subclasses have other causes
             raise CacheError(self.path, f"{error}{': remove it' if damaged else ''}") from error
         except CacheError:
             raise
@@ -294,7 +263,7 @@ class EmbeddingCache:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """Return the type of the file system that holds *folder*, as Linux names it; None where that is not known."""
+    """Return Linux's name of the type of the file system of *folder*, None where unknown."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with suppress(OSError), Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as file:
@@ -306,7 +275,7 @@ def file_system_of(folder: Path) -> str | None:
 
 
 def _create(path: Path) -> None:
-    """Make an empty cache under a name of its own, then give it *path*, unless another process was first."""
+    """Make an empty cache under a temporary name and link it to *path*, unless another process was first."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         database = _connect(temporary, mode="rwc")

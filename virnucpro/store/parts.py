@@ -1,15 +1,13 @@
 """
 Parts and shards: the rows of whole blocks, sealed on disk.
 
-A part is the unit of durability: one HDF5 image built in memory, written as plain bytes. A shard is the same thing
-made of many parts. Either is done when it validates on disk, never because somebody said so, and either is read by
-block number: which rank made a block is not part of its identity.
+A part is the unit of durability: an HDF5 image built in memory and written as plain bytes. A shard is made of many
+parts. Either is done when it validates on disk, and is read by block number: which rank made a block is not part of its
+identity.
 
-One flipped bit can send the HDF5 library into an endless loop, so no file is handed to it before its seal is checked.
-The block numbers also stand between the HDF5 image and the seal, with a checksum of their own: whether a file is worth
-reading is known from its last bytes.
-
-This module does not know ranks, plans or models: who reads compares the positions of a block with the plan.
+A flipped bit can send the HDF5 library into an endless loop, so every seal is checked first. The block numbers also
+stand before the seal with a checksum of their own, to tell from the last bytes whether a file is worth reading. This
+module does not know ranks, plans or models: readers compare the positions of a block with the plan.
 """
 
 from __future__ import annotations
@@ -44,31 +42,28 @@ if TYPE_CHECKING:
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
 _READS_AHEAD = 64
-"""Reads of scattered rows that the system is told of ahead (of 16 to 256 the best, cold, on a virtual disk)."""
+"""Reads of scattered rows advised ahead (the best of 16 to 256, cold, on a virtual disk)."""
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """The rows of one finished block, or of as many of its sequences as could be computed."""
+    """The rows of a finished block, or of those of its sequences that could be computed."""
 
     block: int
     """Number in the plan."""
     positions: IntArray
     """int64 (num_sequences,): positions in the sequence index, in the plan's order."""
     sequence_ids: Sequence[str]
-    """Ids, one a row."""
     embeddings: FloatArray
     """float32 (num_sequences, hidden_dim)."""
     origin: BlockOrigin = BlockOrigin.COMPUTED
-    """How the rows came to be."""
 
 
 @dataclass(frozen=True)
 class SealedBlocks:
-    """What a part or shard holds; its bytes were checked when it was opened, ``check`` looks at the numbers."""
+    """A part or shard whose bytes were checked on opening; ``check`` checks the numbers."""
 
     path: Path
-    """The file."""
     plan_fingerprint: str
     """Plan that the rows were computed by."""
     blocks: IntArray
@@ -76,13 +71,13 @@ class SealedBlocks:
     positions: IntArray
     """int64 (num_sequences,): positions in the sequence index, in the order of the rows."""
     hidden_dim: int
-    """Width of a row; 0 in an empty shard that never saw a model."""
+    """Width of a row; 0 in an empty shard written without a model."""
     offset_bytes: int
-    """Where the first row begins in the file."""
+    """Offset of the first row in the file."""
     seal: bytes
-    """sha256 of the file that was checked; no other content may take its place."""
+    """sha256 of the checked file; other content is refused."""
     kept_rows: BoolArray | None = None
-    """bool (rows of the file,): which rows of the file these are; None for all."""
+    """bool (rows of the file,): the rows that belong to this view; None for all."""
 
     @classmethod
     def open(cls, path: Path, *, checked: bytes | None = None) -> SealedBlocks:
@@ -91,12 +86,11 @@ class SealedBlocks:
 
         Args:
             path: The file.
-            checked: The seal that somebody has found right just now: where the file has it still, its bytes are not
-                read again.
+            checked: A seal verified just now; a file that still has it is not read again.
 
         Raises:
             ResultError: Damaged, or not a file of this schema.
-            SourceGoneError: Another file took its name just now.
+            SourceGoneError: The file was replaced meanwhile.
             FileNotFoundError: There is no such file.
         """
         seal = durable.check_seal(path) if checked is None else checked
@@ -130,7 +124,7 @@ class SealedBlocks:
                 raise ResultError(self.path, "holds a number that is not finite")
 
     def only(self, blocks: Container[int]) -> SealedBlocks:
-        """Return a view of those of its blocks that are in *blocks*."""
+        """Return a view of its blocks that are in *blocks*."""
         kept = np.array([number in blocks for number in self.blocks[:, 0].tolist()], dtype=np.bool_)
         if kept.all():
             return self
@@ -145,8 +139,8 @@ class SealedBlocks:
         Yield the rows in order, a bounded number of bytes at a time.
 
         Raises:
-            OSError: The system refused.
-            SourceGoneError: The file is no longer there, or another one.
+            OSError: The file cannot be read.
+            SourceGoneError: The file was removed or replaced.
         """
         step = schema.rows_at_once(self.hidden_dim)
         num_rows = len(self.positions) if self.kept_rows is None else len(self.kept_rows)
@@ -157,20 +151,19 @@ class SealedBlocks:
 
     def iter_rows_at(self, numbers: IntArray) -> Iterator[tuple[slice, FloatArray]]:
         """
-        Yield some of the rows, a bounded number of bytes at a time; what lies far from them is not read.
+        Yield some of the rows, a bounded number of bytes at a time; distant rows are not read.
 
-        The system is told of the next reads ahead: rows that lie anywhere in files larger than memory would else be
-        waited for one by one.
+        The kernel is advised of reads ahead; else each scattered row of a file larger than memory is waited for.
 
         Args:
-            numbers: int64 (n,): which rows of these blocks, ascending; one may stand there more than once.
+            numbers: int64 (n,): row numbers within these blocks, ascending, repeats allowed.
 
         Yields:
             A slice of *numbers*, and their rows, float32 (numbers in the slice, hidden_dim).
 
         Raises:
-            OSError: The system refused.
-            SourceGoneError: The file is no longer there, or another one.
+            OSError: The file cannot be read.
+            SourceGoneError: The file was removed or replaced.
         """
         in_file = numbers if self.kept_rows is None else np.flatnonzero(self.kept_rows)[numbers]
         most_gap, most_rows = schema.gap_rows(self.hidden_dim), schema.rows_at_once(self.hidden_dim)
@@ -182,7 +175,7 @@ class SealedBlocks:
                 yield some, self._read(file, first, int(wanted[-1]) + 1)[wanted - first]
 
     def _announced(self, file: BinaryIO, in_file: IntArray, runs: Iterator[slice]) -> Iterator[slice]:
-        """Yield *runs* of the row numbers *in_file*, each some reads after the system was told that it will be read."""
+        """Yield *runs* of the row numbers *in_file*, each some reads after the kernel was advised of it."""
         waiting: deque[slice] = deque()
         row_bytes = self.hidden_dim * 4
         for some in runs:
@@ -196,10 +189,10 @@ class SealedBlocks:
 
     def _reopened(self) -> BinaryIO:
         """
-        Open the file that was checked, for plain reads.
+        Open the checked file for plain reads.
 
         Raises:
-            SourceGoneError: It is no longer there, or another one.
+            SourceGoneError: It was removed or replaced.
         """
         try:
             file = open(self.path, "rb", buffering=0, opener=only_regular)  # noqa: SIM115  closed by its caller
@@ -211,7 +204,7 @@ class SealedBlocks:
         return file
 
     def _read(self, file: BinaryIO, first: int, end: int) -> FloatArray:
-        """Return neighbouring rows of the file, float32 (end - first, hidden_dim)."""
+        """Return adjacent rows of the file, float32 (end - first, hidden_dim)."""
         row_bytes = self.hidden_dim * 4
         data = os.pread(file.fileno(), (end - first) * row_bytes, self.offset_bytes + first * row_bytes)
         if len(data) < (end - first) * row_bytes:
@@ -219,7 +212,7 @@ class SealedBlocks:
         return np.frombuffer(data, dtype="<f4").reshape(end - first, self.hidden_dim)
 
     def iter_sequence_ids(self) -> Iterator[list[str]]:
-        """Yield the ids in the order of the rows, a bounded number at a time."""
+        """Yield the ids in row order, a bounded number at a time."""
         first = 0
         with h5py.File(self.path, "r") as file:
             for names in schema.iter_sequence_ids(file, self.path):
@@ -233,33 +226,28 @@ class SealedBlocks:
 
 def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: str) -> Path:
     """
-    Make finished blocks durable.
+    Make finished blocks durable and return the part's path, which depends on the block numbers only.
 
     Args:
-        folder: Where parts live.
-        blocks: At least one block, each once.
+        folder: Folder of the parts.
+        blocks: At least one, each once.
         plan_fingerprint: Plan that they were computed by.
 
-    Returns:
-        The part's path; its name tells its first block and is the same for the same blocks only.
-
     Raises:
-        OutputError: The system refused; nothing has appeared under the final name.
+        OutputError: It cannot be written; nothing appears under the final name.
     """
     for item in blocks:
         assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
     table = np.array([(item.block, len(item.positions), item.origin) for item in blocks], dtype=np.int64)
-    which = hashlib.sha256(table[:, :2].tobytes()).hexdigest()[
-        :12
-    ]  # parts of other blocks never take each other's name
-    path = folder / f"part_{table[0, 0]:09d}_{which}.h5"
+    digest = hashlib.sha256(table[:, :2].tobytes()).hexdigest()  # parts of different blocks never share a name
+    path = folder / f"part_{table[0, 0]:09d}_{digest[:12]}.h5"
     with span(WRITING, block=blocks[0].block, blocks=len(blocks), sequences=int(table[:, 1].sum())):
         durable.write_bytes(path, _image(blocks, table, plan_fingerprint) + _contents(table), seal=True)
     return path
 
 
 def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) -> bytes:
-    """Return the HDF5 file of a part. HDF5 takes two files in memory of one name for the same: a thread has its own."""
+    """Return the HDF5 file of a part, under a name for each thread: HDF5 takes equal names in memory for one file."""
     with h5py.File(f"part {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
         embeddings = np.concatenate([item.embeddings for item in blocks])
@@ -274,20 +262,20 @@ def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) 
 
 def read_block_numbers(path: Path) -> IntArray:
     """
-    Return the block numbers that a part or shard says it holds, from its last bytes; reads no more than them.
+    Return the block numbers that a part or shard declares in its last bytes, without reading the rest.
 
     Raises:
-        ResultError: They are damaged or not there.
+        ResultError: They are damaged or missing.
         FileNotFoundError: There is no such file.
     """
     with durable.regular_or_result_error(path) as file:
         end = os.fstat(file.fileno()).st_size - durable.SEAL_BYTES
         if end < _CONTENTS.size:
-            raise ResultError(path, "cut short: no table of its blocks at its end")
+            raise ResultError(path, "truncated: no table of its blocks at its end")
         digest, num_blocks, magic = _CONTENTS.unpack(os.pread(file.fileno(), _CONTENTS.size, end - _CONTENTS.size))
         start = end - _CONTENTS.size - num_blocks * 8
         if magic != _CONTENTS_MAGIC or start < 0:
-            raise ResultError(path, "cut short: no table of its blocks at its end")
+            raise ResultError(path, "truncated: no table of its blocks at its end")
         numbers = os.pread(file.fileno(), num_blocks * 8, start)
     if hashlib.sha256(numbers).digest() != digest:
         raise ResultError(path, "damaged: the table of its blocks does not match its checksum")
@@ -305,7 +293,7 @@ def part_paths(folder: Path) -> list[Path]:
 
 
 def first_block(part: Path) -> int | None:
-    """Return the number of the first block of a part, which its name tells; None where it is not one of our names."""
+    """Return the number of a part's first block from its name, None for another name."""
     number = part.name.split("_")[1]
     return int(number) if number.isdecimal() else None
 
@@ -319,22 +307,22 @@ def write_shard(
     on_step: Callable[[], None] = lambda: None,
 ) -> None:
     """
-    Make one sealed shard of checked parts (and of the shard it replaces), each block once.
+    Write one sealed shard from checked sources, each block once.
 
     Args:
-        path: The shard.
-        sources: Checked sources, none of which holds a block of another; memory stays bounded by one read.
+        path: The shard; may be among the sources' files.
+        sources: Disjoint in blocks; memory is bounded by one read.
         plan_fingerprint: Plan that the rows were computed by.
-        hidden_dim: Width, used where there is no row.
-        on_step: Called again and again while rows are written.
+        hidden_dim: Width when there is no row.
+        on_step: Called repeatedly while rows are written.
 
     Raises:
-        OutputError: The system refused; *path* is as it was.
+        OutputError: It cannot be written; *path* is unchanged.
     """
     num_rows = sum(len(source.positions) for source in sources)
     width = max((source.hidden_dim for source in sources), default=hidden_dim)
     no_blocks, no_positions = np.empty((0, 3), np.int64), np.empty(0, np.int64)
-    in_sources = sum(source.path.stat().st_size for source in sources)  # what each file has of its own is saved
+    in_sources = sum(source.path.stat().st_size for source in sources)  # an upper bound: overhead of each file is saved
     with durable.replacing(path, seal=True) as new:
         with schema.created(new, most_bytes=in_sources + schema.OVERHEAD_BYTES) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
@@ -362,13 +350,13 @@ def _write_bookkeeping(file: h5py.File, blocks: IntArray, positions: IntArray) -
 
 class RowWriter:
     """
-    Writes rows into the reserved space of a dataset with plain writes, in any order.
+    Writes rows into the reserved space of a dataset with ``pwrite``, in any order.
 
     HDF5 writes scattered rows at 9 MB/s and reports a full disk late; ``pwrite`` does neither.
 
     Args:
-        file: The file, of which HDF5 has let go.
-        offset_bytes: Where the dataset begins, or None where it has no elements.
+        file: Closed by HDF5 already.
+        offset_bytes: Start of the dataset, None for an empty one.
         hidden_dim: Width of a row.
     """
 
@@ -378,7 +366,7 @@ class RowWriter:
         self._offset_bytes = offset_bytes or 0
 
     def write(self, row_numbers: IntArray, rows: FloatArray) -> None:
-        """Write ``rows[i]`` as row ``row_numbers[i]``; neighbours go out in one write."""
+        """Write ``rows[i]`` as row ``row_numbers[i]``; adjacent rows go out in one write."""
         if not rows.size:
             return
         data = np.ascontiguousarray(rows, dtype="<f4")

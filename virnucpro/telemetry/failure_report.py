@@ -12,15 +12,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import ResultError, printable
-from virnucpro.telemetry.log_lines import entry_line, exception_sentence, frame_lines
-from virnucpro.telemetry.log_reader import last_of_process
-from virnucpro.telemetry.wording import rank_place
+from virnucpro.telemetry.logs.log_lines import entry_line, exception_sentence, frame_lines
+from virnucpro.telemetry.logs.log_reader import last_of_process
+from virnucpro.telemetry.show.wording import rank_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from virnucpro.telemetry.log_lines import LogEntry
+    from virnucpro.telemetry.logs.log_lines import LogEntry
     from virnucpro.telemetry.snapshot import RankSnapshot
 
 TAIL_LINES = 10

@@ -22,19 +22,19 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from virnucpro.errors import OutputError, StoppedError
-from virnucpro.telemetry import wording
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
-from virnucpro.telemetry.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.log_lines import log_sentence
-from virnucpro.telemetry.metrics import RunCollector
+from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
+from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
+from virnucpro.telemetry.metrics.pushgateway import Pushgateway
+from virnucpro.telemetry.metrics.table import RunCollector
+from virnucpro.telemetry.metrics.target_file import TargetFile, remove_targets_of_hosts
 from virnucpro.telemetry.metrics_options import HostMetricsOptions, MetricsOptions, metrics_options
-from virnucpro.telemetry.process_monitor import ProcessMonitor
-from virnucpro.telemetry.progress import say
-from virnucpro.telemetry.pushgateway import Pushgateway
+from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.show.progress import say
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.status_file import StatusFile
-from virnucpro.telemetry.target_file import TargetFile, remove_targets_of_hosts
 from virnucpro.telemetry.trace import merge_trace, remove_spans
 from virnucpro.this_host import host_name
 

@@ -1,13 +1,9 @@
 """
-The timeline of a profiled run: the spans of its processes and the stages of the run, in one file for Perfetto.
+The timeline of a profiled run in Chrome's trace event format, for Perfetto.
 
-The file is in Chrome's trace event format, as an object: complete events (``X``) with microseconds, a process for the
-run and one for each worker process, in it a thread for each lane, named by metadata events. A rank whose process was
-started again has several, so that nothing in a lane overlaps. Gaps in a lane are real: there the process did something
-else, or nothing.
-
-Times are those of CLOCK_MONOTONIC; Unix times of stages are put on it by the difference between both when this module
-was imported. Files of spans are read a line at a time; their number, not their length, decides the memory.
+Complete events (``X``, microseconds) of the run's stages and of each worker process, one thread for each lane. Times
+are CLOCK_MONOTONIC; Unix times of stages are converted by the offset at import. Memory grows with the number of span
+files, not with their length.
 """
 
 from __future__ import annotations
@@ -30,26 +26,18 @@ if TYPE_CHECKING:
 
 _MONOTONIC_LESS_UNIX_NS = time.monotonic_ns() - time.time_ns()
 _RUN = 1
-"""Number of the run itself among the processes of a timeline; 0 means the kernel to some viewers."""
+"""Process number of the run itself; some viewers take 0 for the kernel."""
 _LANES_APART = 100
-"""From the numbers of the lanes of one process to those of the next: viewers want every thread to have its own."""
+"""Thread numbers reserved for each process: viewers need them unique."""
 _WRITE_BYTES = 1 << 20
 
 
 def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSnapshot], path: Path) -> bool:
     """
-    Put the timeline of a run together, and remove what it was made of.
+    Write the timeline and remove the spans; return False when nothing was recorded.
 
     Args:
-        spans_dirs: Folders of the spans of each embedding run, with a word that tells one from the other, or none.
-        stages: Of the run.
-        path: The timeline; whole or as it was.
-
-    Returns:
-        Whether it was written: not where no process recorded anything.
-
-    Raises:
-        OutputError: It cannot be written; the spans are still there.
+        path: The timeline; written atomically.
     """
     processes = sorted(process for label, folder in spans_dirs for process in _processes(label, folder))
     if not processes:
@@ -72,7 +60,7 @@ def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSn
 
 
 def remove_spans(folders: Iterable[Path]) -> None:
-    """Remove the spans that an earlier run left in *folders*: a run that was killed made no timeline of them."""
+    """Remove the spans that a killed run left in *folders*."""
     for folder in folders:
         durable.remove_tree(folder)
 
@@ -85,7 +73,7 @@ class _Process:
     rank: int
     begin_ns: int
     loader: int
-    """Number of a loader process, from 0 on; -1 is the worker itself."""
+    """Number of a loader process; -1 for the worker itself."""
     attempt: int
     pid: int
     device: str
@@ -93,14 +81,13 @@ class _Process:
 
     @property
     def name(self) -> str:
-        """What the process is called in the timeline."""
         parts = [self.label, f"rank {self.rank}", self.device]
         parts.append(f"attempt {self.attempt}" if self.attempt > 1 else "")
         parts.append(f"loader {self.loader}" if self.loader >= 0 else "")
         return ", ".join([part for part in parts if part]) + f" (pid {self.pid})"
 
     def lines(self) -> Iterator[Any]:
-        """Yield what stands behind the first line, but no line that a kill or a full disk cut short."""
+        """Yield the spans, without lines that a kill or a full disk truncated."""
         with self.path.open("rb") as file:
             next(file)
             for line in file:
@@ -114,7 +101,7 @@ def _processes(label: str, folder: Path) -> Iterator[_Process]:
     for path in folder.glob("process_*.jsonl"):
         with path.open("rb") as file:
             first = file.readline()
-        if first.endswith(b"\n"):  # else it was killed at its very start
+        if first.endswith(b"\n"):  # else the process was killed at its start
             head = orjson.loads(first)
             loader = -1 if head["loader"] is None else head["loader"]
             numbers = head["rank"], head["begin_ns"], loader, head["attempt"], head["pid"]
@@ -126,19 +113,13 @@ def _on_our_clock(unix_s: float) -> int:
 
 
 class _Timeline:
-    """
-    Makes events.
-
-    Args:
-        begin_ns: What is 0 in the timeline.
-    """
+    """Makes events; *begin_ns* is time 0."""
 
     def __init__(self, *, begin_ns: int) -> None:
         self._begin_ns = begin_ns
         self._named: set[int] = set()
 
     def events(self, processes: Sequence[_Process], stages: Sequence[StageSnapshot]) -> Iterator[dict[str, Any]]:
-        """Yield the events of the run and of its processes."""
         yield from self._name_process(_RUN, "run")
         yield from self._stages(stages)
         for number, process in enumerate(processes, _RUN + 1):
@@ -153,7 +134,7 @@ class _Timeline:
                     yield {**end, **thread, "args": {"why": line["why"]}}
 
     def _stages(self, stages: Sequence[StageSnapshot]) -> Iterator[dict[str, Any]]:
-        """Yield the stages, those within others in lanes of their own."""
+        """Yield the stages; nested ones get a lane of their own."""
         ends_ns: dict[int, int] = {}
         for stage in stages:
             lane = stage.depth
@@ -179,7 +160,7 @@ class _Timeline:
         details: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
         thread = {"pid": process, "tid": process * _LANES_APART + lane}
-        if thread["tid"] not in self._named:  # a lane that nothing is in has no name, and is not shown
+        if thread["tid"] not in self._named:  # unnamed, hence hidden, while it is empty
             self._named.add(thread["tid"])
             yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": lane_name}}
             yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": lane}}

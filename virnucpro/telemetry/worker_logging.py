@@ -1,10 +1,9 @@
 """
-Where a worker's log lines go: one file of JSON lines a rank, bound with run, rank and device.
+Logging of a worker process: one file of JSON lines for each rank, bound with run, rank and device.
 
-Event names are fixed text; everything that came from the input is a value, and JSON escapes it. Lines of other
-libraries and Python's warnings land in the same file and the same form. Warnings and errors are told to the parent as
-well, as far as they fit its pipe: a run must not end for want of its log, nor for too much of it. How a process ended
-stands there in its parent's words: one that was killed could not say it.
+Event names are fixed text; values from the input are escaped by JSON. Lines of other libraries and Python's warnings
+use the same file and form. Warnings and errors also go to the parent, as far as its pipe takes them. The parent adds
+how the process ended. A run never fails because of its log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from virnucpro.run_folders import only_regular
-from virnucpro.telemetry.log_lines import BOUND, exception_sentence
+from virnucpro.telemetry.logs.log_lines import BOUND, exception_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,38 +31,36 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HANDLER_NAME = "virnucpro-worker"
-MOST_TOLD = 50
-"""Lines that a process tells its parent at the most."""
-_MAX_TOLD_BYTES = 3000
-"""Bytes of one of them: less than the pipe takes in one piece."""
+MAX_REPORTED = 50
+"""Most lines that a process sends to its parent."""
+_MAX_MESSAGE_BYTES = 3000
+"""Below what a pipe writes atomically (4096)."""
 _MAX_VALUE_CHARACTERS = 300
 
 
 class Reports(Protocol):
-    """What a worker tells its parent through."""
+    """Sends messages to the parent."""
 
-    def put(self, message: dict[str, Any], /) -> None:
-        """Send a small record."""
-        ...
+    def put(self, message: dict[str, Any], /) -> None: ...
 
 
 def setup_worker_logging(
     rank: int, log_dir: Path | str, *, level: str = "INFO", reports: Reports | None = None, **bound: object
 ) -> Path:
     """
-    Send everything that this process logs to the rank's file; called first thing in a worker.
+    Send all log lines of this process to the rank's file; the first act of a worker.
 
     Args:
         rank: Bound to every line.
-        log_dir: Folder of the files; made when absent.
+        log_dir: Folder of the log files; made when absent.
         level: Least severe level that is kept.
-        reports: Takes lines from WARNING on for the parent, ``{'kind': 'log', 'level', 'event', 'fields'}``, at most
-            ``MOST_TOLD`` and then one that says so.
+        reports: Takes lines of at least WARNING for the parent, ``{'kind': 'log', 'level', 'event', 'fields'}``: at
+            most ``MAX_REPORTED``, then one that counts the rest.
         bound: More values for every line, such as run_id and device.
 
     Returns:
-        The file, ``worker_{rank}.log``; a retry appends to it. Where it cannot be written, which standard error is
-        told, the lines from WARNING on go there: a run does not end for want of its log.
+        Path of ``worker_{rank}.log``; a retry appends to it. When it cannot be written, lines of at least WARNING go to
+        standard error instead.
     """
     path = Path(log_dir) / f"worker_{rank}.log"
     refused: OSError | None = None
@@ -96,7 +93,7 @@ def setup_worker_logging(
         item.set_name(HANDLER_NAME)
     root = logging.getLogger()
     others = (logging.getLogger(name) for name in logging.root.manager.loggerDict)
-    for logger in (root, *(logger for logger in others if not logger.propagate)):  # torch keeps its lines to itself
+    for logger in (root, *(logger for logger in others if not logger.propagate)):  # torch's loggers do not propagate
         for old in [item for item in logger.handlers if item.get_name() == HANDLER_NAME]:
             logger.removeHandler(old)
             old.close()
@@ -119,12 +116,12 @@ def setup_worker_logging(
 
 def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], **fields: object) -> None:
     """
-    Add ``worker.ended`` to the log of a process that has gone, in its parent's words.
+    Append ``worker.ended`` to the log of a process that has ended; written by its parent.
 
     Args:
-        path: Log of its rank; where it cannot be written, nothing happens: the terminal has been told the same.
+        path: Log of its rank; an unwritable one is ignored.
         level: ``warning`` or ``error``.
-        bound: What the lines of the process are bound with.
+        bound: Fields that every line of the process carries.
         fields: Why it ended.
     """
     line = {**fields, **bound, "event": "worker.ended", "level": level, "timestamp": f"{datetime.now(UTC):%FT%T.%fZ}"}
@@ -133,7 +130,7 @@ def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], *
 
 
 def _opened(path: Path | str) -> int:
-    """Return a descriptor that appends to *path*, which is never followed as a link, on a new line."""
+    """Return a descriptor that appends to *path* on a new line; links are refused."""
     descriptor = only_regular(os.fspath(path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     size_bytes = os.fstat(descriptor).st_size
     if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":  # a process was killed while it wrote
@@ -143,62 +140,65 @@ def _opened(path: Path | str) -> int:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is never made or written through a link, and whose full disk is told once."""
+    """A log file that is never opened through a link, and reports a full disk once."""
 
-    _told = False
+    _has_reported = False
 
     def _open(self) -> TextIOWrapper:
         return os.fdopen(_opened(self.baseFilename), "w", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Say once that lines are lost, instead of a traceback for each."""
+        """Report lost lines once, instead of a traceback for each."""
         del record
-        if not self._told:
-            self._told = True
+        if not self._has_reported:
+            self._has_reported = True
             with suppress(OSError):
                 print(f"virnucpro: lines of {self.baseFilename} are lost: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 class _ToParent(logging.Handler):
-    """Tells the parent what went wrong, in lines that fit its pipe; what cannot be told is in the file."""
+    """Sends warnings and errors to the parent, truncated to what its pipe takes."""
 
     def __init__(self, reports: Reports) -> None:
         super().__init__(logging.WARNING)
         self._reports = reports
-        self._told = 0
+        self._sent = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send the line, as long as there are not too many."""
-        self._told += 1
-        if self._told > MOST_TOLD + 1:
+        self._sent += 1
+        if self._sent > MAX_REPORTED + 1:
             return
         try:
             message = _message(json.loads(self.format(record)))
-            if self._told > MOST_TOLD:
-                message = _message({"level": "warning", "event": "log.more", "told": MOST_TOLD, "rest": "in the file"})
+            if self._sent > MAX_REPORTED:
+                message = _message(
+                    {"level": "warning", "event": "log.more", "told": MAX_REPORTED, "rest": "in the file"}
+                )
             self._reports.put(message)
-        except (OSError, ValueError, TypeError, KeyError):  # the parent has gone, or the line cannot be put together
+        except (OSError, ValueError, TypeError, KeyError):  # the parent has ended, or the line has no JSON form
             pass
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Say nothing: the line is in the file."""
+        """Ignore it: the line is in the file."""
 
 
 def _message(line: dict[str, Any]) -> dict[str, Any]:
-    """Return what the parent is told of a line of the file, cut to what its pipe takes."""
+    """Return the message for a line of the file, truncated to what the pipe takes."""
     exception = line.pop("exception", None)
-    fields = {name: _cut(value) for name, value in line.items() if name not in {*BOUND, "level", "event", "timestamp"}}
+    fields = {
+        name: _truncated(value) for name, value in line.items() if name not in {*BOUND, "level", "event", "timestamp"}
+    }
     if exception:
-        fields["exception"] = _cut(exception_sentence(exception))
-    message = {"kind": "log", "level": line["level"], "event": _cut(line["event"]), "fields": fields}
-    while len(json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace")) > _MAX_TOLD_BYTES:
+        fields["exception"] = _truncated(exception_sentence(exception))
+    message = {"kind": "log", "level": line["level"], "event": _truncated(line["event"]), "fields": fields}
+    while len(json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace")) > _MAX_MESSAGE_BYTES:
         fields.pop("cut", None)
         fields.popitem()
         fields["cut"] = True
     return message
 
 
-def _cut(value: object) -> object:
+def _truncated(value: object) -> object:
     if isinstance(value, (bool, int, float)) or value is None:
         return value
     text = value if isinstance(value, str) else json.dumps(value)

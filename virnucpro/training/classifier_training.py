@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.pipeline.device_claim import DeviceClaim
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.run import failure_noted, running
 from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage

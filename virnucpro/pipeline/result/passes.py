@@ -26,7 +26,7 @@ from virnucpro.pipeline.result.rows import ResultRows
 from virnucpro.pipeline.result.validation import RowsOfInput
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner, numbers_in, read_units, write_units
 from virnucpro.run_layout import UnitsLayout
-from virnucpro.store.lease import LEASE_S, Lease
+from virnucpro.store.locks.lease import LEASE_S, Lease
 from virnucpro.store.manifest import read_object
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results.sharded import ShardProof, Shards
@@ -77,7 +77,7 @@ class ResultPasses:
     def end(self) -> None:
         """Tell every host to stop after its current file."""
         with suppress(OSError):  # else they stop because they miss our heartbeat
-            self._lease.say(stopping=True)
+            self._lease.update(stopping=True)
 
     def check(self, paths: Sequence[Path]) -> dict[Path, bytes]:
         """
@@ -195,7 +195,7 @@ def help_with_result(run: PreparedRun, *, stop: threading.Event | None = None, l
 def _begun(folder: Path) -> set[int]:
     """Return the numbers of the passes that have begun; none where the run has removed them."""
     try:
-        found = numbers_in(folder, afresh=True)
+        found = numbers_in(folder, refresh=True)
     except OSError:
         return set()
     return {number for number in found if UnitsLayout(folder / f"{number:06d}").plan.is_file()}

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.errors import printable
-from virnucpro.pipeline.viral_regions import LONG_CONTIG_NT
 from virnucpro.report.prediction.contig_lines import (
     GROUPS,
     ContigLine,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.config import InputRules, SequenceKind
 from virnucpro.data.fragments import write_fragments
 from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.feature_join import RowStream, join
-from virnucpro.pipeline.frame_order import FrameOrder
 from virnucpro.run_layout import RunLayout
 from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.records import read_records

@@ -1,0 +1,295 @@
+"""
+From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
+
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from
+``contig_rule.score_contigs``. At least the threshold means virus; below the smaller of the threshold and its complement
+means not virus; in between is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.calls.chunk_scores import ChunkScores
+from virnucpro.calls.contig_rule import score_contigs
+from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
+from virnucpro.calls.model_scores import ModelScores
+from virnucpro.calls.viral_regions import (
+    LONG_CONTIG_NT,
+    bed_header,
+    bed_lines,
+    bedgraph_header,
+    bedgraph_lines,
+    track_intervals,
+    viral_runs,
+)
+from virnucpro.errors import ResultError, StoppedError
+from virnucpro.store.contig_table import Call, ContigCall, ContigTable
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
+    from virnucpro.calls.model_scores import ScoresOfBatch
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.run_layout import PredictionLayout
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+BY_SEQUENCE = "by sequence"
+"""Key of the count of contigs with a score but no open frame."""
+
+_LINE_NT = 60
+_SKIPPED_AT_ONCE = 1 << 12
+_SCORE_DIGITS = 15
+"""Digits of a contig's score: the top contigs differ in the tenth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRules:
+    """Settings that decide calls."""
+
+    threshold: float
+    """Least P(virus) of a viral contig."""
+    min_nt: int
+    """Shorter contigs (nucleotides) are not scored."""
+    classifier: str
+    """Name, for titles."""
+    fingerprint: str
+    """Of classifier, models and chunk length."""
+    has_contig_model: bool
+    """Whether a contig model made the scores."""
+
+    @property
+    def lower(self) -> float:
+        """P(virus) below which a contig is called not viral."""
+        return min(self.threshold, 1 - self.threshold)
+
+
+def call_contigs(
+    order: FrameOrder,
+    layout: PredictionLayout,
+    rules: CallRules,
+    *,
+    as_json: bool = False,
+    as_parquet: bool = False,
+    stop: threading.Event | None = None,
+) -> Counter[str]:
+    """
+    Call every contig of the input, list skipped records after them, and return the number of each call.
+
+    The counts exclude skipped records; ``BY_SEQUENCE`` counts the contigs with a score but no open frame.
+
+    Args:
+        layout: Holds the scores; gets the table, the viral contigs and their tracks.
+        as_json: Write the table as JSON, too.
+        as_parquet: Write the table as Parquet, too.
+
+    Raises:
+        StoppedError: *stop* was set.
+    """
+    scores_of_all = _map_scores(layout, order.num_frames)
+    by_model = ModelScores(order, layout) if rules.has_contig_model else None
+    calls: Counter[str] = Counter()
+    first_frame = 0
+    with ExitStack() as stack:
+        table = stack.enter_context(
+            ContigTable(
+                layout.contigs,
+                as_json=layout.contigs_json if as_json else None,
+                as_parquet=layout.contigs_parquet if as_parquet else None,
+            )
+        )
+        fasta, tracks, regions = (
+            stack.enter_context(durable.replacing(path))
+            for path in (layout.viral_fasta, layout.tracks, layout.viral_regions)
+        )
+        tracks.write(bedgraph_header(rules.classifier, rules.fingerprint).encode())
+        regions.write(bed_header(rules.classifier, rules.fingerprint).encode())
+        for batch in order.batches():
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            num_frames = int(batch.frames_per_chunk.sum())
+            scores = np.array(scores_of_all[first_frame : first_frame + num_frames])
+            first_frame += num_frames
+            of_batch = None if by_model is None else by_model.of(batch)
+            found = list(_calls(batch, scores, of_batch, rules))
+            calls.update(str(one.call) for one in found)
+            calls[BY_SEQUENCE] += sum(one.score is not None and not one.frames for one in found)
+            table.write(found)
+            for position, one in zip(batch.positions.tolist(), found, strict=True):
+                if one.call is Call.VIRUS:
+                    fasta.write(_fasta(order.index, position, one).encode())
+            for line, region in _browser_lines(batch, scores, of_batch, order.chunk_nt, rules):
+                tracks.write(line.encode())
+                regions.write(region.encode())
+        _list_skipped(order.index, table, rules)
+    return calls
+
+
+def _map_scores(layout: PredictionLayout, num_frames: int) -> FloatArray:
+    """Map P(other) and P(virus), float32 (frames, 2)."""
+    found = layout.frame_scores.stat().st_size
+    if found != 8 * num_frames:
+        raise ResultError(layout.frame_scores, f"has {found} bytes, {num_frames} frames take {8 * num_frames}")
+    if not num_frames:
+        return np.empty((0, 2), dtype=np.float32)
+    return np.memmap(layout.frame_scores, np.float32, "r", shape=(num_frames, 2))
+
+
+def _calls(
+    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, rules: CallRules
+) -> Iterator[ContigCall]:
+    frames_per_chunk = batch.frames_per_chunk
+    chunk_ends = np.cumsum(batch.chunks_per_contig)
+    frame_ends = _ends(frames_per_chunk, chunk_ends)
+    chunks = ChunkScores.of(scores, frames_per_chunk)
+    is_scored = ~np.isnan(scores[:, 1])
+    if by_model is None:
+        of_contigs = score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist()
+    else:
+        of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
+    columns = {
+        "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
+        "viral_chunks": _sums(chunks.is_viral, chunk_ends),
+        "frames": np.diff(frame_ends, prepend=0).tolist(),
+        "scored": _sums(is_scored, frame_ends),
+        "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
+        "score": of_contigs,
+        "max_score": ChunkScores.of(scores, np.diff(frame_ends, prepend=0)).max_p_virus,
+        "contig": batch.contig_ids,
+        "length": batch.lengths_nt.tolist(),
+        "chunks": batch.chunks_per_contig.tolist(),
+    }
+    for values in zip(*columns.values(), strict=True):
+        yield _call(dict(zip(columns, values, strict=True)), rules)
+
+
+def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
+    scored, score, max_score = (values.pop(name) for name in ("scored", "score", "max_score"))
+    score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
+    max_score = float(str(max_score)) if scored else None
+    call, reason = _call_and_reason(values, scored, score, rules)
+    return ContigCall(
+        **values,
+        score=score,
+        max_score=max_score,
+        frame_support=round(values["viral_frames"] / scored, 3) if scored else None,
+        call=call,
+        reason=reason,
+        fingerprint=rules.fingerprint,
+    )
+
+
+def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
+    """Return the call, and the reason for none or what its score lacks."""
+    if not values["chunks"]:
+        return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
+    if score is None and rules.has_contig_model:
+        return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
+    if score is None and not values["frames"]:
+        return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
+    if score is None:
+        return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
+    rests_on = _what_is_missing(values["frames"], scored) if rules.has_contig_model else ""
+    if score >= rules.threshold:
+        return Call.VIRUS, rests_on
+    if score < rules.lower:
+        return Call.NOT_VIRUS, rests_on
+    why = f"P(virus) is between {rules.lower:.9g} and {rules.threshold:.9g}"
+    return Call.UNDECIDED, "; ".join(filter(None, [why, rests_on]))
+
+
+def _what_is_missing(frames: int, scored: int) -> str:
+    """Return what a contig model's score lacks, usually nothing."""
+    if not frames:
+        return "no open frame: scored by its sequence alone"
+    if not scored:
+        return "none of its frames could be embedded, so scored by its sequence alone: see failed_sequences.tsv"
+    if scored < frames:
+        return f"{frames - scored} of its {frames} frames could not be embedded: see failed_sequences.tsv"
+    return ""
+
+
+def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
+    sequence = index.read(position).sequence
+    lines = "\n".join(sequence[at : at + _LINE_NT] for at in range(0, len(sequence), _LINE_NT))
+    return f">{call.contig} score={call.score} length={call.length} fingerprint={call.fingerprint}\n{lines}\n"
+
+
+def _browser_lines(
+    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, chunk_nt: int, rules: CallRules
+) -> Iterator[tuple[str, str]]:
+    """Yield the bedGraph and BED lines of each long contig."""
+    frames_per_chunk = batch.frames_per_chunk
+    chunk_ends, frame_ends = np.cumsum(batch.chunks_per_contig), np.cumsum(frames_per_chunk)
+    window = 0
+    for contig in np.flatnonzero(batch.lengths_nt >= LONG_CONTIG_NT).tolist():
+        last = int(chunk_ends[contig])
+        first = last - int(batch.chunks_per_contig[contig])
+        if first == last:
+            continue
+        if by_model is None:
+            of_contig = frames_per_chunk[first:last]
+            some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
+            p_virus: PArray = score_contigs(some[:, 1], of_contig, np.ones_like(of_contig))
+            is_viral = ChunkScores.of(some, of_contig).is_viral
+        else:
+            p_virus = by_model.windows[window : window + last - first]
+            is_viral = p_virus >= rules.threshold
+            window += last - first
+        starts, ends = batch.chunk_bounds(contig, chunk_nt)
+        name = batch.contig_ids[contig]
+        yield (
+            bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
+            bed_lines(name, viral_runs(starts, ends, p_virus, is_viral)),
+        )
+
+
+def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) -> None:
+    some: list[ContigCall] = []
+    for record in index.skipped():
+        some.append(
+            ContigCall(
+                contig=record.sequence_id,
+                length=None,
+                chunks=0,
+                open_chunks=0,
+                viral_chunks=0,
+                frames=0,
+                viral_frames=0,
+                frame_support=None,
+                score=None,
+                max_score=None,
+                call=Call.UNDECIDED,
+                reason=f"left out: {record.reason}",
+                fingerprint=rules.fingerprint,
+            )
+        )
+        if len(some) == _SKIPPED_AT_ONCE:
+            table.write(some)
+            some = []
+    table.write(some)
+
+
+def _ends(counts: IntArray, group_ends: IntArray) -> IntArray:
+    """Return the cumulative *counts* at the end of each group, int64 (groups,)."""
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    ends: IntArray = before[group_ends]
+    return ends
+
+
+def _sums(values: np.ndarray[Any, Any], group_ends: IntArray) -> list[int]:
+    """Return the sum of *values* in each group of neighbours."""
+    sums: list[int] = np.diff(_ends(values, group_ends), prepend=0).tolist()
+    return sums

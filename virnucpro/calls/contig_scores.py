@@ -1,0 +1,290 @@
+"""
+Scores of whole contigs, and along long ones, by a classifier's contig model.
+
+Input of the model: sequence features of the letters, mean DNA and mean protein embedding of the frames (zeros without
+any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``, a chunk's score is that of a
+window of the chunk and its two neighbours.
+
+A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence features are the mean over its
+segments, weighted by their letters A, C, G and T. So memory does not depend on contig length, and a score depends on
+the input alone. Legend: C chunks, S sequence features, W columns of embeddings (DNA, then protein).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import CONTIGS_AT_ONCE
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
+from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
+from virnucpro.errors import StoppedError
+from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
+from virnucpro.models.contigs.sequence_features import TABLES
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.calls.frame_order import FrameOrder
+    from virnucpro.models.contigs.contig_model import ContigModel
+    from virnucpro.models.contigs.sequence_features import SequenceFeatures
+    from virnucpro.run_layout import PredictionLayout
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
+
+SEGMENT_NT = 10_000
+"""Nucleotides of a segment, rounded up to chunks: the longest contigs in training."""
+CHUNKS_AT_ONCE = 512
+"""Chunks whose embeddings are in memory at once, beside those of one more segment."""
+ROWS_AT_ONCE = 512
+"""Contigs, or windows, in one batch of the model, counted from the start of the input."""
+SHORTEST_WORD_NT = min(table.span for table in TABLES if not table.is_protein)
+"""Letters A, C, G and T in a row that a contig needs for a score."""
+
+_REACHED_INTO = 2
+"""Last chunks of a segment that windows of the next one include."""
+
+
+class _Embedded(NamedTuple):
+    """The embeddings of neighbouring chunks."""
+
+    sums_CW: DoubleArray
+    """float64 (C, W): sums over each chunk's frames that have both embeddings."""
+    frames_C: IntArray
+    """int64 (C,): number of these frames."""
+
+    def part(self, first: int, last: int) -> _Embedded:
+        """Return the chunks *first* to before *last*."""
+        return _Embedded(self.sums_CW[first:last], self.frames_C[first:last])
+
+
+class _Segment(NamedTuple):
+    """Neighbouring chunks of a contig."""
+
+    length_nt: int
+    """Nucleotides of the contig."""
+    chunks: int
+    """Chunks of the contig; 0 for one that is not scored."""
+    first: int
+    """First chunk of the segment."""
+    last: int
+    """The chunk after its last one."""
+    embedded: _Embedded
+
+
+class _Row(NamedTuple):
+    """The model's input for a contig or a window."""
+
+    sequence_S: FloatArray
+    sums_W: DoubleArray
+    frames: int
+    chunks: int
+
+
+def score_contigs(
+    order: FrameOrder,
+    model: ContigModel,
+    layout: PredictionLayout,
+    *,
+    dna: Path,
+    protein: Path,
+    stop: threading.Event | None = None,
+) -> None:
+    """
+    Score every contig, and every chunk of the long ones; NaN without a word of known letters.
+
+    Raises:
+        StoppedError: *stop* was set.
+    """
+    with ExitStack() as stack:
+        dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
+        of_contigs, of_windows = (
+            _Scores(stack.enter_context(durable.replacing(path)), model, dna_rows.hidden_dim)
+            for path in (layout.contig_scores, layout.window_scores)
+        )
+        letters = LetterWindow(_letters(order))
+        first_letter = 0
+        for segment in _segments(order, dna_rows, protein_rows):
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            if segment.first == 0:
+                contig = _Contig(segment, order.chunk_nt, model.features, dna_rows.hidden_dim + protein_rows.hidden_dim)
+            if segment.chunks:
+                for window in contig.read(segment, letters, first_letter):
+                    of_windows.add(window)
+            if segment.last == segment.chunks:
+                of_contigs.add(contig.row())
+                first_letter += segment.length_nt if segment.chunks else 0
+        letters.finish()
+        for rows in (dna_rows, protein_rows):
+            rows.finish()
+        for scores in (of_contigs, of_windows):
+            scores.write()
+
+
+def _letters(order: FrameOrder) -> Iterator[bytes]:
+    """Yield the letters of all contigs with chunks, end to end, in input order."""
+    index = order.index
+    positions = index.in_input_order()
+    first = 0
+    for file in index.files:
+        of_file = positions[first : first + file.num_records]
+        first += file.num_records
+        for at in range(0, len(of_file), CONTIGS_AT_ONCE):
+            some = of_file[at : at + CONTIGS_AT_ONCE]
+            yield from stream_letters(index, some[index.lengths[some] >= order.min_nt])
+
+
+def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -> Iterator[_Segment]:
+    """Yield all contigs, a segment at a time."""
+    for batch in order.batches():
+        frame_ids, per_chunk = batch.frame_ids(), batch.frames_per_chunk
+        frame_ends = np.append(0, np.cumsum(per_chunk))
+        end = 0
+        for group in _groups(batch.chunks_per_contig.tolist(), -(-SEGMENT_NT // order.chunk_nt)):
+            at, end = end, end + sum(last - first for _, first, last in group)
+            has_row, rows = join(dna_rows, protein_rows, frame_ids[frame_ends[at] : frame_ends[end]])
+            embedded = _sums(rows, has_row, per_chunk[at:end])
+            begin = 0
+            for contig, first, last in group:
+                part = embedded.part(begin, begin + last - first)
+                begin += last - first
+                yield _Segment(int(batch.lengths_nt[contig]), int(batch.chunks_per_contig[contig]), first, last, part)
+
+
+def _groups(chunks_per_contig: Sequence[int], segment_chunks: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield groups of segments: number of the contig, first chunk, and the chunk after the last."""
+    group: list[tuple[int, int, int]] = []
+    room = CHUNKS_AT_ONCE
+    for contig, chunks in enumerate(chunks_per_contig):
+        for first in range(0, max(chunks, 1), segment_chunks):
+            last = min(first + segment_chunks, chunks)
+            if group and last - first > room:
+                yield group
+                group, room = [], CHUNKS_AT_ONCE
+            group.append((contig, first, last))
+            room -= last - first
+    yield group
+
+
+def _sums(rows_FW: FloatArray, has_row: BoolArray, frames_per_chunk: IntArray) -> _Embedded:
+    """Return the sums of the embeddings of each chunk's frames."""
+    chunk_of_frame = np.repeat(np.arange(len(frames_per_chunk)), frames_per_chunk)
+    frames_C = np.bincount(chunk_of_frame[has_row], minlength=len(frames_per_chunk))
+    sums_CW = np.zeros((len(frames_C), rows_FW.shape[1]))
+    there = np.flatnonzero(frames_C)
+    if len(there):
+        starts = (np.cumsum(frames_C) - frames_C)[there]
+        sums_CW[there] = np.add.reduceat(rows_FW, starts, axis=0, dtype=np.float64)
+    return _Embedded(sums_CW, frames_C)
+
+
+class _Contig:
+    """A contig read segment by segment, beginning with *segment*; *width* is W."""
+
+    def __init__(self, segment: _Segment, chunk_nt: int, features: SequenceFeatures, width: int) -> None:
+        self._chunks = segment.chunks
+        self._has_windows = segment.length_nt >= LONG_CONTIG_NT
+        self._starts, self._ends = chunk_bounds(segment.length_nt, chunk_nt)
+        self._features = features
+        self._before = _Embedded(np.empty((0, width)), np.empty(0, dtype=np.int64))
+        self._weight = 0
+        self._sequence_S: DoubleArray = np.zeros(features.dim)
+        self._sums_W: DoubleArray = np.zeros(width)
+        self._frames = 0
+
+    def read(self, segment: _Segment, letters: LetterWindow, first_letter: int) -> Iterator[_Row | None]:
+        """
+        Read the next segment, and yield the windows that end in it.
+
+        Args:
+            first_letter: Offset of this contig's letters.
+        """
+        first, last = segment.first, segment.last
+        seen = first - len(self._before.frames_C)
+        origin = int(self._starts[seen])
+        codes = encode(letters.letters(first_letter + origin, int(self._ends[last - 1]) - origin).upper())
+        end = int(self._starts[last]) if last < self._chunks else segment.length_nt
+        own = codes[int(self._starts[first]) - origin : end - origin]
+        if _has_word(own):
+            weight = int(np.count_nonzero(own != OTHER))
+            self._weight += weight
+            self._sequence_S += weight * self._features.of(own).astype(np.float64)
+        self._sums_W += segment.embedded.sums_CW.sum(axis=0)
+        self._frames += int(segment.embedded.frames_C.sum())
+        if not self._has_windows:
+            return
+        pairs = zip(self._before, segment.embedded, strict=True)
+        known = _Embedded(*(np.concatenate(pair) for pair in pairs))
+        for chunk in range(max(first - 1, 0), last if last == self._chunks else last - 1):
+            low, high = max(chunk - 1, 0), min(chunk + 2, self._chunks)
+            inside = codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin]
+            part = known.part(low - seen, high - seen)
+            yield (
+                _Row(self._features.of(inside), part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
+                if _has_word(inside)
+                else None
+            )
+        self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
+
+    def row(self) -> _Row | None:
+        """Return the row of a fully read contig; None where it has no word."""
+        if not self._weight:
+            return None
+        mean_S = (self._sequence_S / self._weight).astype(np.float32)
+        return _Row(mean_S, self._sums_W, self._frames, self._chunks)
+
+
+class _Scores:
+    """
+    Writes P(virus) of rows as float32, NaN for None.
+
+    Args:
+        dna_dim: Columns of W that are DNA embeddings.
+    """
+
+    def __init__(self, file: durable.NewFile, model: ContigModel, dna_dim: int) -> None:
+        self._file = file
+        self._model = model
+        self._dna_dim = dna_dim
+        self._rows: list[_Row | None] = []
+
+    def add(self, row: _Row | None) -> None:
+        self._rows.append(row)
+        if len(self._rows) == ROWS_AT_ONCE:
+            self.write()
+
+    def write(self) -> None:
+        """Score and write the collected rows."""
+        rows = [row for row in self._rows if row is not None]
+        scores = np.full(len(self._rows), np.nan, dtype=np.float32)
+        if rows:
+            frames = np.array([row.frames for row in rows])
+            means = (np.stack([row.sums_W for row in rows]) / np.maximum(frames, 1)[:, None]).astype(np.float32)
+            scores[[row is not None for row in self._rows]] = self._model.probabilities(
+                np.stack([row.sequence_S for row in rows]),
+                means[:, : self._dna_dim],
+                means[:, self._dna_dim :],
+                frames,
+                np.array([row.chunks for row in rows]),
+            )
+        self._file.write(scores.tobytes())
+        self._rows = []
+
+
+def _has_word(codes: ByteArray) -> bool:
+    """Whether there are ``SHORTEST_WORD_NT`` known letters in a row."""
+    unknown = np.flatnonzero(codes == OTHER)
+    limits = np.concatenate([[-1], unknown, [len(codes)]])
+    return int(np.diff(limits).max()) > SHORTEST_WORD_NT

@@ -1,0 +1,139 @@
+"""
+The frames of a prediction in input order: contig by contig, chunk by chunk.
+
+All follows from the index of the contigs and one byte for each chunk. No stage parses another's output, and the ids
+that embeddings are joined by are recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.data.frames.chunks import chunk_bounds, chunks_per_contig
+from virnucpro.data.frames.six_frames import FRAMES
+from virnucpro.errors import ResultError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from virnucpro.data.sequence_index import SequenceIndex
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+CHUNKS_AT_ONCE = 1 << 15
+"""Most chunks of a batch of several contigs."""
+CONTIGS_AT_ONCE = 1 << 14
+"""Most contigs of a batch."""
+
+_FRAME_NAMES = [tuple(name for f, name in enumerate(FRAMES) if kept >> f & 1) for kept in range(1 << len(FRAMES))]
+_FRAME_COUNTS = np.array([len(names) for names in _FRAME_NAMES], dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContigBatch:
+    """Neighbouring contigs of the input and their chunks."""
+
+    positions: IntArray
+    """int64 (contigs,): in the contig index."""
+    contig_ids: list[str]
+    """(contigs,)."""
+    lengths_nt: IntArray
+    """int64 (contigs,)."""
+    chunks_per_contig: IntArray
+    """int64 (contigs,)."""
+    kept_frames: ByteArray
+    """uint8 (chunks,): one bit for each frame."""
+
+    @property
+    def frames_per_chunk(self) -> IntArray:
+        """int64 (chunks,)."""
+        counts: IntArray = _FRAME_COUNTS[self.kept_frames]
+        return counts
+
+    def open_chunk_ids(self) -> list[str]:
+        """Return the ids of the chunks with an open frame."""
+        return [
+            f"{contig_id}_chunk_{number}"
+            for contig_id, kept in self._kept_by_contig()
+            for number, frames in enumerate(kept, start=1)
+            if frames
+        ]
+
+    def frame_ids(self) -> list[str]:
+        """Return the ids of the kept frames."""
+        return [
+            f"{contig_id}_chunk_{number}{name}"
+            for contig_id, kept in self._kept_by_contig()
+            for number, frames in enumerate(kept, start=1)
+            if frames
+            for name in _FRAME_NAMES[frames]
+        ]
+
+    def chunk_bounds(self, contig: int, chunk_nt: int) -> tuple[IntArray, IntArray]:
+        """Return starts and ends of the chunks of a contig of the batch, 0-based nt."""
+        bounds: tuple[IntArray, IntArray] = chunk_bounds(int(self.lengths_nt[contig]), chunk_nt)
+        return bounds
+
+    def _kept_by_contig(self) -> Iterator[tuple[str, list[int]]]:
+        kept = self.kept_frames.tolist()
+        end = 0
+        for contig_id, num_chunks in zip(self.contig_ids, self.chunks_per_contig.tolist(), strict=True):
+            start, end = end, end + num_chunks
+            yield contig_id, kept[start:end]
+
+
+class FrameOrder:
+    """
+    The contigs of a prediction in input order, with their chunks and kept frames.
+
+    Args:
+        open_frames: File of one byte for each chunk, from ``write_fragments``.
+    """
+
+    def __init__(self, index: SequenceIndex, open_frames: Path, *, chunk_nt: int, min_nt: int) -> None:
+        self.index = index
+        self.chunk_nt = chunk_nt
+        self.min_nt = min_nt
+        self._positions = index.in_input_order()
+        num_bytes = open_frames.stat().st_size
+        self._kept: ByteArray = np.memmap(open_frames, np.uint8, "r") if num_bytes else np.empty(0, np.uint8)
+        num_chunks = sum(int(counts.sum()) for _, counts in self._pieces())
+        if num_bytes != num_chunks:
+            raise ResultError(open_frames, f"has {num_bytes} chunks, the contigs have {num_chunks}")
+
+    @property
+    def num_frames(self) -> int:
+        """Kept frames of all contigs."""
+        pieces = range(0, len(self._kept), 1 << 24)
+        return sum(int(_FRAME_COUNTS[self._kept[start : start + (1 << 24)]].sum()) for start in pieces)
+
+    def batches(self) -> Iterator[ContigBatch]:
+        """Yield all contigs, at most ``CHUNKS_AT_ONCE`` chunks at a time unless one contig has more."""
+        first_chunk = 0
+        for positions, counts in self._pieces():
+            ends = np.cumsum(counts)
+            first = 0
+            while first < len(positions):
+                before = int(ends[first - 1]) if first else 0
+                last = max(first + 1, int(np.searchsorted(ends, before + CHUNKS_AT_ONCE, side="right")))
+                num_chunks = int(ends[last - 1]) - before
+                chosen = positions[first:last]
+                yield ContigBatch(
+                    positions=chosen,
+                    contig_ids=self.index.sequence_ids(chosen),
+                    lengths_nt=self.index.lengths[chosen],
+                    chunks_per_contig=counts[first:last],
+                    kept_frames=np.array(self._kept[first_chunk : first_chunk + num_chunks]),
+                )
+                first, first_chunk = last, first_chunk + num_chunks
+
+    def _pieces(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield positions and numbers of chunks of some contigs at a time, in input order."""
+        for start in range(0, len(self._positions), CONTIGS_AT_ONCE):
+            positions = self._positions[start : start + CONTIGS_AT_ONCE]
+            yield positions, chunks_per_contig(self.index.lengths[positions], self.chunk_nt, self.min_nt)

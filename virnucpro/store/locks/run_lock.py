@@ -1,0 +1,187 @@
+"""
+One run at a time in an output folder.
+
+The kernel's lock (``flock``) ends with its holder, however that ends; the file only names the holder. Workers do not
+inherit it, and orphans of an earlier run are ended first. On file systems without ``flock`` (some mounts of NFS and
+Lustre) a lease replaces it (``lease_lock``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+from virnucpro import failpoints, run_folders
+from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.locks.lease import LEASE_S
+from virnucpro.store.locks.lease_lock import LeaseLock
+from virnucpro.store.locks.worker_lock import NO_LOCKS, end_orphans, forget_workers
+from virnucpro.this_host import host_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
+"""Kept from run to run: temporary names that carry it belong to the folder."""
+
+
+class RunLock:
+    """
+    Context manager that holds *path* during a run.
+
+    Args:
+        lease_s: Seconds until a lease expires, where there is no ``flock``.
+
+    Raises:
+        RunLockedError: Another process holds it, or a worker of a dead run cannot be ended.
+    """
+
+    def __init__(self, path: Path, *, run_id: str, lease_s: float = LEASE_S) -> None:
+        self.path = path
+        self.run_id = run_id
+        self._lease_s = lease_s
+        self._lease: LeaseLock | None = None
+        self._descriptor: int | None = None
+        self._made_folder = False
+        self._mark = ""
+
+    def __enter__(self) -> Self:
+        try:
+            self._made_folder = not self.path.parent.exists()  # raises when the name is too long
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with run_folders.opened(self.path.parent):  # raises when it is behind a link
+                _refuse_foreign_work(RunLayout(self.path.parent))
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                descriptor = run_folders.only_regular(os.fspath(self.path), flags)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(self.path.parent, error.strerror or str(error)) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            os.close(descriptor)
+            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(descriptor)
+                raise OutputError(self.path, error.strerror or str(error)) from error
+            self._lease = self._leased(descriptor)
+        if not _is_at(descriptor, self.path):
+            os.close(descriptor)
+            self._release_lease()
+            raise RunLockedError(self.path.parent, "one that is just ending")
+        about: dict[str, str | int] = {
+            "host": host_name(),
+            "pid": os.getpid(),
+            "run_id": self.run_id,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        try:
+            failpoints.reach("lock.write")
+            found = _MARK.search(os.pread(descriptor, 4096, 0))
+            self._mark = found[1].decode() if found else secrets.token_hex(8)
+            _write_over(descriptor, {**about, "mark": self._mark})
+        except OSError as error:
+            os.close(descriptor)
+            self._release_lease()
+            raise OutputError(self.path, error.strerror or str(error)) from error
+        self._descriptor = descriptor
+        run_folders.enter(self.path.parent, self._mark)
+        try:
+            end_orphans(self.path.parent)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            forget_workers(self.path.parent)
+            ours = {self.path} if self._lease is None else {self.path, self._lease.path}
+            with suppress(OSError):
+                if self._made_folder and set(self.path.parent.iterdir()) == ours:
+                    self.path.unlink()  # leave nothing of a run that never began
+                    self._release_lease()
+                    self.path.parent.rmdir()
+            with suppress(OSError):  # a full disk: the next run has another mark
+                _write_over(self._descriptor, {"mark": self._mark})
+            run_folders.leave(self.path.parent)
+            self._release_lease()
+            with suppress(OSError):  # no locks here
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a child between fork and exec
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _leased(self, descriptor: int) -> LeaseLock:
+        """Return an acquired lease in place of the lock; on failure close *descriptor*."""
+        lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+        try:
+            lease.acquire()
+        except OSError as error:
+            os.close(descriptor)
+            raise OutputError(lease.path, error.strerror or str(error)) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return lease
+
+    def _release_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+
+def _write_over(descriptor: int, about: dict[str, str | int]) -> None:
+    """Replace the content of an open file without ever emptying it."""
+    content = json.dumps(about).encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+
+
+def _refuse_foreign_work(layout: RunLayout) -> None:
+    """
+    Refuse a ``work/`` that is a link or belongs to another user: a run acts on its content.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    for folder in (
+        layout.work_dir,
+        layout.parts_dir,
+        layout.worker_locks_dir,
+        layout.unpacked_dir,
+        layout.all_units_dir,
+    ):
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            raise OutputError(folder, "it is a link or not a folder: remove it, or use another output folder")
+        if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new_files(layout.output_dir):
+            raise OutputError(folder, f"it belongs to another user (number {found.st_uid}): use another output folder")
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Return the user number that new files get; a network file system may map it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at *path*; its last holder may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

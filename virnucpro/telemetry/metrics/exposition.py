@@ -1,0 +1,198 @@
+"""
+A run's metrics over HTTP while it runs, and as a file at its end.
+
+Each scrape collects the registry anew. A slow client holds up only itself. A scraper that comes regularly is awaited
+at the end of a run, so that it sees the last values.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import socketserver
+import sys
+import threading
+import time
+from http.server import ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psutil
+from prometheus_client import MetricsHandler, generate_latest
+
+from virnucpro import durable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from prometheus_client import CollectorRegistry
+
+LOOPBACK = "127.0.0.1"
+METRICS_PATH = "/metrics"
+SCRAPER_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
+"""Sent by Prometheus and compatible scrapers, not by curl or browsers."""
+READER_LIMIT_S = 10.0
+"""Seconds for a client to send its request, and again to take the answer."""
+MOST_READERS = 16
+"""Clients served at once; more are refused."""
+LEAST_PATIENCE_S = 5.0
+"""Least seconds to wait for a scraper that came before: on a busy machine intervals vary."""
+LONGEST_PATIENCE_S = 30.0
+"""Most seconds that the end of a run waits for a scraper."""
+_POLL_S = 0.2
+
+
+def own_address(network: str) -> str:
+    """
+    Return this host's IPv4 address within *network* (such as 10.1.0.0/16); ``LOOPBACK`` when it is empty.
+
+    Raises:
+        OSError: This host has no address in it.
+    """
+    if not network:
+        return LOOPBACK
+    around = ipaddress.IPv4Network(network, strict=False)
+    found = [address for interface in psutil.net_if_addrs().values() for address in interface]
+    ours = [one.address for one in found if one.family == socket.AF_INET]
+    within = [one for one in ours if ipaddress.IPv4Address(one) in around]
+    if not within:
+        raise OSError(f"this host has no address in {network}")
+    return min(within, key=lambda one: ipaddress.IPv4Address(one).is_loopback)  # 0.0.0.0/0 holds both
+
+
+class MetricsServer:
+    """
+    Serves a registry at ``http://ADDRESS:PORT/metrics`` from daemon threads.
+
+    Args:
+        port: 0 takes a free one.
+        address: Interface to listen on; by default reachable from this host only.
+    """
+
+    def __init__(self, registry: CollectorRegistry, port: int, address: str = LOOPBACK) -> None:
+        self.address = address
+        self._registry = registry
+        self._port = port
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> int:
+        """
+        Start serving and return the port.
+
+        Raises:
+            OSError: The port is in use or not permitted.
+        """
+        self._server = _Server((self.address, self._port), self._registry)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="metrics-server", daemon=True
+        )
+        self._thread.start()
+        return int(self._server.server_address[1])
+
+    @property
+    def patience_s(self) -> float:
+        """
+        Seconds within which the next scrape is expected; 0 before the first.
+
+        Twice the interval of the last two scrapes, between ``LEAST_PATIENCE_S`` and ``LONGEST_PATIENCE_S``; after a
+        single scrape the latter.
+        """
+        return self._server.visits.patience_s if self._server is not None else 0.0
+
+    def wait_for_scrape(self, limit_s: float) -> bool:
+        """Wait at most *limit_s* for a scrape that begins after this call; return whether one came."""
+        return self._server is not None and self._server.visits.wait_for_next(limit_s)
+
+    def stop(self) -> None:
+        """Stop serving, without waiting for open requests."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server = None
+
+
+class _Visits:
+    """Times of the scrapes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._before: float | None = None
+        self._last: float | None = None
+
+    def note(self, asked_s: float) -> None:
+        """Record that the scrape begun at *asked_s* (monotonic) was answered."""
+        with self._changed:
+            self._before, self._last = self._last, asked_s
+            self._changed.notify_all()
+
+    @property
+    def patience_s(self) -> float:
+        with self._changed:
+            if self._last is None:
+                return 0.0
+            if self._before is None:
+                return LONGEST_PATIENCE_S
+            return min(max(2 * abs(self._last - self._before), LEAST_PATIENCE_S), LONGEST_PATIENCE_S)
+
+    def wait_for_next(self, limit_s: float) -> bool:
+        began_s = time.monotonic()
+        with self._changed:
+            return self._changed.wait_for(lambda: self._last is not None and self._last >= began_s, limit_s)
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves at most ``MOST_READERS`` clients at once, each in a daemon thread."""
+
+    request_queue_size = MOST_READERS
+
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.visits = _Visits()
+        self._places = threading.BoundedSemaphore(MOST_READERS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without the parent's reverse DNS look-up, which may block."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread, or close the connection when all places are taken."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnect or time out; anything else is our fault."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(MetricsHandler):
+    timeout = READER_LIMIT_S
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802  the base class's name
+        if urlsplit(self.path).path != METRICS_PATH:
+            self.send_error(404, f"metrics are at {METRICS_PATH}")
+            return
+        asked_s = time.monotonic()
+        self.registry = self.server.registry
+        super().do_GET()
+        if SCRAPER_HEADER in self.headers:
+            self.server.visits.note(asked_s)
+
+
+def write_textfile(registry: CollectorRegistry, path: Path) -> None:
+    """Write the metrics of *registry* in Prometheus' text format, atomically."""
+    durable.write_bytes(path, generate_latest(registry))

@@ -1,0 +1,184 @@
+"""
+The lines that a terminal shows of a running run: one bar for each rank, one for all, and notes.
+
+Every line fits the terminal. A narrow one gets shorter labels and fewer figures; a low one shows the ranks in trouble
+and the slowest, and counts the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.snapshot import RankState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RunSnapshot
+
+_LEAST_BAR, _MOST_BAR = 6, 40
+_LEAST_RANKS = 2
+_LONGEST_NAME = 24
+_GAP = "  "
+_STYLES = {
+    RankState.WAITING: "dim",
+    RankState.STARTING: "dim",
+    RankState.LOADING: "cyan",
+    RankState.COMPUTING: "",
+    RankState.FINISHING: "cyan",
+    RankState.COMPLETE: "green",
+    RankState.FAILED: "bold red",
+    RankState.LOST: "bold red",
+    RankState.STOPPED: "yellow",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """The space that lines must fit."""
+
+    columns: int
+    """Characters in a line."""
+    lines: int
+    is_ascii: bool = False
+    """The terminal shows ASCII only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    name: str
+    share: float
+    sequences: int
+    rate: float
+    seconds_left: float | None
+    state: str | None
+    """Shown instead of rate and time left."""
+    style: str
+
+
+def lines_of(snapshot: RunSnapshot, screen: Screen, *, tick: int, is_stopping: bool = False) -> list[Text]:
+    """
+    Return the lines of a run, none between stages.
+
+    Args:
+        tick: Number of this call; turns the spinner.
+        is_stopping: The run is stopping.
+    """
+    stage, embedding = snapshot.stage, snapshot.embedding
+    if stage is None:
+        return []
+    spinner = r"-\|/" if screen.is_ascii else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+    title = f"{spinner[tick % len(spinner)]} {wording.doing(snapshot)}, {wording.about(stage.seconds)}"
+    head = Text(f"{title}; stopping" if is_stopping else title, style="bold")
+    lines = [head]
+    if embedding is not None and embedding.ranks and not embedding.is_over:
+        lines += _of_embedding(embedding, screen, now=snapshot.now)
+    for line in lines:
+        line.truncate(screen.columns, overflow="crop" if screen.is_ascii else "ellipsis")
+    return lines
+
+
+def _of_embedding(embedding: EmbeddingSnapshot, screen: Screen, *, now: float) -> list[Text]:
+    ranks = list(embedding.ranks)
+    room = max(screen.lines - 5, _LEAST_RANKS)  # the head, all ranks, the others, the notes, and the line of the cursor
+    shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
+    rows = [_of_rank(rank, now=now) for rank in shown]
+    if len(ranks) > 1:
+        rows.append(_of_all(embedding))
+    lines = _in_columns(rows, screen)
+    if others := [rank for rank in ranks if rank not in shown]:
+        lines.insert(len(shown), Text(f"and {len(others)} others: {wording.states(others)}", style="dim"))
+    if notes := wording.notes(embedding):
+        lines.append(Text(", ".join(notes), style="dim"))
+    return lines
+
+
+def _of_interest(ranks: Sequence[RankSnapshot], number: int, *, now: float) -> list[RankSnapshot]:
+    """Return *number* ranks in rank order: those in trouble first, then the slowest."""
+
+    def urgency(rank: RankSnapshot) -> tuple[bool, bool, float]:
+        is_in_trouble = rank.state in {RankState.FAILED, RankState.LOST} or wording.silence(rank, now=now) is not None
+        is_open = rank.state not in {RankState.COMPLETE, RankState.STOPPED}
+        return is_in_trouble, is_open, -math.inf if rank.seconds_left is None else rank.seconds_left
+
+    return sorted(sorted(ranks, key=urgency, reverse=True)[:number], key=lambda rank: rank.rank)
+
+
+def _of_rank(rank: RankSnapshot, *, now: float) -> _Row:
+    name = wording.rank_name(rank)
+    return _Row(
+        name=name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 2] + "..",
+        share=wording.rank_share(rank),
+        sequences=rank.sequences,
+        rate=rank.tokens_per_second,
+        seconds_left=rank.seconds_left,
+        state=wording.rank_state(rank, now=now),
+        style=_STYLES[rank.state] if wording.silence(rank, now=now) is None else "yellow",
+    )
+
+
+def _of_all(embedding: EmbeddingSnapshot) -> _Row:
+    rate = wording.tokens_per_second(embedding)
+    return _Row(
+        name=f"all {len(embedding.ranks)} ranks",
+        share=embedding.progress,
+        sequences=sum(rank.sequences for rank in embedding.ranks),
+        rate=rate,
+        seconds_left=embedding.seconds_left,
+        state=None if rate > 0 else "",
+        style="bold",
+    )
+
+
+def _in_columns(rows: Sequence[_Row], screen: Screen) -> list[Text]:
+    """Return one line for each row, with as many figures as leave space for a bar."""
+    names = max(len(row.name) for row in rows)
+    for brevity in range(4):
+        figures = _figures(rows, brevity)
+        bar = screen.columns - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
+        if bar >= _LEAST_BAR:
+            break
+    bar = min(bar, _MOST_BAR)
+    done_sign, open_sign = ("#", ".") if screen.is_ascii else ("█", "░")
+    lines = []
+    for row, text in zip(rows, figures, strict=True):
+        line = Text(no_wrap=True)
+        line.append(row.name.ljust(names) + _GAP, style=row.style)
+        if bar >= _LEAST_BAR:
+            filled = int(bar * min(max(row.share, 0.0), 1.0))
+            line.append(done_sign * filled, style="green" if row.share >= 1 else "cyan")
+            line.append(open_sign * (bar - filled) + _GAP, style="dim")
+        line.append(f"{wording.percent(row.share):>5}{_GAP}", style=row.style)
+        line.append(text, style=row.style)
+        lines.append(line)
+    return lines
+
+
+def _figures(rows: Sequence[_Row], brevity: int) -> list[str]:
+    """
+    Return sequences, rate and time left of each row, aligned in columns.
+
+    *brevity* 0 shows all, 1 shortens the units, 2 drops the sequences, 3 the rate too.
+    """
+    sequences, tokens, left = (" sequences", " tokens/s", " left") if brevity == 0 else (" seqs", " tok/s", "")
+    table = [
+        (
+            f"{row.sequences:,}{sequences}" if brevity < 2 else "",
+            f"{row.rate:,.0f}{tokens}" if brevity < 3 and row.state is None else "",
+            f"{wording.clock(row.seconds_left)}{left}" if row.seconds_left is not None and row.state is None else "",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row, cells in zip(rows, table, strict=True):
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True) if width]
+        if row.state is not None:
+            padded = [*(padded[:1] if widths[0] and row.sequences else []), row.state]
+        lines.append(_GAP.join(padded).rstrip())
+    return lines
