@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from bench_common import gemm_peak_flops, machine, spread, write_result
 
+from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.models.classifier import BLOCK_ROWS, Classifier, MLPClassifier, load_classifier
 from virnucpro.models.classifier_files.card import Encoder
-from virnucpro.settings import DEFAULT_CLASSIFIER
 
 SEED = 20261121
 

@@ -19,7 +19,8 @@ import torch
 from transformers import EsmConfig, EsmModel
 from workloads import MAX_RESIDUES
 
-from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig
+from virnucpro.choices import DEFAULT_TOKEN_BUDGET
+from virnucpro.config import ModelConfig
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_dataset import IndexBasedDataset

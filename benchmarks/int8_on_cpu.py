@@ -25,7 +25,7 @@ from torch.ao.quantization import per_channel_dynamic_qconfig
 from torch.nn import functional
 from workloads import MAX_RESIDUES, chunks, proteins
 
-from virnucpro.config import DEFAULT_TOKEN_BUDGET
+from virnucpro.choices import DEFAULT_TOKEN_BUDGET
 from virnucpro.data.collators import PackedBatch, VarlenCollator
 from virnucpro.data.packing import plan_blocks
 from virnucpro.data.sequence_index import SequenceRecord

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from virnucpro.choices import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS
-from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"

@@ -33,7 +33,8 @@ from sharded_output import config_of, make_fasta, vectors_of
 from sharded_output import peak_bytes as peak_bytes_so_far
 
 from virnucpro import durable
-from virnucpro.config import SPECIAL_TOKENS, ModelConfig
+from virnucpro.choices import DEFAULT_MAX_RESIDUES, DEFAULT_PROTEIN_MODEL, SPECIAL_TOKENS, ResultForm
+from virnucpro.config import ModelConfig
 from virnucpro.data.index.file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
@@ -44,7 +45,6 @@ from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
 from virnucpro.pipeline.worker_words import WordsReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
-from virnucpro.settings import DEFAULT_MAX_RESIDUES, DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry

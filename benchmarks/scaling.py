@@ -29,7 +29,7 @@ from bench_common import machine, spread, write_result
 from embedders import random_checkpoint
 from workloads import MAX_RESIDUES, chunks, proteins, write_fasta
 
-from virnucpro.config import DEFAULT_TOKEN_BUDGET
+from virnucpro.choices import DEFAULT_TOKEN_BUDGET
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import plan_blocks
 from virnucpro.data.sequence_index import SequenceRecord

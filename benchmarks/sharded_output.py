@@ -28,13 +28,13 @@ import structlog
 from bench_common import machine, write_result
 
 from virnucpro import read_embeddings
+from virnucpro.choices import ResultForm
 from virnucpro.config import ModelConfig
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import ResultForm
 from virnucpro.store.parts import BlockRows, write_part
 
 SEED = 20261122

@@ -19,10 +19,11 @@ from pathlib import Path
 import structlog
 from bench_common import machine, spread, write_result
 
+from virnucpro.choices import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL, EmbeddingSettings
+from virnucpro.settings import EmbeddingSettings
 
 WORKERS = 2
 

@@ -27,6 +27,7 @@ from flows.outcome import ended
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import TaskRanks, as_tasks, from_scratch
 from flows.telemetry import run_telemetry
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
@@ -37,16 +38,7 @@ from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.pipeline.stages import EmbeddingJob
-from virnucpro.settings import (
-    DEFAULT_PROTEIN_MODEL,
-    Cache,
-    EmbeddingResult,
-    EmbeddingSettings,
-    Hardware,
-    Limits,
-    Monitoring,
-    SequenceRules,
-)
+from virnucpro.settings import Cache, EmbeddingResult, EmbeddingSettings, Hardware, Limits, Monitoring, SequenceRules
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options
 

@@ -23,6 +23,7 @@ from flows.outcome import ended
 from flows.parent_lines import send_lines_to_prefect
 from flows.tasks import as_tasks, from_scratch
 from flows.telemetry import run_telemetry
+from virnucpro.choices import DEFAULT_CLASSIFIER, ResultForm
 from virnucpro.data.index.build import check_readable
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import is_path
@@ -32,7 +33,6 @@ from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import (
-    DEFAULT_CLASSIFIER,
     Cache,
     ContigRules,
     EmbeddingResult,
@@ -42,7 +42,6 @@ from virnucpro.settings import (
     Monitoring,
     PredictionOutput,
     PredictionSettings,
-    ResultForm,
     SequenceRules,
 )
 from virnucpro.telemetry.metrics_options import metrics_options

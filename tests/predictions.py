@@ -12,14 +12,14 @@ import virnucpro.calls.classification  # noqa: F401  likewise
 from tests.fakes import HASH_WIDTH, add_contig_model, hash_config, random_mlp, write_classifier
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.choices import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL, SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.models.classifier_files.card import Encoder
 from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction import run_prediction
 from virnucpro.pipeline.prediction_settings import PredictionConfig
 from virnucpro.report.prediction.page import write_report
-from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path

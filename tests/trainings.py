@@ -12,7 +12,7 @@ import virnucpro.training.fitting.classifier_fitting  # noqa: F401  here, so tha
 from tests.fakes import hash_config
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.pipeline.devices import CPU
 from virnucpro.training.classifier_training import run_training
 from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig

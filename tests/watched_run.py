@@ -11,9 +11,9 @@ import json
 import sys
 
 from tests.settings import embedding_config
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 from virnucpro.telemetry.metrics_options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 

@@ -11,39 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from enum import StrEnum
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from virnucpro.errors import ConfigurationError
-from virnucpro.knobs import recorded_settings
-from virnucpro.settings import (
+from virnucpro.choices import (
     AUTO_TOKEN_BUDGET,
     DEFAULT_MAX_RESIDUES,
     UNLIMITED_LETTERS,
     BadRecordPolicy,
-    EmbeddingSettings,
     GapPolicy,
     LongPolicy,
     Precision,
+    SequenceKind,
     StopPolicy,
 )
+from virnucpro.errors import ConfigurationError
 
-
-class SequenceKind(StrEnum):
-    """What a model embeds."""
-
-    PROTEIN = "protein"
-    DNA = "DNA"
-
-
-DEFAULT_TOKEN_BUDGET = 4096
-"""Tokens in one block on a CPU: of 1,024 to 8,192 the best or within noise of it (``benchmarks/scaling.py``)."""
-
-KERNEL_SEPARATOR = " + "
-"""Between the names of attention kernels, where a run's devices have several."""
-
-SPECIAL_TOKENS = 2
-"""Tokens: BOS and EOS, added to every sequence."""
+if TYPE_CHECKING:
+    from virnucpro.settings import EmbeddingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +66,12 @@ DEFAULT_RULES = InputRules()
 """Proteins, and every broken rule an error."""
 
 
+def _default_settings() -> EmbeddingSettings:
+    from virnucpro.settings import EmbeddingSettings  # noqa: PLC0415  checks of the models do without pydantic
+
+    return EmbeddingSettings()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What a worker needs to know to compute rows; small and picklable, the same for every rank."""
@@ -112,7 +103,7 @@ class ModelConfig:
     """Attention kernels of the run's GPUs, as found before the plan was made; empty on a CPU, which has one."""
     max_residues: int = DEFAULT_MAX_RESIDUES
     """As resolved for the model: residues (of DNA: nucleotides) of a sequence that are embedded."""
-    settings: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    settings: EmbeddingSettings = field(default_factory=_default_settings)
     """As the user gave them."""
     loader_workers: int = 0
     """Processes beside each worker that read and tokenise; 0 reads in the worker itself. Never changes a row."""
@@ -133,6 +124,8 @@ class ModelConfig:
 
     def result_settings(self) -> dict[str, object]:
         """Return what decides the bytes of a row, ready for JSON; device type and versions are added by the run."""
+        from virnucpro.knobs import recorded_settings  # noqa: PLC0415  as in ``_default_settings``
+
         hardware, rules = self.settings.hardware, self.settings.sequences
         of_model = ("model_name", "weights_sha256", "config_sha256", "letters_per_token", "precision", "token_budget")
         deciding = {name: getattr(self, name) for name in of_model}

@@ -7,28 +7,17 @@ The settings themselves are in ``virnucpro/settings.py``.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import reduce
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from virnucpro.errors import ConfigurationError, printable
 
 Settings = TypeVar("Settings", bound=BaseModel)
-
-
-class Choice(StrEnum):
-    """Base of the settings that are one of a few words."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> core_schema.CoreSchema:
-        """Check as a literal, so that a form lists the words where the field stands."""
-        words = core_schema.literal_schema([str(one) for one in cls])
-        return core_schema.no_info_after_validator_function(cls, words)
 
 
 @dataclass(frozen=True, kw_only=True)

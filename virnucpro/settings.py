@@ -11,24 +11,26 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from virnucpro.knobs import Box, Choice, knob, matching
+from virnucpro.choices import (
+    AUTO_SHARDED_BYTES,
+    AUTO_SHARDED_ROWS,
+    AUTO_TOKEN_BUDGET,
+    DEFAULT_CLASSIFIER,
+    DEFAULT_DNA_MODEL,
+    DEFAULT_MAX_RESIDUES,
+    DEFAULT_PROTEIN_MODEL,
+    UNLIMITED_LETTERS,
+    BadRecordPolicy,
+    GapPolicy,
+    LogLevel,
+    LongPolicy,
+    PrecisionChoice,
+    ResultForm,
+    StopPolicy,
+    TableFormat,
+)
+from virnucpro.knobs import Box, knob, matching
 
-DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
-DEFAULT_DNA_MODEL = "virnucpro-tiny-dna"
-DEFAULT_CLASSIFIER = "virnucpro-tiny"
-AUTO_SHARDED_ROWS = 5_000_000
-"""Rows from which a result is sharded by default: a reader of a single file holds all ids in memory, 6 s and 0.7 GB
-for this many (``benchmarks/sharded_output.py``)."""
-AUTO_SHARDED_BYTES = 32 << 30
-"""Bytes of embeddings from which a result is sharded by default: a single file is written in the order of the blocks,
-scattered over all of it, and no longer fits the memory of most hosts."""
-UNLIMITED_LETTERS = 10**9
-"""Residues or nucleotides: no limit, since no record is as long."""
-DEFAULT_MAX_RESIDUES = 1022
-"""Residues: the length ESM-2 was trained with (1024 tokens less BOS and EOS), Lin et al. 2023. Rotary positions work
-beyond it, so it is a setting and not a limit."""
-AUTO_TOKEN_BUDGET = 0
-"""Stands for a budget resolved when a run begins: a committed number on a CPU, on GPUs what a trial finds."""
 DEFAULT_CACHE_GIB = 10.0
 """Some 8 million rows of 320 numbers, or 1 million of 2560."""
 MAX_STARTS = 64
@@ -52,83 +54,6 @@ DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*
 """Devices; which of them exist only the worker knows."""
 NETWORK = r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$"
 ADDRESS = r"^(https?://\S+)?$"
-
-
-class Precision(Choice):
-    """Number format of the forward pass; embeddings are always stored as float32."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class PrecisionChoice(Choice):
-    """A ``Precision``, or what suits device and model."""
-
-    AUTO = "auto"
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class LongPolicy(Choice):
-    """What happens to a sequence of more than ``max_residues`` residues."""
-
-    TRUNCATE = "truncate"
-    WINDOW = "window"
-    """It is embedded as the mean of half-overlapping windows of that length."""
-    ERROR = "error"
-
-
-class GapPolicy(Choice):
-    """What happens to ``-`` and ``.`` in a sequence."""
-
-    ERROR = "error"
-    REMOVE = "remove"
-
-
-class StopPolicy(Choice):
-    """What happens to ``*`` inside a protein; one at its end is always removed."""
-
-    ERROR = "error"
-    X = "x"
-
-
-class BadRecordPolicy(Choice):
-    """What happens to a record that breaks a rule."""
-
-    ERROR = "error"
-    SKIP = "skip"
-
-
-class ResultForm(Choice):
-    """What the rows of an embedding run are written into."""
-
-    AUTO = "auto"
-    """Sharded from ``AUTO_SHARDED_ROWS`` rows or ``AUTO_SHARDED_BYTES``, else single."""
-    SINGLE = "single"
-    """One file, ``embeddings.h5``."""
-    SHARDED = "sharded"
-    """A folder, ``embeddings/``, of files of neighbouring rows and one index of their ids."""
-    PARQUET = "parquet"
-    """One Apache Parquet file, ``embeddings.parquet``."""
-
-
-class TableFormat(Choice):
-    """Formats of the table of contigs."""
-
-    TSV = "tsv"
-    JSON = "json"
-    PARQUET = "parquet"
-
-
-class LogLevel(Choice):
-    """Least severe level that is logged."""
-
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
 
 
 # A table: each setting in as few lines as it takes.

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.test_bounded_memory import peaks
 from tests.fakes import hash_config
 from tests.predictions import hash_prediction, predict
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ from tools.encoders.card import ModelFiles
 from tools.encoders.dna_card import card_text
 from tools.encoders.dna_split import as_card
 from tools.encoders.masked_dna import DnaObjective, load_masked_bert
+from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
-from virnucpro.settings import DEFAULT_DNA_MODEL
 from virnucpro.training.genomes.kmer_links import largest_shares
 from virnucpro.training.genomes.records import file_sha256
 from virnucpro.training.genomes.related import KMER_LIMIT, read_genomes, sketch

@@ -10,9 +10,9 @@ from esm.model.esm2 import ESM2
 from safetensors.torch import load_file
 
 from tools.encoders.card import ModelFiles, card_text
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
-from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 
 MEGABYTE = 1_000_000
 

@@ -26,12 +26,12 @@ import torch
 import virnucpro.pipeline.gpu_worker  # noqa: F401  here, so that no forked process imports it
 from tests.strategies import write_fasta
 from virnucpro import failpoints
+from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline import worker_process
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.settings import ResultForm
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from tests.fakes import hash_config
 from tests.faults.forked import Ended, left_over, run_forked, small_input, state_of
 from tests.predictions import hash_prediction, make_contigs, predict_forked, tables
+from virnucpro.choices import ResultForm
 from virnucpro.failpoints import ERRORS
-from virnucpro.settings import ResultForm
 
 if TYPE_CHECKING:
     from pathlib import Path

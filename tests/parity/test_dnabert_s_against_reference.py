@@ -19,12 +19,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
 from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.kernels.plain_attention import alibi_bias, equal_length_attention
-from virnucpro.settings import DEFAULT_DNA_MODEL
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
 

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.config import ModelConfig
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
-from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 
 NUM_BATCHES = 60
 

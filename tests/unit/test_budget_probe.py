@@ -10,11 +10,11 @@ import pytest
 
 from tests.fakes import fake_probe, hash_config
 from tests.strategies import write_fasta
+from virnucpro.choices import AUTO_TOKEN_BUDGET
 from virnucpro.data.packing import make_plan
 from virnucpro.errors import ConfigurationError, DeviceError, ExitCode, SettingsChangedError, StoppedError
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.settings import AUTO_TOKEN_BUDGET
 from virnucpro.store.manifest import RunManifest
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 8), ("c", "WY" * 9), ("d", "MKTAYIAKQR" * 5)]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from virnucpro.choices import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, resolve_model
-from virnucpro.settings import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.genomes.genome_split import SPLITS, split_labelled
 from virnucpro.training.genomes.labelled_genomes import read_labelled

@@ -15,6 +15,7 @@ from safetensors.torch import save
 
 from tests.fakes import classifier_card, hash_config, random_mlp, write_classifier
 from tests.settings import prediction_config
+from virnucpro.choices import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.errors import (
     ClassifierFileError,
     ClassifierMismatchError,
@@ -31,7 +32,6 @@ from virnucpro.models.classifier_files.card import (
     read_card,
 )
 from virnucpro.models.registry import resolve_model
-from virnucpro.settings import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 
 
 @pytest.fixture

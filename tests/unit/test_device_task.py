@@ -21,6 +21,7 @@ from tests.device_tasks import Host
 from tests.settings import embedding_config
 from tests.strategies import edit_manifest
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError, OutputError
 from virnucpro.pipeline import host_check, host_run
 from virnucpro.pipeline.device_task import device_here, weights_here
@@ -34,7 +35,6 @@ from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import ResultForm
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings

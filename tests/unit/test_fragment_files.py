@@ -14,7 +14,8 @@ import pytest
 
 from tests.plain_fragments import plain_files
 from tests.strategies import random_contigs, write_fasta
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.choices import SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.data.fragments import FragmentCounts, write_fragments
 from virnucpro.data.frames.chunks import chunks_per_contig
 from virnucpro.data.frames.letter_stream import stream_letters

@@ -17,7 +17,7 @@ from virnucpro.models.encoders.esm2_checkpoint import Architecture
 REPOSITORY = Path(__file__).parents[2]
 WITHOUT = """
 import runpy, sys
-for name in ("esm", "structlog", "h5py", "prefect", "typer", "rich", "hypothesis"):
+for name in ("esm", "structlog", "h5py", "prefect", "typer", "rich", "hypothesis", "pydantic"):
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -6,7 +6,8 @@ import pytest
 import structlog
 
 from tests.strategies import MadeRun
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.choices import SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.data.likely_dna import LEAST_NUCLEOTIDES, warn_of_dna
 from virnucpro.data.sequence_index import SequenceIndex
 

@@ -13,8 +13,8 @@ from tests.fakes import hash_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training
 from tools.encoders.dna_split import split_genomes
+from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.registry import resolve_model
-from virnucpro.settings import DEFAULT_DNA_MODEL
 from virnucpro.training.classifier_training import read_split, split_stage
 from virnucpro.training.fitting.classifier_cards import limits_of, organisms_of
 from virnucpro.training.genomes.encoder_data import training_data_of

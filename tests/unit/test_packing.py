@@ -15,24 +15,15 @@ from hypothesis import strategies as st
 
 from tests.fakes import hash_config
 from tests.strategies import MadeRun, write_fasta
-from virnucpro.config import ModelConfig, SequenceKind
+from virnucpro.choices import BadRecordPolicy, GapPolicy, LongPolicy, Precision, SequenceKind, StopPolicy
+from virnucpro.config import ModelConfig
 from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, resolve_token_budget, tokens_of
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 from virnucpro.knobs import settings_of
 from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.registry import MODELS
-from virnucpro.settings import (
-    BadRecordPolicy,
-    Cache,
-    GapPolicy,
-    Hardware,
-    LongPolicy,
-    Monitoring,
-    Precision,
-    SequenceRules,
-    StopPolicy,
-)
+from virnucpro.settings import Cache, Hardware, Monitoring, SequenceRules
 
 token_lists = st.lists(st.integers(3, 200), max_size=80).map(lambda tokens: sorted(tokens, reverse=True))
 

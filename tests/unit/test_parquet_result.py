@@ -18,6 +18,7 @@ from tests.faults.forked import run_forked
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from tests.unit.test_sharded_result import aggregate, check_mapping, contents
 from virnucpro import durable, read_embeddings
+from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
@@ -26,7 +27,6 @@ from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.verification import verify_run
-from virnucpro.settings import ResultForm
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import parquet, sharded
 from virnucpro.store.results.parquet import ParquetFile

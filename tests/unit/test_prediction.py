@@ -21,9 +21,10 @@ from tests.fakes import HASH_WIDTH, faulty_config, random_mlp, write_classifier
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
+from virnucpro.choices import DEFAULT_CLASSIFIER, BadRecordPolicy, SequenceKind, TableFormat
 from virnucpro.commands.predict import print_summary
 from virnucpro.commands.status import status
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.errors import (
     BadInputError,
     ConfigurationError,
@@ -40,7 +41,6 @@ from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.report.prediction.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
-from virnucpro.settings import DEFAULT_CLASSIFIER, BadRecordPolicy, TableFormat
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.manifest import PredictionManifest
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.choices import SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.data.reading import read_formats
 from virnucpro.data.reading.read_formats import BAM_END, bam_as_fasta, fastq_as_fasta
 from virnucpro.data.sequence_index import SequenceIndex

@@ -18,10 +18,10 @@ from typing import ClassVar
 import pytest
 import torch
 
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.errors import UnknownModelError, WeightsError
 from virnucpro.models.download import _WebRedirects, download_weights
 from virnucpro.models.registry import MODELS, locate_weights, models_table, resolve_model, weights_folders
-from virnucpro.settings import DEFAULT_PROTEIN_MODEL
 
 NAME = "esm2_t6_8M_UR50D"
 

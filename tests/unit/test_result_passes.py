@@ -12,6 +12,7 @@ import pytest
 
 from tests.strategies import MadeRun, flip_bit
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.errors import OutputError, ResultError, SourceGoneError
 from virnucpro.pipeline import host_watch, unit_claims
 from virnucpro.pipeline.devices import CPU
@@ -21,7 +22,6 @@ from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
-from virnucpro.settings import ResultForm
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results import sharded
 

@@ -10,10 +10,10 @@ import pytest
 from tests.fakes import hash_config
 from tests.strategies import write_fasta
 from virnucpro import durable
+from virnucpro.choices import LongPolicy
 from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.settings import LongPolicy
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest
 

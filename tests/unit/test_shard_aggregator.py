@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.config import InputRules
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
@@ -23,7 +24,6 @@ from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import ResultForm
 from virnucpro.store.parts import SealedBlocks, write_part, write_shard
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.schema import BlockOrigin

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes import HASH_WIDTH, hash_config
 from tests.strategies import MadeRun, fasta_records, flip_bit
 from virnucpro import durable, read_embeddings
+from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.config import InputRules
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
@@ -23,7 +24,6 @@ from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import id_index, sharded, sharded_rows
 from virnucpro.store.results.forms import choose_result_form

@@ -10,6 +10,7 @@ import pytest
 from tests import fakes
 from tests.faults.forked import run_forked
 from tests.strategies import edit_manifest, flip_bit
+from virnucpro.choices import AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import OutputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
@@ -18,7 +19,6 @@ from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.run_status import status_of
 from virnucpro.pipeline.verification import verify_run
-from virnucpro.settings import AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.results import forms, sharded

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes import ByteTokenizer, HashModel, SmallMemoryModel, faulty_config, hash_config, hash_vector
 from tests.settings import embedding_config
 from tests.strategies import MadeRun, write_fasta
+from virnucpro.choices import LongPolicy
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import make_plan, tokens_of
 from virnucpro.data.sequence_index import SequenceRecord
@@ -24,7 +25,6 @@ from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.settings import LongPolicy
 from virnucpro.store.reader import read_embeddings
 
 WIDTH = 10

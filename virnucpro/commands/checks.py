@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.choices import SequenceKind
 from virnucpro.commands.options import AsJson, FastaFiles, RunDir, takes_settings
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, printable
 from virnucpro.pipeline.verification import verify_run

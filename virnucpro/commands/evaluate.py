@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, shown_run
@@ -26,7 +27,7 @@ from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
-from virnucpro.settings import DEFAULT_CLASSIFIER, PredictionSettings
+from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.known_contigs import read_truth

@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.style import Style
 
+from virnucpro.choices import LogLevel
 from virnucpro.commands.options import RunDir
 from virnucpro.errors import ExitCode, ResultError, printable
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.settings import LogLevel
 from virnucpro.store.locks.run_holder import holder_of
 from virnucpro.telemetry.logs.log_lines import LEVELS, entry_line, frame_lines
 from virnucpro.telemetry.logs.log_reader import RunLogs

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
-from virnucpro.knobs import Choice, Setting, UsageError, from_flat, settings_of
+from virnucpro.choices import Choice
+from virnucpro.knobs import Setting, UsageError, from_flat, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

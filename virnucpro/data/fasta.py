@@ -12,9 +12,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind, StopPolicy
 from virnucpro.data.letters import GAPS, Letters
-from virnucpro.settings import StopPolicy
 
 MAX_ID_BYTES = 1024
 """Longest id, bytes: it is a row of the result and a line of a table."""

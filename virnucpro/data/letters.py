@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from virnucpro.config import SequenceKind
-from virnucpro.settings import GapPolicy, StopPolicy
+from virnucpro.choices import GapPolicy, SequenceKind, StopPolicy
 
 if TYPE_CHECKING:
     from virnucpro.config import InputRules

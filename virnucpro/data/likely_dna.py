@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 
 if TYPE_CHECKING:

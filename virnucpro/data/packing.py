@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.config import SPECIAL_TOKENS, ModelConfig, computing_versions, fingerprint
+from virnucpro.choices import SPECIAL_TOKENS, LongPolicy
+from virnucpro.config import ModelConfig, computing_versions, fingerprint
 from virnucpro.data.windows import count_windows
 from virnucpro.errors import ConfigurationError, TokenBudgetError
-from virnucpro.settings import LongPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

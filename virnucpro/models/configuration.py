@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from virnucpro.choices import Precision, PrecisionChoice
 from virnucpro.config import ModelConfig
 from virnucpro.models.registry import resolve_model
-from virnucpro.settings import Precision, PrecisionChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from virnucpro.choices import Precision
 from virnucpro.models.attention import AttentionChoice, choose_attention
 from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
 from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
@@ -26,7 +27,6 @@ from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up,
 from virnucpro.models.kernels.plain_attention import equal_length_attention
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
-from virnucpro.settings import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

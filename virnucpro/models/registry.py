@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from virnucpro import durable
-from virnucpro.config import SequenceKind
-from virnucpro.errors import UnknownModelError, WeightsError
-from virnucpro.models.download import download_weights
-from virnucpro.settings import (
+from virnucpro.choices import (
     DEFAULT_DNA_MODEL,
     DEFAULT_MAX_RESIDUES,
     DEFAULT_PROTEIN_MODEL,
     UNLIMITED_LETTERS,
     Precision,
+    SequenceKind,
 )
+from virnucpro.errors import UnknownModelError, WeightsError
+from virnucpro.models.download import download_weights
 
 if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress

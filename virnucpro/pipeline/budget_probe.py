@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import KERNEL_SEPARATOR, RunLimits
+from virnucpro.choices import KERNEL_SEPARATOR
+from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank

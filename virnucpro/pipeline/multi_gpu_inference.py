@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from virnucpro.choices import DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.models.configuration import configure_model
@@ -32,7 +33,7 @@ from virnucpro.pipeline.run_completion import (
 from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
 from virnucpro.pipeline.stages import Stages, call_stage
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import DEFAULT_PROTEIN_MODEL, EmbeddingSettings, ResultForm
+from virnucpro.settings import EmbeddingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,6 +20,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.calls.contig_calls import BY_SEQUENCE, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
+from virnucpro.choices import TableFormat
 from virnucpro.config import fingerprint
 from virnucpro.data.fragments import write_fragments
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
@@ -30,7 +31,6 @@ from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, ru
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.settings import TableFormat
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.choices import TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.errors import ConfigurationError, OutputError, printable
@@ -29,7 +30,6 @@ from virnucpro.pipeline.run import (
     sweep,
 )
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.settings import TableFormat
 from virnucpro.store.manifest import PredictionManifest, not_a_manifest
 
 if TYPE_CHECKING:

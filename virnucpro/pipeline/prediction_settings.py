@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import InputRules, ModelConfig, SequenceKind, computing_versions, fingerprint
+from virnucpro.choices import SequenceKind, TableFormat
+from virnucpro.config import InputRules, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.registry import MODELS, is_path
-from virnucpro.settings import EmbeddingSettings, SequenceRules, TableFormat
+from virnucpro.settings import EmbeddingSettings, SequenceRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

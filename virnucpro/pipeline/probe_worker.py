@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 
+from virnucpro.choices import AUTO_TOKEN_BUDGET
 from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
@@ -21,7 +22,6 @@ from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported
 from virnucpro.pipeline.hardware.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.pipeline.worker_device import load_model, own_device
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import AUTO_TOKEN_BUDGET
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig

@@ -19,7 +19,8 @@ import numpy as np
 import structlog
 
 from virnucpro import durable
-from virnucpro.config import DEFAULT_TOKEN_BUDGET, ModelConfig, computing_versions
+from virnucpro.choices import AUTO_TOKEN_BUDGET, DEFAULT_TOKEN_BUDGET, LongPolicy, ResultForm
+from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
@@ -39,7 +40,6 @@ from virnucpro.pipeline.run import (
     sweep,
 )
 from virnucpro.run_layout import RunLayout
-from virnucpro.settings import AUTO_TOKEN_BUDGET, LongPolicy, ResultForm
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import (

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.errors import SourceGoneError
 from virnucpro.pipeline.finished_blocks import find_all_finished
 from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.rows import rows_of_parts
-from virnucpro.settings import ResultForm
 from virnucpro.store import schema
 from virnucpro.store.results.forms import remove_results, result_of
 from virnucpro.store.schema import BlockOrigin

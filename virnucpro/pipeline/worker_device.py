@@ -12,7 +12,7 @@ import structlog
 import torch
 
 from virnucpro import spans
-from virnucpro.config import KERNEL_SEPARATOR
+from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 

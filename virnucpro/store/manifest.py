@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import read_bytes
 from virnucpro.run_layout import PredictionLayout
-from virnucpro.settings import ResultForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

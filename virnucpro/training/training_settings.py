@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.config import ModelConfig, SequenceKind, computing_versions
+from virnucpro.choices import SequenceKind
+from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.settings import (

@@ -11,7 +11,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.data.fasta import MAX_HEADER_BYTES
 from virnucpro.data.letters import letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash

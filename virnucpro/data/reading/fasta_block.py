@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII
 from virnucpro.data.letters import PROTEIN_LETTERS
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from virnucpro.choices import BadRecordPolicy
 from virnucpro.config import DEFAULT_RULES
 from virnucpro.data.fasta import (
     MAX_HEADER_BYTES,
@@ -32,7 +33,6 @@ from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plai
 from virnucpro.data.reading.input_files import UTF8_BOM
 from virnucpro.data.reading.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.settings import BadRecordPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

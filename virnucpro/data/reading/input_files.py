@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.data.reading.read_formats import (
     BAM_COPY_LINES,
     BAM_END,

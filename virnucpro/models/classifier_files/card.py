@@ -19,10 +19,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.errors import ClassifierFileError, ClassifierMismatchError, UnknownClassifierError, WeightsError
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, ResolvedModel
 from virnucpro.run_folders import read_bytes
-from virnucpro.settings import DEFAULT_CLASSIFIER
 
 if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from safetensors.numpy import save
 
 from virnucpro import durable
-from virnucpro.config import SequenceKind
+from virnucpro.choices import SequenceKind
 from virnucpro.errors import ClassifierFileError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.archive import read_published
 from virnucpro.models.classifier_files.card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder, read_card

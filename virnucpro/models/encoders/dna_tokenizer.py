@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer
 
+from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.errors import SequenceError, WeightsError
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
-from virnucpro.settings import DEFAULT_DNA_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.choices import ResultForm
 from virnucpro.errors import DiskSpaceError, OutputError
-from virnucpro.settings import ResultForm
 from virnucpro.store import schema
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import FORMS

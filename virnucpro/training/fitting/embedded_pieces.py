@@ -16,7 +16,8 @@ import numpy as np
 
 from virnucpro.calls.feature_join import RowStream, join
 from virnucpro.calls.frame_order import FrameOrder
-from virnucpro.config import InputRules, SequenceKind
+from virnucpro.choices import SequenceKind
+from virnucpro.config import InputRules
 from virnucpro.data.fragments import write_fragments
 from virnucpro.data.frames.chunks import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
