@@ -8,6 +8,7 @@ folder resumes it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -86,60 +87,61 @@ def embed(
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
     send_lines_to_prefect()
-
-    def work() -> State[Any]:
-        check_allowed(
-            data={
-                "fasta_files": fasta_files,
-                "output_dir": output_dir,
-                "cache_dir": cache.cache_dir,
-                "metrics_targets": monitoring.metrics_targets,
-            },
-            models={"model": model if is_path(model) else None, "weights_dir": cache.weights_dir},
-        )
-        check_readable(fasta_files)
-        require_form(result.form)
-        metrics = metrics_options(monitoring)
-
-        settings = EmbeddingSettings(
-            model=model,
-            hardware=hardware,
-            sequences=sequences,
-            result=result,
-            cache=cache,
-            limits=limits,
-            monitoring=monitoring,
-        )
-
-        def configured(device_type: str) -> ModelConfig:
-            return configure_model(settings, device_type=device_type)
-
-        with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
-            model_config = configured(claimed.type)
-            place, cluster = Path(output_dir), cluster_here()
-            if cluster is not None:  # whose hosts have another working directory
-                place = place.absolute()
-                model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
-            workers = cluster.slots if cluster is not None else hardware.workers or None
-            with run_telemetry(metrics) as telemetry:
-                outcome = run_embedding(
-                    fasta_files,
-                    place,
-                    model_config,
-                    devices_for(claimed, model_config, fasta_files, workers=workers),
-                    limits=RunLimits(attempts=limits.worker_retries + 1),
-                    executor=TaskRanks() if cluster is None else OnCluster(cluster, telemetry.for_hosts),
-                    stage_runner=as_tasks(TASKS),
-                    telemetry=telemetry,
-                    keep_shards=result.keep_shards,
-                    restart=from_scratch(result.restart),
-                    result_form=result.form,
-                )
-                publish_embedding(outcome)
-            outcome.raise_unless(allow_partial=result.allow_partial)
-            return _final_state(outcome)
-
+    settings = EmbeddingSettings(
+        model=model,
+        hardware=hardware,
+        sequences=sequences,
+        result=result,
+        cache=cache,
+        limits=limits,
+        monitoring=monitoring,
+    )
+    work = partial(_embed, fasta_files, output_dir, settings)
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
+
+
+def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings) -> State[Any]:
+    model, hardware, result = settings.model, settings.hardware, settings.result
+    check_allowed(
+        data={
+            "fasta_files": fasta_files,
+            "output_dir": output_dir,
+            "cache_dir": settings.cache.cache_dir,
+            "metrics_targets": settings.monitoring.metrics_targets,
+        },
+        models={"model": model if is_path(model) else None, "weights_dir": settings.cache.weights_dir},
+    )
+    check_readable(fasta_files)
+    require_form(result.form)
+    metrics = metrics_options(settings.monitoring)
+
+    def configured(device_type: str) -> ModelConfig:
+        return configure_model(settings, device_type=device_type)
+
+    with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
+        model_config = configured(claimed.type)
+        place, cluster = Path(output_dir), cluster_here()
+        if cluster is not None:  # whose hosts have another working directory
+            place = place.absolute()
+            model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
+        workers = cluster.slots if cluster is not None else hardware.workers or None
+        with run_telemetry(metrics) as telemetry:
+            outcome = run_embedding(
+                fasta_files,
+                place,
+                model_config,
+                devices_for(claimed, model_config, fasta_files, workers=workers),
+                limits=RunLimits(attempts=settings.limits.worker_retries + 1),
+                executor=TaskRanks() if cluster is None else OnCluster(cluster, telemetry.for_hosts),
+                stage_runner=as_tasks(TASKS),
+                telemetry=telemetry,
+                keep_shards=result.keep_shards,
+                restart=from_scratch(result.restart),
+                result_form=result.form,
+            )
+            publish_embedding(outcome)
+        outcome.raise_unless(allow_partial=result.allow_partial)
+        return _final_state(outcome)
 
 
 def embedding_flow(parameters: Mapping[str, Mapping[str, Any]]) -> Callable[[EmbeddingJob], RunResult]:

@@ -5,6 +5,7 @@ The final states are those of ``embed``: Completed, Completed and named ``Partia
 command line would print.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,75 +96,77 @@ def predict(
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
     send_lines_to_prefect()
-
-    def work() -> State[Any]:
-        check_allowed(
-            data={
-                "input_files": input_files,
-                "output_dir": output_dir,
-                "cache_dir": cache.cache_dir,
-                "metrics_targets": monitoring.metrics_targets,
-            },
-            models={
-                "classifier": None if classifier in BUNDLED_CLASSIFIERS else classifier,
-                "dna_model": models.dna_model if models.dna_model and is_path(models.dna_model) else None,
-                "protein_model": models.protein_model
-                if models.protein_model and is_path(models.protein_model)
-                else None,
-                "weights_dir": cache.weights_dir,
-            },
-        )
-        check_readable(input_files)
-        metrics = metrics_options(monitoring)
-
-        settings = PredictionSettings(
-            classifier=classifier,
-            threshold=threshold,
-            models=models,
-            hardware=hardware,
-            contigs=contigs,
-            result=result,
-            cache=cache,
-            limits=limits,
-            monitoring=monitoring,
-        )
-
-        def configured(device_type: str) -> PredictionConfig:
-            return configure_prediction(settings, device_type=device_type)
-
-        with computing_on(hardware, lambda: configured(CPU.type)) as claim:
-            config = configured(claim.type)
-            # of each embedding run: the frames of the contigs are its input, and may be none
-            boxes = {
-                "hardware": hardware,
-                "sequences": SequenceRules(allow_empty=True),
-                "result": EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
-                "cache": cache,
-                "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
-            }
-            names = {
-                "dna": models.dna_model or config.card.dna_model.name,
-                "protein": models.protein_model or config.card.protein_model.name,
-            }
-            own = Limits(worker_retries=limits.worker_retries)  # our time limit holds within them, too
-            embed = embedding_flow({kind: {**boxes, "model": name, "limits": own} for kind, name in names.items()})
-            with run_telemetry(metrics) as telemetry, kept(claim):
-                outcome = run_prediction(
-                    input_files,
-                    Path(output_dir),
-                    config,
-                    claim,
-                    write_report=write_report,
-                    embed=embed,
-                    stage_runner=as_tasks(TASKS),
-                    telemetry=telemetry,
-                    restart=from_scratch(result.restart),
-                )
-                publish_prediction(outcome)
-            outcome.raise_unless(allow_partial=result.allow_partial)
-            return _final_state(outcome)
-
+    settings = PredictionSettings(
+        classifier=classifier,
+        threshold=threshold,
+        models=models,
+        hardware=hardware,
+        contigs=contigs,
+        result=result,
+        cache=cache,
+        limits=limits,
+        monitoring=monitoring,
+    )
+    work = partial(_predict, input_files, output_dir, settings)
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
+
+
+def _predict(input_files: list[str], output_dir: str, settings: PredictionSettings) -> State[Any]:
+    classifier, models, hardware, cache = settings.classifier, settings.models, settings.hardware, settings.cache
+    encoders = {"dna_model": models.dna_model, "protein_model": models.protein_model}
+    check_allowed(
+        data={
+            "input_files": input_files,
+            "output_dir": output_dir,
+            "cache_dir": cache.cache_dir,
+            "metrics_targets": settings.monitoring.metrics_targets,
+        },
+        models={
+            "classifier": None if classifier in BUNDLED_CLASSIFIERS else classifier,
+            **{name: model if model and is_path(model) else None for name, model in encoders.items()},
+            "weights_dir": cache.weights_dir,
+        },
+    )
+    check_readable(input_files)
+    metrics = metrics_options(settings.monitoring)
+
+    def configured(device_type: str) -> PredictionConfig:
+        return configure_prediction(settings, device_type=device_type)
+
+    with computing_on(hardware, lambda: configured(CPU.type)) as claim:
+        config = configured(claim.type)
+        with run_telemetry(metrics) as telemetry, kept(claim):
+            outcome = run_prediction(
+                input_files,
+                Path(output_dir),
+                config,
+                claim,
+                write_report=write_report,
+                embed=embedding_flow(_embedding_parameters(settings, config)),
+                stage_runner=as_tasks(TASKS),
+                telemetry=telemetry,
+                restart=from_scratch(settings.result.restart),
+            )
+            publish_prediction(outcome)
+        outcome.raise_unless(allow_partial=settings.result.allow_partial)
+        return _final_state(outcome)
+
+
+def _embedding_parameters(settings: PredictionSettings, config: PredictionConfig) -> dict[str, dict[str, Any]]:
+    """Return the parameters of both embedding runs: the frames of the contigs are their input, and may be none."""
+    models, monitoring = settings.models, settings.monitoring
+    boxes = {
+        "hardware": settings.hardware,
+        "sequences": SequenceRules(allow_empty=True),
+        "result": EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
+        "cache": settings.cache,
+        "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
+        "limits": Limits(worker_retries=settings.limits.worker_retries),  # our time limit holds within them, too
+    }
+    return {
+        "dna": {**boxes, "model": models.dna_model or config.card.dna_model.name},
+        "protein": {**boxes, "model": models.protein_model or config.card.protein_model.name},
+    }
 
 
 def run_from_command_line(**parameters: Any) -> PredictionResult:

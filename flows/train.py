@@ -5,6 +5,7 @@ The flow ends Completed, or Failed with the message that the command line would 
 is none.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,64 +83,69 @@ def train(
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
     send_lines_to_prefect()
-
-    def work() -> State[Any]:
-        encoders = {"dna_model": training.dna_model, "protein_model": training.protein_model}
-        check_allowed(
-            data={
-                "labelled": labelled,
-                "output_dir": output_dir,
-                "labels": labels,
-                "annotations": annotations,
-                "leave_out": leave_out,
-                "cache_dir": cache.cache_dir,
-                "metrics_targets": monitoring.metrics_targets,
-            },
-            models={
-                **{name: model if is_path(model) else None for name, model in encoders.items()},
-                "weights_dir": cache.weights_dir,
-            },
-        )
-        others = [Path(path) for path in (labels, *annotations, *leave_out) if path]
-        check_files([Path(path) for path in labelled], *others)
-        metrics = metrics_options(monitoring)
-        named = training.name or Path(output_dir).absolute().name
-        command = training.command or f"the flow train, with the parameters {training.model_dump_json()}"
-        settings = TrainingSettings(
-            labels=labels,
-            annotations=annotations,
-            leave_out=leave_out,
-            training=training.model_copy(update={"name": named, "command": command}),
-            hardware=hardware,
-            cache=cache,
-            monitoring=monitoring,
-        )
-
-        def configured(device_type: str) -> TrainingConfig:
-            return configure_training(settings, device_type=device_type)
-
-        with computing_on(hardware, lambda: configured(CPU.type)) as claim:
-            config = configured(claim.type)
-            # of each embedding run: the frames of the pieces are its input
-            boxes = {"hardware": hardware, "cache": cache, "monitoring": Monitoring(log_level=monitoring.log_level)}
-            own = Limits(worker_retries=limits.worker_retries)  # our time limit holds within them, too
-            names = {"dna": training.dna_model, "protein": training.protein_model}
-            embed = embedding_flow({kind: {**boxes, "model": name, "limits": own} for kind, name in names.items()})
-            with run_telemetry(metrics) as telemetry, kept(claim):
-                outcome = run_training(
-                    labelled,
-                    Path(output_dir),
-                    config,
-                    claim,
-                    embed=embed,
-                    stage_runner=as_tasks(TASKS),
-                    telemetry=telemetry,
-                    restart=from_scratch(result.restart),
-                )
-                publish_training(outcome.output_dir)
-            return Completed(message=outcome.worth, data=outcome)
-
+    name = training.name or Path(output_dir).absolute().name
+    command = training.command or f"the flow train, with the parameters {training.model_dump_json()}"
+    settings = TrainingSettings(
+        labels=labels,
+        annotations=annotations,
+        leave_out=leave_out,
+        training=training.model_copy(update={"name": name, "command": command}),
+        result=result,
+        hardware=hardware,
+        cache=cache,
+        limits=limits,
+        monitoring=monitoring,
+    )
+    work = partial(_train, labelled, output_dir, settings)
     return ended(work, time_limit_minutes=limits.time_limit_minutes)
+
+
+def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> State[Any]:
+    hardware, cache, training = settings.hardware, settings.cache, settings.training
+    encoders = {"dna": training.dna_model, "protein": training.protein_model}
+    check_allowed(
+        data={
+            "labelled": labelled,
+            "output_dir": output_dir,
+            "labels": settings.labels,
+            "annotations": settings.annotations,
+            "leave_out": settings.leave_out,
+            "cache_dir": cache.cache_dir,
+            "metrics_targets": settings.monitoring.metrics_targets,
+        },
+        models={
+            **{f"{kind}_model": model if is_path(model) else None for kind, model in encoders.items()},
+            "weights_dir": cache.weights_dir,
+        },
+    )
+    others = [Path(path) for path in (settings.labels, *settings.annotations, *settings.leave_out) if path]
+    check_files([Path(path) for path in labelled], *others)
+    metrics = metrics_options(settings.monitoring)
+    boxes = {
+        "hardware": hardware,
+        "cache": cache,
+        "monitoring": Monitoring(log_level=settings.monitoring.log_level),
+        "limits": Limits(worker_retries=settings.limits.worker_retries),  # our time limit holds within them, too
+    }
+
+    def configured(device_type: str) -> TrainingConfig:
+        return configure_training(settings, device_type=device_type)
+
+    with computing_on(hardware, lambda: configured(CPU.type)) as claim:
+        config = configured(claim.type)
+        with run_telemetry(metrics) as telemetry, kept(claim):
+            outcome = run_training(
+                labelled,
+                Path(output_dir),
+                config,
+                claim,
+                embed=embedding_flow({kind: {**boxes, "model": model} for kind, model in encoders.items()}),
+                stage_runner=as_tasks(TASKS),
+                telemetry=telemetry,
+                restart=from_scratch(settings.result.restart),
+            )
+            publish_training(outcome.output_dir)
+        return Completed(message=outcome.worth, data=outcome)
 
 
 def run_from_command_line(**parameters: Any) -> TrainingResult:

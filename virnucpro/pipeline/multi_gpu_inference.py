@@ -152,20 +152,15 @@ def run_embedding(
         on_message: Called with rank and message for every message of a worker.
         executor: Computes the ranks; by default processes of this machine that run *worker_fn*.
         stage_runner: Does each stage; by default in place.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and reports
-            failures on standard error.
+        telemetry: Shows the run; None for one of its own (see ``running``).
         stop: Set it to end the run at the next batch boundary.
         keep_shards: Leave the shards of a complete run in its folder.
         restart: Remove what the folder holds of earlier runs first.
         result_form: What the rows are written into; ``auto`` keeps the form of the folder's earlier run.
 
     Raises:
-        BadInputError: The input cannot be used.
-        ConfigurationError: A setting cannot work, or the folder holds another run.
-        RunLockedError: Another run holds the folder.
-        OutputError: Something cannot be written.
-        ResultError: The result failed its validation.
-        StoppedError: *stop* was set before there was anything to keep.
+        VirNucProError: With the exit code of the command: input, settings, folder or disk do not do, or *stop* was set
+            before there was anything to keep.
     """
     stop = stop or threading.Event()
     executor = executor or LocalRanks(worker_fn, on_message)

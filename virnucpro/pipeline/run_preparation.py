@@ -191,6 +191,9 @@ def prepare_run(
     def indexed() -> SequenceIndex:
         return ensure_index(layout, layout.index, fasta_files, model_config.input_rules)
 
+    def probed(*args: Any) -> list[DeviceProbe]:
+        return probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
+
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)
         start_from_scratch(layout, index=indexed())
@@ -205,11 +208,10 @@ def prepare_run(
             sweep(layout)
             if not content_is_intact(layout.index):  # verify needs it
                 indexed()
-            done = replace(model_config, token_budget=earlier.plan["token_budget"])
             return PreparedRun(
                 run_id=run_id,
                 output_dir=layout.output_dir,
-                model_config=done,
+                model_config=replace(model_config, token_budget=earlier.plan["token_budget"]),
                 devices=claim.choice.candidates,
                 num_blocks=earlier.plan["blocks"],
                 already_complete=True,
@@ -221,22 +223,31 @@ def prepare_run(
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and claim.type == "cuda" and len(index):
-        args = (str(layout.index), str(layout.output_dir), model_config)
-        found = (
-            probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
-            if probe_elsewhere is None
-            else probe_elsewhere(*args)
-        )
+        found = (probe_elsewhere or probed)(str(layout.index), str(layout.output_dir), model_config)
         model_config = replace(
             model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
         )
         probes = [probe.to_json() for probe in found]
-    budget = model_config.token_budget or DEFAULT_TOKEN_BUDGET
-    model_config = replace(model_config, token_budget=_tokens_needed(index, model_config, budget))
+    budget = _tokens_needed(index, model_config, model_config.token_budget or DEFAULT_TOKEN_BUDGET)
+    model_config = replace(model_config, token_budget=budget)
     result_form = choose_result_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
     settings = _settings(model_config, claim.type, result_form)
     if earlier is not None:
         refuse_other_settings(layout.output_dir, earlier, settings)
+    return _begin(layout, index, model_config, claim, run_id, result_form, settings, probes)
+
+
+def _begin(
+    layout: RunLayout,
+    index: SequenceIndex,
+    model_config: ModelConfig,
+    claim: DeviceClaim,
+    run_id: str,
+    result_form: ResultForm,
+    settings: dict[str, Any],
+    probes: list[dict[str, Any]],
+) -> PreparedRun:
+    """Wait for the devices, reserve the space of the result, and write the manifest of a run that is to compute."""
     plan = make_plan(index, model_config, device_type=claim.type)
     run = PreparedRun(
         run_id=run_id,
