@@ -135,7 +135,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
     recovery = book.recovery
 
     def hear(rank: int, message: dict[str, Any]) -> None:
-        recovery.hear(rank, message)
+        recovery.on_message(rank, message)
         if message.get("kind") == "log":
             logger.log(log_level(message["level"]), "%s", log_sentence(message))
 

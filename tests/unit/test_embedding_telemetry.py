@@ -63,7 +63,7 @@ def two_ranks(*, folder="nowhere", **callbacks):
 
 def say(run, rank, *messages):
     for message in messages:
-        run.hear(rank, message)
+        run.on_message(rank, message)
 
 
 def begins(run, rank, *, found=(), to_do=300, short=None):
@@ -94,8 +94,10 @@ def durable(run, rank, *blocks, **more):
     say(run, rank, *durable_messages(blocks, short={}, written_bytes=1000, **more))
 
 
-def ends(run, rank, state="complete", failure="", *, again=False, excused=None):
-    end = ProcessEnd(state=state, failure=failure, reason="r", exit_code=1, starts_again=again, excused=excused or {})
+def ends(run, rank, state="complete", failure="", *, again=False, quarantined=None):
+    end = ProcessEnd(
+        state=state, failure=failure, reason="r", exit_code=1, starts_again=again, quarantined=quarantined or {}
+    )
     run.ended(rank, end)
 
 
@@ -239,7 +241,7 @@ def test_failed_and_quarantined_sequences_are_told_apart_and_counted_once():
     computes(run, 0, 0, rows=3)
     assert run.snapshot().failed == {"not_finite": 1}
     say(run, 0, {"kind": "sequence_failed", "block": 2, "position": 9, "failure": "application_error"})
-    ends(run, 0, "failed", "died", again=True, excused={7: "not_finite", 11: "died"})
+    ends(run, 0, "failed", "died", again=True, quarantined={7: "not_finite", 11: "died"})
     snapshot = run.snapshot()
     assert snapshot.failed == {"not_finite": 1}
     assert snapshot.quarantined == {"died": 1}
@@ -250,7 +252,7 @@ def test_the_copies_of_a_sequence_without_a_row_have_none_either():
     begins(run, 0)
     say(run, 0, {"kind": "sequence_failed", "block": 0, "position": COPIED, "failure": "not_finite"})
     computes(run, 0, 0, rows=3)
-    ends(run, 0, excused={COPIED: "not_finite", 2: "died"})
+    ends(run, 0, quarantined={COPIED: "not_finite", 2: "died"})
     assert run.snapshot().failed == {"not_finite": 2}
     assert run.snapshot().quarantined == {"died": 1}
 
@@ -260,10 +262,10 @@ def test_a_sequence_that_another_rank_is_in_doubt_about_is_not_quarantined():
     for rank in (0, 1):
         begins(run, rank)
     say(run, 1, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
-    ends(run, 0, excused={7: "not_finite", 11: "died"})
+    ends(run, 0, quarantined={7: "not_finite", 11: "died"})
     assert run.snapshot().quarantined == {"died": 1}
     computes(run, 1, 1, rows=3)
-    ends(run, 1, excused={7: "not_finite", 11: "died"})
+    ends(run, 1, quarantined={7: "not_finite", 11: "died"})
     assert run.snapshot().failed == {"not_finite": 1}
     assert run.snapshot().quarantined == {"died": 1}
 

@@ -2,7 +2,7 @@
 The parent's book of suspects, without processes: a worker that follows its assignment is played, and dies as it must.
 
 What is shown holds for any plan, any poisons and any number of ranks: nothing healthy is lost, nothing innocent is
-excused, and the number of starts is bounded.
+quarantined, and the number of starts is bounded.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PlayedRun:
 
     def process(self, rank, assignment):
         """Play one process; whether it lived."""
-        todo = [block for block in assignment.blocks if not self.is_done(block, assignment.excused)]
+        todo = [block for block in assignment.blocks if not self.is_done(block, assignment.quarantined)]
         plain = [block for block in todo if block not in assignment.suspects]
         at_once = 1 if assignment.after_failure else self.in_flight
         for at in range(0, len(plain), at_once):
@@ -104,14 +104,14 @@ class PlayedRun:
         return True
 
     def wanted(self, block, assignment):
-        return [position for position in self.blocks[block] if position not in assignment.excused]
+        return [position for position in self.blocks[block] if position not in assignment.quarantined]
 
-    def is_done(self, block, excused):
-        return set(self.blocks[block]) - set(excused) <= self.durable.get(block, set())
+    def is_done(self, block, quarantined):
+        return set(self.blocks[block]) - set(quarantined) <= self.durable.get(block, set())
 
     def say(self, rank, block, positions):
         message = {"kind": "start", "block": block}
-        self.recovery.hear(rank, message if len(positions) > 1 else {**message, "position": positions[0]})
+        self.recovery.on_message(rank, message if len(positions) > 1 else {**message, "position": positions[0]})
 
     def survives(self, rank, block, positions, *, is_alone=False):
         if rank in self.broken or (block in self.whole_only and not is_alone):
@@ -122,9 +122,9 @@ class PlayedRun:
         fine = [position for position in positions if position not in self.poison]
         for position in set(positions) - set(fine):
             message = {"kind": "sequence_failed", "block": block, "position": position}
-            self.recovery.hear(rank, {**message, "failure": "application_error"})
+            self.recovery.on_message(rank, {**message, "failure": "application_error"})
         self.durable[block] = set(fine)
-        self.recovery.hear(rank, {"kind": "progress", "block": block, "rows": len(fine)})
+        self.recovery.on_message(rank, {"kind": "progress", "block": block, "rows": len(fine)})
 
     @property
     def delivered(self):
@@ -204,7 +204,7 @@ def test_a_broken_device_is_given_up_and_its_sequences_are_not_blamed(num_blocks
     assert played.delivered == set()
     assert played.starts[0] <= 5
     assert all(played.why(position)[0] == "died" for position in range(5 * num_blocks))
-    assert not played.recovery.worker_args(0, ())[0].excused
+    assert not played.recovery.worker_args(0, ())[0].quarantined
 
 
 def test_a_block_that_only_fails_whole_keeps_its_rows_computed_apart():
@@ -217,12 +217,12 @@ def test_what_a_broken_process_said_of_sequences_is_taken_back():
     recovery = Recovery(num_blocks=4, world_size=1, limits=RunLimits(), oom_kills=ToldKills())
     outcome = RankOutcome(rank=0, device="d", state="failed", failure="application_error")
     with recovery.turn(0, threading.Event()):
-        recovery.hear(0, {"kind": "sequence_failed", "block": 0, "position": 3, "failure": "not_finite"})
-        recovery.hear(0, {"kind": "progress", "block": 0, "rows": 4})
-        recovery.hear(0, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
-        recovery.hear(0, {"kind": "progress", "block": 1, "rows": 0})
+        recovery.on_message(0, {"kind": "sequence_failed", "block": 0, "position": 3, "failure": "not_finite"})
+        recovery.on_message(0, {"kind": "progress", "block": 0, "rows": 4})
+        recovery.on_message(0, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
+        recovery.on_message(0, {"kind": "progress", "block": 1, "rows": 0})
     assert recovery.another_attempt(outcome)
-    assert recovery.worker_args(0, ())[0].excused == {3}
+    assert recovery.worker_args(0, ())[0].quarantined == {3}
 
 
 @pytest.mark.parametrize("failure", ["cannot_write", "bad_input", "stopped"])

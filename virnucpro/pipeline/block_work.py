@@ -144,7 +144,7 @@ class BlockWork:
                 return
 
     def _sorted_out(self, unit: ClaimedUnit, cache: BlockCache) -> list[int]:
-        """Return the blocks of *unit* that are neither finished, nor in the cache, nor excused as a whole."""
+        """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
         blocks = unit.blocks
         if is_shared := self.assignment.units is not None:
             for message in claimed_messages(blocks):
@@ -172,7 +172,11 @@ class BlockWork:
         """Return those of *blocks* that are durable, and say so."""
         with spans.span(spans.PREPARING, name="check what is done"):
             found = find_finished_blocks(
-                self.layout, self.plan, among=_among(blocks), excused=self.assignment.excused, on_step=self._step
+                self.layout,
+                self.plan,
+                among=_among(blocks),
+                quarantined=self.assignment.quarantined,
+                on_step=self._step,
             )
         finished = found.blocks.intersection(blocks)
         self._say_durable(found.positions_of(finished))
@@ -274,11 +278,11 @@ class BlockWork:
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""
         positions = self.plan.block_positions(block)
-        excused = self.assignment.excused
-        return positions if not excused else positions[[item not in excused for item in positions.tolist()]]
+        quarantined = self.assignment.quarantined
+        return positions if not quarantined else positions[[item not in quarantined for item in positions.tolist()]]
 
     def _is_whole(self, block: int) -> bool:
-        """Whether no sequence of *block* is excused: then its rows are those of the plan's batch."""
+        """Whether no sequence of *block* is quarantined: then its rows are those of the plan's batch."""
         return len(self._positions(block)) == len(self.plan.block_positions(block))
 
     # --- what the parent is told ---

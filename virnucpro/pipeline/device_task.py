@@ -32,7 +32,7 @@ from virnucpro.pipeline.host_watch import watching_driver
 from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
-from virnucpro.pipeline.worker_words import WordsWriter
+from virnucpro.pipeline.worker_messages import MessageWriter
 from virnucpro.store.lease import Lease
 from virnucpro.store.worker_lock import taking_part
 from virnucpro.this_host import host_name
@@ -62,7 +62,7 @@ class DeviceOutcome:
     """In whose name its units were claimed; empty where it came to none."""
     rank: RankOutcome
     """How its worker processes went."""
-    excused: dict[int, tuple[str, int]] = field(default_factory=dict)
+    quarantined: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Index position of each sequence that was given up here -> (failure class, processes that tried)."""
 
 
@@ -120,16 +120,16 @@ def run_device_task(
         config = weights_here(run.model_config, run_id=run.run_id)
         place = {"host": host_name(), "device": device.label}
         source = UnitSource(units.folder, owner)
-        words = WordsWriter(units.said(owner))
+        words = MessageWriter(units.said(owner))
         others = [] if on_message is None else [on_message]
-        tell = partial(_tell, [words.hear, *others])
+        tell = partial(_tell, [words.on_message, *others])
         reading = host_metrics(
             metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
         )
         about = {**place, "pid": os.getpid(), "rank": rank}
         lease = Lease(units.owner(owner), about, lease_s=lease_s)
         with taking_part(run.output_dir), lease, words, reading as seen_here:
-            words.hear(rank, {"kind": "placed", **place})
+            words.on_message(rank, {"kind": "placed", **place})
             recovery = Recovery(
                 num_blocks=run.num_blocks,
                 world_size=run.world_size,
@@ -139,13 +139,13 @@ def run_device_task(
                 units=source,
             )
             args = (str(run.layout.index), str(run.output_dir), config)
-            hear = partial(_tell, [recovery.hear, seen_here, *others])
+            hear = partial(_tell, [recovery.on_message, seen_here, *others])
             try:
                 _run_processes(recovery, args, outcome, device, stop, task, hear, worker_fn, run.world_size)
             finally:
                 if outcome.state != "complete":
                     _release(source)
-        return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, excused=recovery.excused())
+        return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, quarantined=recovery.quarantined())
 
 
 def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ class RetryPolicy(Protocol):
         """Wait until *rank* may have a process; it ends with the context."""
         ...
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
         ...
 
@@ -76,7 +76,7 @@ class CountedAttempts:
         """Do not wait."""
         return nullcontext()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Learn nothing."""
 
     def another_attempt(self, outcome: RankOutcome) -> bool:
@@ -244,7 +244,7 @@ class GPUProcessCoordinator:
                         device=self.devices[rank],
                         limits=self.limits,
                         stop=self._stop,
-                        on_message=self._hear,
+                        on_message=self._take,
                         on_start=note_start,
                         oom_kills=self._policy.oom_kills,
                     )
@@ -256,9 +256,9 @@ class GPUProcessCoordinator:
         finally:
             launched.set()
 
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "kind" not in message:
             self.results_queue.put(message)
-        self._policy.hear(rank, message)
+        self._policy.on_message(rank, message)
         if self._on_message is not None:
             self._on_message(rank, message)

@@ -22,7 +22,7 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
-from virnucpro.pipeline.worker_words import WordsReader
+from virnucpro.pipeline.worker_messages import MessageReader
 from virnucpro.store.lease import LEASE_S, LapseWatch, Lease, words_of
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
@@ -59,14 +59,14 @@ def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
 class Excuses:
     """Why what is missing is missing, from what every device task has told."""
 
-    excused: dict[int, tuple[str, int]]
+    quarantined: dict[int, tuple[str, int]]
     """Index position -> (failure class, processes that tried)."""
     otherwise: tuple[str, int]
     """Of every other sequence: how the first task that failed did so."""
 
     def why_missing(self, position: int, _block: int, _outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
-        return self.excused.get(position, self.otherwise)
+        return self.quarantined.get(position, self.otherwise)
 
 
 class HostRun:
@@ -98,7 +98,7 @@ class HostRun:
         self._owners = LapseWatch(lease_s)
         self._refused_s: float | None = None
         """When the folder refused to be read, and has since."""
-        self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
+        self._words = None if telemetry is None else MessageReader(self._layout.said_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
         about = {"host": host_name(), "run_id": run.run_id}
@@ -179,7 +179,7 @@ class HostRun:
         """Take in how a device task went. A rank may have several, one after the other: what they did adds up."""
         rank = outcome.rank.rank
         self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
-        self._excused |= outcome.excused
+        self._excused |= outcome.quarantined
 
     def take_lost(
         self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED, starts_again: bool = False
@@ -204,7 +204,7 @@ class HostRun:
                 reason=reason,
                 exit_code=None,
                 starts_again=starts_again,
-                excused={},
+                quarantined={},
             )
             self._telemetry.ended(rank, end)
 
@@ -223,13 +223,13 @@ class HostRun:
         """Return why what is missing is missing."""
         failed = [outcome for outcome in self._outcomes if outcome.failure is not None]
         otherwise = (failed[0].failure or "unknown", failed[0].attempts) if failed else ("unknown", 0)
-        return Excuses(excused=dict(self._excused), otherwise=otherwise)
+        return Excuses(quarantined=dict(self._excused), otherwise=otherwise)
 
     def _say_found(self, blocks: set[int]) -> None:
         """Tell the telemetry of rows of earlier starts, which no worker will be asked about."""
         assert self._telemetry is not None
         for message in durable_messages(blocks, short={}):
-            self._telemetry.hear(0, message)
+            self._telemetry.on_message(0, message)
 
     def _follow(self) -> None:
         while not self._ending.wait(FOLLOW_INTERVAL_S):

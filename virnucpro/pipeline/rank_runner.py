@@ -133,14 +133,14 @@ def run_rank(
             if stop.is_set():
                 worker.end(limits.stop_grace_s)
             for message in worker.wait_for_messages(POLL_S):
-                watch.hear(message)
+                watch.on_message(message)
                 if on_message is not None:
                     on_message(outcome.rank, message)
     finally:
         if worker.process.pid is not None:
             worker.kill()
             for message in worker.wait_for_messages(0):
-                watch.hear(message)
+                watch.on_message(message)
                 if on_message is not None:
                     on_message(outcome.rank, message)
             outcome.exit_code = worker.process.exitcode
@@ -167,16 +167,16 @@ class _Watch:
         self.limits = limits
         self.oom_kills = oom_kills
         self.started_s = self.heard_s = self.getting_ready_s = time.monotonic()
-        self.was_heard = False
+        self.sent_a_message = False
         self.progress_s: float | None = None
         self.loaded_s: float | None = None
         self.last_row_s: float | None = None
         self.computed = (outcome.sequences, outcome.tokens)
         self.report: dict[str, Any] | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: dict[str, Any]) -> None:
         now = self.heard_s = time.monotonic()
-        self.was_heard = True
+        self.sent_a_message = True
         kind = message.get("kind")
         if kind == "resumed":
             self.outcome.sequences_resumed = int(message["sequences"])
@@ -201,7 +201,7 @@ class _Watch:
         """Whether a limit has passed; notes which."""
         now, limits = time.monotonic(), self.limits
         if now - self.heard_s > limits.heartbeat_timeout_s:
-            self.give_up(FailureClass.HUNG, f"no sign of life for {limits.heartbeat_timeout_s:g} s")
+            self.give_up(FailureClass.HUNG, f"no heartbeat for {limits.heartbeat_timeout_s:g} s")
         elif self.progress_s is None and now - self.getting_ready_s > limits.startup_timeout_s:
             self.give_up(FailureClass.HUNG, f"not ready after {limits.startup_timeout_s:g} s")
         elif self.progress_s is not None and now - self.progress_s > limits.progress_timeout_s:
@@ -226,7 +226,7 @@ class _Watch:
             outcome.failure = classify_exit(
                 outcome.exit_code,
                 report.get("failure"),
-                was_heard=self.was_heard,
+                sent_a_message=self.sent_a_message,
                 oom_killed=outcome.exit_code == -signal.SIGKILL
                 and self.oom_kills is not None
                 and self.oom_kills.explain_one(),

@@ -6,7 +6,7 @@ flight and narrows it down, one step for each death:
 
 1. the blocks in flight are computed again, each whole and on its own, after everything that is not suspected;
 2. a block that was in flight again is computed sequence by sequence, and whole only once each of them has succeeded;
-3. a sequence that was in flight alone twice is excused: it gets no row but a line in ``failed_sequences.tsv``;
+3. a sequence that was in flight alone twice is quarantined: it gets no row but a line in ``failed_sequences.tsv``;
    a block that fails only as a whole keeps the rows of its sequences computed apart.
 
 A poisoned sequence thus costs four more starts of a process at the most, whatever the size of its block. What is
@@ -41,7 +41,7 @@ MAX_STARTS = 64
 _APART, _NEVER_WHOLE = 2, 3
 """Deaths of a block from which on its sequences are computed apart, and from which on it is not computed whole."""
 _LONE_DEATHS = 2
-"""Deaths of a sequence alone after which it is excused."""
+"""Deaths of a sequence alone after which it is quarantined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Assignment:
     """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
     lone_suspects: frozenset[int] = frozenset()
     """Index positions of sequences that ended a process alone."""
-    excused: frozenset[int] = frozenset()
+    quarantined: frozenset[int] = frozenset()
     """Index positions of sequences that are not computed."""
     run_id: str = ""
     """Of the run, for the log."""
@@ -93,19 +93,19 @@ class _Blame:
     """Block -> deaths while it was in flight."""
     lone: Counter[int] = field(default_factory=Counter)
     """Index position -> deaths while it was computed alone."""
-    excused: dict[int, _Excuse] = field(default_factory=dict)
+    quarantined: dict[int, _Excuse] = field(default_factory=dict)
     """By index position."""
 
     def add(self, other: _Blame) -> None:
         self.blocks += other.blocks
         self.lone += other.lone
-        self.excused |= other.excused
+        self.quarantined |= other.quarantined
 
     def remove(self, other: _Blame) -> None:
         self.blocks -= other.blocks
         self.lone -= other.lone
-        for position in other.excused:
-            self.excused.pop(position, None)
+        for position in other.quarantined:
+            self.quarantined.pop(position, None)
 
 
 @dataclass
@@ -135,7 +135,7 @@ class RankObserver(Protocol):
         """Take in what the next process of *rank* is asked to do; None where it claims its blocks as it goes."""
         ...
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
         ...
 
@@ -184,7 +184,7 @@ class Recovery:
         self._proven: set[int] = set()
         """Ranks whose devices have computed something."""
         self._doubted: set[int] = set()
-        """Ranks that have only ever excused sequences."""
+        """Ranks that have only ever quarantined sequences."""
         self._changed = threading.Condition()
         self._running = 0
         self._most_running = world_size
@@ -203,7 +203,7 @@ class Recovery:
                     units=self._units,
                     suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
-                    excused=frozenset(self._blame.excused),
+                    quarantined=frozenset(self._blame.quarantined),
                     run_id=self._run_id,
                     attempt=state.attempts,
                     task=task,
@@ -229,10 +229,10 @@ class Recovery:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
         if self._observer is not None:
-            self._observer.hear(rank, message)
+            self._observer.on_message(rank, message)
         kind = message.get("kind")
         if kind not in {"start", "progress", "sequence_failed"}:
             return
@@ -240,7 +240,7 @@ class Recovery:
             state = self._ranks[rank]
             if kind == "sequence_failed":
                 position, block = int(message["position"]), int(message["block"])
-                self._blame.excused[position] = _Excuse(block, FailureClass(message["failure"]), 1)
+                self._blame.quarantined[position] = _Excuse(block, FailureClass(message["failure"]), 1)
                 state.fresh_excuses.append(position)
             elif kind == "start":
                 block = int(message["block"])
@@ -258,14 +258,14 @@ class Recovery:
         starts_again = self._learn(outcome)
         if self._observer is not None:
             with self._changed:
-                excused = {position: excuse.failure.value for position, excuse in self._blame.excused.items()}
+                quarantined = {position: excuse.failure.value for position, excuse in self._blame.quarantined.items()}
             end = ProcessEnd(
                 state=outcome.state,
                 failure=outcome.failure or "",
                 reason=outcome.reason or "",
                 exit_code=outcome.exit_code,
                 starts_again=starts_again,
-                excused=excused,
+                quarantined=quarantined,
             )
             self._observer.ended(outcome.rank, end)
         return starts_again
@@ -280,9 +280,11 @@ class Recovery:
         with self._changed:
             state = self._ranks[outcome.rank]
             for position in state.fresh_excuses:  # the process was broken, not they
-                self._blame.excused.pop(position, None)
-            blame = self._blame_for_death(state, failure) if failure.blames_what_was_computed else _Blame()
-            narrowed_down = bool(blame.excused) or any(self._blame.blocks[block] >= _APART for block in blame.blocks)
+                self._blame.quarantined.pop(position, None)
+            blame = self._blame_for_death(state, failure) if failure.may_be_the_batch else _Blame()
+            narrowed_down = bool(blame.quarantined) or any(
+                self._blame.blocks[block] >= _APART for block in blame.blocks
+            )
             if state.got_something_done:
                 self._prove(outcome.rank)
                 state.fruitless = 1
@@ -312,7 +314,7 @@ class Recovery:
                 blame.lone[position] += 1
                 deaths = self._blame.lone[position] + 1
                 if deaths >= _LONE_DEATHS:
-                    blame.excused[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
+                    blame.quarantined[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
         self._blame.add(blame)
         return blame
 
@@ -330,16 +332,18 @@ class Recovery:
             lost = {outcome.rank for outcome in outcomes if outcome.state != "complete"}
             survivors = [outcome.rank for outcome in outcomes if outcome.state == "complete"]
             blocks = {block for rank in lost for block in self._ranks[rank].blocks}
-            doubtful = [rank for rank in survivors if self._ranks[rank].unproved.excused and rank not in self._proven]
+            doubtful = [
+                rank for rank in survivors if self._ranks[rank].unproved.quarantined and rank not in self._proven
+            ]
             self._doubted.update(doubtful)
             takers = [rank for rank in survivors if rank in self._proven] or [
                 rank for rank in survivors if rank not in self._doubted
             ]
             for rank in doubtful if takers else ():
                 unproved = self._ranks[rank].unproved
-                blocks.update(excuse.block for excuse in unproved.excused.values())
+                blocks.update(excuse.block for excuse in unproved.quarantined.values())
                 self._blame.remove(unproved)
-                unproved.excused.clear()
+                unproved.quarantined.clear()
             takers = takers or survivors
             classes = {FailureClass(outcome.failure) for outcome in outcomes if outcome.failure is not None}
             for state in self._ranks.values():
@@ -351,15 +355,15 @@ class Recovery:
                 self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
             return [rank for rank in takers if self._ranks[rank].blocks]
 
-    def excused(self) -> dict[int, tuple[str, int]]:
+    def quarantined(self) -> dict[int, tuple[str, int]]:
         """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
         with self._changed:
-            return {position: (item.failure.value, item.attempts) for position, item in self._blame.excused.items()}
+            return {position: (item.failure.value, item.attempts) for position, item in self._blame.quarantined.items()}
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         with self._changed:
-            if (excuse := self._blame.excused.get(position)) is not None:
+            if (excuse := self._blame.quarantined.get(position)) is not None:
                 return excuse.failure.value, excuse.attempts
             outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
             return outcome.failure or "unknown", outcome.attempts

@@ -108,7 +108,7 @@ class EmbeddingTelemetry:
         self._quarantined: dict[int, str] = {}
         self._tokens_before = 0
         """Planned tokens of the blocks that the first process of each rank has found."""
-        self._is_heard = self._is_over = False
+        self._has_messages = self._is_over = False
         self._puzzled_by: set[str] = set()
         """Kinds of messages that made no sense."""
         for number, rank in enumerate(self._ranks):
@@ -135,11 +135,11 @@ class EmbeddingTelemetry:
             state.tokens_done, state.last_batch = 0, None
             state.tokens_to_do = state.tokens_left = int(self.facts.block_tokens[mine][self._counted[mine] == 0].sum())
 
-    def hear(self, rank: int, message: Mapping[str, Any]) -> None:
+    def on_message(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take in what a worker said; what makes no sense, as a worker function of a user may say, costs a warning."""
-        self._is_heard = True
+        self._has_messages = True
         kind = str(message.get("kind", "report"))
-        take = getattr(self, f"_hear_{kind}", None)
+        take = getattr(self, f"_take_{kind}", None)
         if take is not None:
             try:
                 with self._lock:
@@ -154,11 +154,11 @@ class EmbeddingTelemetry:
         """Take in that the process of *rank* has ended, and how."""
         with self._lock:
             state = self._ranks[rank]
-            self._failed.update({p: why for p, why in state.fresh_failures.items() if p in end.excused})
+            self._failed.update({p: why for p, why in state.fresh_failures.items() if p in end.quarantined})
             state.fresh_failures.clear()
             undecided = {position for other in self._ranks for position in other.fresh_failures}
             self._quarantined.update(
-                {p: why for p, why in end.excused.items() if p not in self._failed and p not in undecided}
+                {p: why for p, why in end.quarantined.items() if p not in self._failed and p not in undecided}
             )
             as_it_was = self._rank_snapshot(rank)
             if state.cpu_s is not None:
@@ -207,7 +207,7 @@ class EmbeddingTelemetry:
     @property
     def has_workers(self) -> bool:
         """Whether workers compute, since one has sent a message; takes no lock, for signal handlers."""
-        return self._is_heard and not self._is_over
+        return self._has_messages and not self._is_over
 
     def over(self) -> None:
         """Take in that no process runs, and none will be started any more."""
@@ -297,16 +297,16 @@ class EmbeddingTelemetry:
         """Return the planned tokens of the rank's blocks that are not durable."""
         return int(self.facts.block_tokens[(self._owner == rank) & (self._counted == 0)].sum())
 
-    def _hear_placed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_placed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.host, rank.device = str(message["host"]), str(message["device"])
 
-    def _hear_heartbeat(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_heartbeat(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.pid = message.get("pid", rank.pid)
 
-    def _hear_found(self, _: int, rank: _Rank, __: Mapping[str, Any]) -> None:
+    def _take_found(self, _: int, rank: _Rank, __: Mapping[str, Any]) -> None:
         rank.has_said_rows = True
 
-    def _hear_claimed(self, number: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_claimed(self, number: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         blocks = whole_blocks(message)
         owners, tokens = self._owner[blocks], self.facts.block_tokens[blocks] * (self._counted[blocks] == 0)
         for other in set(np.unique(owners).tolist()) - {number}:
@@ -319,14 +319,14 @@ class EmbeddingTelemetry:
         if rank.state is RankState.FINISHING and rank.tokens_left:
             rank.state = RankState.COMPUTING
 
-    def _hear_resumed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_resumed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         if (tokens_to_do := message["tokens_to_do"]) is not None:
             rank.tokens_to_do = rank.tokens_left = int(tokens_to_do)
         elif rank.state is not RankState.STARTING:  # more was found, taken over from others
             return
         rank.state = RankState.LOADING if rank.tokens_left else RankState.FINISHING
 
-    def _hear_durable(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_durable(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         whole = whole_blocks(message)
         short = np.array(message.get("short", []), np.int64).reshape(-1, 2)
         blocks = np.concatenate([whole, short[:, 0]])
@@ -341,19 +341,19 @@ class EmbeddingTelemetry:
         if fresh.any():
             rank.last_progress = time.time()
 
-    def _hear_model_loaded(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_model_loaded(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.state, rank.model_load_s = RankState.COMPUTING, float(message["seconds"])
         rank.rate.restart(time.monotonic())
         if uuid := message.get("gpu_uuid"):
             self._on_gpu(rank.device, str(uuid))
 
-    def _hear_start(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_start(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         block = int(message["block"])
         is_alone = message.get("position") is not None
         sequences = 1 if is_alone else int(self.facts.block_sequences[block])
         rank.last_batch = Batch(block=block, sequences=sequences, tokens=int(self.facts.block_tokens[block]))
 
-    def _hear_progress(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_progress(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         if message["rows"]:
             self._failed.update(rank.fresh_failures)
             rank.fresh_failures.clear()
@@ -373,10 +373,10 @@ class EmbeddingTelemetry:
         if not rank.tokens_left:
             rank.state = RankState.FINISHING
 
-    def _hear_sequence_failed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_sequence_failed(self, _: int, rank: _Rank, message: Mapping[str, Any]) -> None:
         rank.fresh_failures[int(message["position"])] = str(message["failure"])
 
-    def _hear_log(self, number: int, _: _Rank, message: Mapping[str, Any]) -> None:
+    def _take_log(self, number: int, _: _Rank, message: Mapping[str, Any]) -> None:
         self._on_log(self._rank_snapshot(number), dict(message))
 
     def _rank_snapshot(self, number: int) -> RankSnapshot:

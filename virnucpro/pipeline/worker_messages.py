@@ -32,7 +32,7 @@ _OF_THE_HOST = frozenset({"heartbeat", "step"})
 """Kinds of messages that mean nothing elsewhere: process numbers, and signs of life."""
 
 
-class WordsWriter:
+class MessageWriter:
     """
     A ``RankObserver`` that appends everything to a file. Use it as a context manager.
 
@@ -51,7 +51,7 @@ class WordsWriter:
         """Note that a process starts."""
         self._note({"rank": rank, "assigned": None if blocks is None else list(blocks)})
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Note what a worker said."""
         if message.get("kind") not in _OF_THE_HOST:
             self._note({"rank": rank, "said": message})
@@ -91,7 +91,7 @@ class WordsWriter:
         self._write()
 
 
-class WordsReader:
+class MessageReader:
     """
     Reads on in the files of all owners.
 
@@ -128,10 +128,10 @@ class WordsReader:
         rank = int(word["rank"])
         if "said" in word:
             message = {name: value for name, value in word["said"].items() if name != "gpu_uuid"}  # not a GPU of ours
-            self._observer.hear(rank, message)
+            self._observer.on_message(rank, message)
         elif "assigned" in word:
             self._observer.assigned(rank, word["assigned"])
         else:
             end = word["ended"]
-            excused = {int(position): why for position, why in end["excused"].items()}
-            self._observer.ended(rank, ProcessEnd(**{**end, "excused": excused}))
+            quarantined = {int(position): why for position, why in end["quarantined"].items()}
+            self._observer.ended(rank, ProcessEnd(**{**end, "quarantined": quarantined}))
