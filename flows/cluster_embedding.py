@@ -27,12 +27,12 @@ from virnucpro.pipeline.device_task import DeviceOutcome, run_device_task
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 ANSWER_S = 30.0
@@ -145,7 +145,7 @@ class OnCluster:
         if self._problems and len(self._problems) == self._run.world_size:
             raise next(iter(self._problems.values()))
 
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """Return how each task's rank went."""
         return self._hosts.outcomes
 

@@ -50,13 +50,13 @@ from virnucpro.pipeline.cpu_workers import devices_for
 from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import configure_model, new_run_id
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import Reasons, close_run, failure_noted, finished_result, stop_run
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.run_lock import RunLock
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 MAX_RANKS = 64
@@ -279,7 +279,7 @@ class _OnThisMachine:
             _wait_for(futures)
             raise
 
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """Return how each rank went."""
         return self._book.in_order()
 

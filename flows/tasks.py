@@ -30,7 +30,7 @@ from virnucpro.pipeline.prediction_preparation import prepare_prediction
 from virnucpro.pipeline.prediction_result import PredictionResult
 from virnucpro.pipeline.prediction_run import PredictionRun
 from virnucpro.pipeline.prediction_settings import PredictionConfig
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import MAX_STARTS
 from virnucpro.pipeline.result_passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons, aggregate_run, validate_run
@@ -40,6 +40,7 @@ from virnucpro.pipeline.shard_aggregator import Aggregation
 from virnucpro.report.page import write_report
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.ranks import Rank
 
 Result = TypeVar("Result")
 
@@ -50,7 +51,7 @@ PROBE_S = 900.0
 class RankFailedError(VirNucProError):
     """One attempt at a rank failed; unless it is final, Prefect starts another."""
 
-    def __init__(self, outcome: RankOutcome, *, is_final: bool) -> None:
+    def __init__(self, outcome: Rank, *, is_final: bool) -> None:
         self.rank = outcome.rank
         self.is_final = is_final
         super().__init__(f"rank {outcome.rank} on {outcome.device}: {outcome.failure}: {outcome.reason}")
@@ -63,11 +64,11 @@ class RankBook:
         self.stop = threading.Event()
         self.telemetry = telemetry
         self.recovery = run.recovery(limits, telemetry)
-        self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
+        self.outcomes = telemetry.ranks
 
-    def in_order(self) -> list[RankOutcome]:
+    def in_order(self) -> list[Rank]:
         """Return how each rank went, by rank."""
-        return [self.outcomes[rank] for rank in sorted(self.outcomes)]
+        return list(self.outcomes)
 
 
 def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -129,7 +130,7 @@ def build_index(
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
-def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
+def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
     """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
     logger = get_run_logger()
     recovery = book.recovery
@@ -143,7 +144,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
         outcome = run_rank(
             GPU_WORKER,
             recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
-            outcome=book.outcomes[rank],
+            rank=book.outcomes[rank],
             world_size=run.world_size,
             device=run.devices[rank],
             limits=recovery.limits,
@@ -170,7 +171,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
 
 @task(name="aggregate_shards", cache_policy=NO_CACHE, persist_result=False)
 def aggregate_shards(
-    run: PreparedRun, outcomes: list[RankOutcome], reasons: Reasons, hosts: ResultPasses | None
+    run: PreparedRun, outcomes: list[Rank], reasons: Reasons, hosts: ResultPasses | None
 ) -> Aggregation:
     """Put the result together in the order of the input, and list what is missing."""
     return aggregate_run(run, outcomes, reasons, hosts=hosts)

@@ -19,7 +19,7 @@ from virnucpro.config import RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, configure_model, run_multi_gpu_inference
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
@@ -28,6 +28,7 @@ from virnucpro.store.lease import Lease
 from virnucpro.store.parts import SealedBlocks, part_paths
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.run_lock import RunLock
+from virnucpro.telemetry.ranks import Rank
 
 RUN_ID = "abcdef012345"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proteins.fasta"
@@ -63,7 +64,7 @@ class SharedRun:
             devices=owners,
             lease_s=lease_s,
         )
-        self.outcomes = [RankOutcome(rank=rank, device="cpu") for rank in range(owners)]
+        self.outcomes = [Rank(rank=rank, device="cpu") for rank in range(owners)]
         self.messages = [[] for _ in range(owners)]
         self.stops = [threading.Event() for _ in range(owners)]
         self.leases = [
@@ -87,7 +88,7 @@ class SharedRun:
             run_rank(
                 worker_fn,
                 recovery.worker_args(rank, (str(self.layout.index), str(self.layout.output_dir), config)),
-                outcome=self.outcomes[rank],
+                rank=self.outcomes[rank],
                 world_size=len(self.outcomes),
                 device=CPU,
                 limits=RunLimits(stop_grace_s=20),
@@ -98,8 +99,8 @@ class SharedRun:
 
     def recovery(self, rank):
         return Recovery(
+            [self.outcomes[rank]],
             num_blocks=len(self.plan),
-            world_size=len(self.outcomes),
             limits=RunLimits(),
             run_id=RUN_ID,
             units=UnitSource(self.units.folder, f"owner{rank}"),

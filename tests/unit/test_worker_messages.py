@@ -6,6 +6,7 @@ import time
 
 from virnucpro.pipeline.worker_messages import MessageReader, MessageWriter
 from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.ranks import Rank
 
 END = ProcessEnd(
     state="failed", failure="died", reason="signal 9", exit_code=-9, starts_again=True, quarantined={7: "died"}
@@ -15,6 +16,7 @@ END = ProcessEnd(
 class Listener:
     def __init__(self):
         self.heard = []
+        self.ranks = [Rank(rank=rank, device="cpu") for rank in range(4)]
 
     def assigned(self, rank, blocks):
         self.heard.append((rank, "assigned", blocks))
@@ -63,11 +65,11 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole_and_a_torn_one_is_
     listener = Listener()
     reader = MessageReader(tmp_path, listener)
     path = tmp_path / "a.jsonl"
-    path.write_text('{"rank": 0, "said": {"kind"')
+    path.write_text('{"rank": 0, "message": {"kind"')
     reader.read_on()
     assert listener.heard == []
     with path.open("a") as file:
-        file.write(': "found"}}\n{"rank": 0, "sa\n{"rank": 1, "said": {"kind": "found"}}\n')
+        file.write(': "found"}}\n{"rank": 0, "mes\n{"rank": 1, "message": {"kind": "found"}}\n')
     reader.read_on()
     assert [rank for rank, _, _ in listener.heard] == [0, 1]
 

@@ -29,12 +29,13 @@ from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.host_watch import watching_driver
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.worker_messages import MessageWriter
 from virnucpro.store.lease import Lease
 from virnucpro.store.worker_lock import taking_part
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class DeviceOutcome:
     """Where."""
     owner: str
     """In whose name its units were claimed; empty where it came to none."""
-    rank: RankOutcome
+    rank: Rank
     """How its worker processes went."""
     quarantined: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Index position of each sequence that was given up here -> (failure class, processes that tried)."""
@@ -105,14 +106,14 @@ def run_device_task(
     check_host(run, owner)
     units = run.layout.units(run.run_id)
     if all_done(units.folder):  # there was no room for this task before
-        idle = RankOutcome(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
+        idle = Rank(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
         return DeviceOutcome(host=host_name(), owner="", rank=idle)
     lease_s = read_units(units.folder).lease_s
     with (
         watching_driver(units.driver, stop, lease_s=lease_s),
         device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device,
     ):
-        outcome = RankOutcome(
+        outcome = Rank(
             rank=rank, device=device.label, host=host_name(), state="stopped", failure=FailureClass.STOPPED.value
         )
         if stop.is_set():
@@ -131,8 +132,8 @@ def run_device_task(
         with taking_part(run.output_dir), lease, words, reading as seen_here:
             words.on_message(rank, {"kind": "placed", **place})
             recovery = Recovery(
+                [outcome],
                 num_blocks=run.num_blocks,
-                world_size=run.world_size,
                 limits=limits or RunLimits(),
                 run_id=run.run_id,
                 observer=words,
@@ -156,7 +157,7 @@ def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any])
 def _run_processes(
     recovery: Recovery,
     args: tuple[Any, ...],
-    outcome: RankOutcome,
+    outcome: Rank,
     device: Device,
     stop: threading.Event,
     task: str,
@@ -171,7 +172,7 @@ def _run_processes(
             run_rank(
                 worker_fn,
                 recovery.worker_args(outcome.rank, args, task=task),
-                outcome=outcome,
+                rank=outcome,
                 world_size=world_size,
                 device=device,
                 limits=recovery.limits,

@@ -20,12 +20,12 @@ from virnucpro.pipeline.device_claim import DeviceClaim
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.worker_messages import MessageReader
 from virnucpro.store.lease import LEASE_S, LapseWatch, Lease, words_of
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Excuses:
     otherwise: tuple[str, int]
     """Of every other sequence: how the first task that failed did so."""
 
-    def why_missing(self, position: int, _block: int, _outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+    def why_missing(self, position: int, _block: int, _outcomes: Sequence[Rank]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         return self.quarantined.get(position, self.otherwise)
 
@@ -93,7 +93,7 @@ class HostRun:
         self._telemetry = telemetry
         self._lease_s = lease_s
         self._layout = run.layout.units(run.run_id)
-        self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
+        self._outcomes = [Rank(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
         self._excused: dict[int, tuple[str, int]] = {}
         self._owners = LapseWatch(lease_s)
         self._refused_s: float | None = None
@@ -194,7 +194,7 @@ class HostRun:
             starts_again: Whether the task is submitted again.
         """
         before = self._outcomes[rank]
-        lost = RankOutcome(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
+        lost = Rank(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
         lost.failures.append(failure.value)
         self._outcomes[rank] = _joined(before, lost)
         if self._telemetry is not None:
@@ -211,11 +211,11 @@ class HostRun:
     def take_unused(self, rank: int) -> None:
         """Take in that a device task was taken back before it began: there was no room for it in time."""
         before = self._outcomes[rank]
-        unused = RankOutcome(rank=rank, device=before.device, host=before.host, state="stopped")
+        unused = Rank(rank=rank, device=before.device, host=before.host, state="stopped")
         self._outcomes[rank] = _joined(before, unused)
 
     @property
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """How each rank went, as far as is known."""
         return list(self._outcomes)
 
@@ -237,10 +237,10 @@ class HostRun:
                 self._words.read_on()
 
 
-def _joined(before: RankOutcome, after: RankOutcome) -> RankOutcome:
+def _joined(before: Rank, after: Rank) -> Rank:
     """Return one outcome of two tasks of a rank: how the later one ended, and what both did."""
     summed: dict[str, Any] = {
         name: getattr(before, name) + getattr(after, name)
         for name in ("failures", "pids", "attempts", "sequences", "sequences_cached", "tokens", "seconds", "compute_s")
     }
-    return RankOutcome(**{**vars(after), **summed})
+    return Rank(**{**vars(after), **summed})

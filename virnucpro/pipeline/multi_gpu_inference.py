@@ -35,7 +35,6 @@ from virnucpro.pipeline.device_claim import DeviceClaim, claim_devices, claim_of
 from virnucpro.pipeline.devices import count_gpus, first_devices
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_completion import (
     aggregate_run,
     close_run,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
 
@@ -323,7 +323,7 @@ def _run_ranks(
     worker_fn: WorkerFunction,
     on_message: MessageHandler | None,
     stop: threading.Event,
-) -> list[RankOutcome]:
+) -> list[Rank]:
     """Run every rank, and then the work of those that were lost on the others, until none is left to do it."""
     with GPUProcessCoordinator(
         run.world_size,
@@ -335,14 +335,12 @@ def _run_ranks(
         policy=recovery,
     ) as coordinator:
         ranks = list(range(run.world_size))
-        outcomes = [  # of a run that is told to stop before there are workers
-            RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
-            for rank, device in enumerate(run.devices)
-        ]
+        outcomes = list(recovery.ranks)
+        for outcome in outcomes:  # of a run that is told to stop before there are workers
+            outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
         while ranks and not stop.is_set():
             coordinator.spawn_workers(worker_fn, run.worker_args, ranks=ranks)
             coordinator.wait_for_completion()
-            outcomes = [coordinator.outcomes[rank] for rank in range(run.world_size)]
             ranks = recovery.take_over(outcomes)
             if ranks:
                 log.warning("ranks.lost", lost=[item.rank for item in outcomes if item.state != "complete"], by=ranks)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.rank_runner import RankOutcome
     from virnucpro.pipeline.unit_claims import UnitSource
+    from virnucpro.telemetry.ranks import Rank
 
 MAX_STARTS = 64
 """Processes started for one rank in one wave of work at the most, however much each of them gets done."""
@@ -112,17 +112,10 @@ class _Blame:
 class _Rank:
     """What is known of one rank's work in this wave."""
 
+    record: Rank
     blocks: Sequence[int]
     unproved: _Blame = field(default_factory=_Blame)
     """Of its processes since the last one that got something done."""
-    in_flight: dict[int, int | None] = field(default_factory=dict)
-    """Block -> the position that is computed alone, or None while the whole is."""
-    fresh_excuses: list[int] = field(default_factory=list)
-    """Excused by the running process since it last had a success."""
-    got_something_done: bool = False
-    """In the running process."""
-    attempts: int = 0
-    """Processes started, in all waves."""
     fruitless: int = 0
     """Failed processes since the last one that got something done, that one included."""
     starts: int = 0
@@ -149,8 +142,8 @@ class Recovery:
     Decides what each process computes, whether a rank is tried again, and who takes over; safe from any thread.
 
     Args:
+        ranks: The records of the ranks that run here.
         num_blocks: Of the plan.
-        world_size: Number of ranks.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
         run_id: Handed on to the workers.
@@ -160,9 +153,9 @@ class Recovery:
 
     def __init__(
         self,
+        ranks: Sequence[Rank],
         *,
         num_blocks: int,
-        world_size: int,
         limits: RunLimits,
         oom_kills: OomKills | None = None,
         run_id: str = "",
@@ -173,10 +166,11 @@ class Recovery:
         self._observer = observer
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
         self._run_id = run_id
-        self._world_size = world_size
+        self.ranks = ranks
+        self._world_size = world_size = len(ranks)
         self._units = units
         num_shared_out = 0 if units is not None else num_blocks
-        self._ranks = {rank: _Rank(range(rank, num_shared_out, world_size)) for rank in range(world_size)}
+        self._ranks = {rank.rank: _Rank(rank, range(rank.rank, num_shared_out, world_size)) for rank in ranks}
         self._taken_over: dict[int, int] = {}
         self._blame = _Blame()
         self._block_of: dict[int, int] = {}
@@ -203,9 +197,9 @@ class Recovery:
                     units=self._units,
                     suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
-                    quarantined=frozenset(self._blame.quarantined),
+                    quarantined=frozenset(self._quarantined()),
                     run_id=self._run_id,
-                    attempt=state.attempts,
+                    attempt=state.record.attempts + 1,
                     task=task,
                     after_failure=state.fruitless > 0,
                 ),
@@ -218,10 +212,7 @@ class Recovery:
             while self._running >= self._most_running and not stop.is_set():
                 self._changed.wait(0.2)
             self._running += 1
-            state = self._ranks[rank]
-            state.starts += 1
-            state.attempts += 1
-            state.in_flight, state.fresh_excuses, state.got_something_done = {}, [], False
+            self._ranks[rank].starts += 1
         try:
             yield
         finally:
@@ -230,35 +221,16 @@ class Recovery:
                 self._changed.notify_all()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what a worker said."""
+        """Hand a message on, which was applied to its rank before."""
         if self._observer is not None:
             self._observer.on_message(rank, message)
-        kind = message.get("kind")
-        if kind not in {"start", "progress", "sequence_failed"}:
-            return
-        with self._changed:
-            state = self._ranks[rank]
-            if kind == "sequence_failed":
-                position, block = int(message["position"]), int(message["block"])
-                self._blame.quarantined[position] = _Excuse(block, FailureClass(message["failure"]), 1)
-                state.fresh_excuses.append(position)
-            elif kind == "start":
-                block = int(message["block"])
-                if state.in_flight.get(block) is not None:  # the sequence before it succeeded alone
-                    state.got_something_done = True
-                state.in_flight[block] = message.get("position")
-            else:
-                state.in_flight.pop(int(message["block"]), None)
-                if message.get("rows"):
-                    state.got_something_done = True
-                    state.fresh_excuses.clear()
 
-    def another_attempt(self, outcome: RankOutcome) -> bool:
+    def another_attempt(self, outcome: Rank) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
         starts_again = self._learn(outcome)
         if self._observer is not None:
             with self._changed:
-                quarantined = {position: excuse.failure.value for position, excuse in self._blame.quarantined.items()}
+                quarantined = {position: failure.value for position, (failure, _) in self._quarantined().items()}
             end = ProcessEnd(
                 state=outcome.state,
                 failure=outcome.failure or "",
@@ -270,22 +242,20 @@ class Recovery:
             self._observer.ended(outcome.rank, end)
         return starts_again
 
-    def _learn(self, outcome: RankOutcome) -> bool:
+    def _learn(self, outcome: Rank) -> bool:
         if outcome.state != "failed":
             with self._changed:
-                if self._ranks[outcome.rank].got_something_done:
+                if outcome.attempt.has_rows:
                     self._prove(outcome.rank)
             return False
         failure = FailureClass(outcome.failure or FailureClass.DIED)
         with self._changed:
             state = self._ranks[outcome.rank]
-            for position in state.fresh_excuses:  # the process was broken, not they
-                self._blame.quarantined.pop(position, None)
             blame = self._blame_for_death(state, failure) if failure.may_be_the_batch else _Blame()
             narrowed_down = bool(blame.quarantined) or any(
                 self._blame.blocks[block] >= _APART for block in blame.blocks
             )
-            if state.got_something_done:
+            if outcome.attempt.has_rows:
                 self._prove(outcome.rank)
                 state.fruitless = 1
             else:
@@ -306,7 +276,7 @@ class Recovery:
     def _blame_for_death(self, state: _Rank, failure: FailureClass) -> _Blame:
         """Count a death against everything that was in flight; return what was added to the blame."""
         blame = _Blame()
-        for block, position in state.in_flight.items():
+        for block, position in state.record.attempt.in_flight.items():
             if position is None:
                 blame.blocks[block] += 1
             else:
@@ -318,7 +288,7 @@ class Recovery:
         self._blame.add(blame)
         return blame
 
-    def take_over(self, outcomes: Sequence[RankOutcome]) -> list[int]:
+    def take_over(self, outcomes: Sequence[Rank]) -> list[int]:
         """
         Give the blocks of the ranks that were lost in the last wave to those that finished.
 
@@ -355,15 +325,24 @@ class Recovery:
                 self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
             return [rank for rank in takers if self._ranks[rank].blocks]
 
+    def _quarantined(self) -> dict[int, tuple[FailureClass, int]]:
+        """Return index position -> failure class and processes that tried, of sequences that are not computed."""
+        failed = {
+            position: (FailureClass(failure), 1)
+            for rank in self.ranks
+            for position, (_, failure) in (rank.failed_sequences | rank.attempt.unproved_failures).items()
+        }
+        return failed | {p: (item.failure, item.attempts) for p, item in self._blame.quarantined.items()}
+
     def quarantined(self) -> dict[int, tuple[str, int]]:
         """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
         with self._changed:
-            return {position: (item.failure.value, item.attempts) for position, item in self._blame.quarantined.items()}
+            return {position: (failure.value, tries) for position, (failure, tries) in self._quarantined().items()}
 
-    def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+    def why_missing(self, position: int, block: int, outcomes: Sequence[Rank]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         with self._changed:
-            if (excuse := self._blame.quarantined.get(position)) is not None:
-                return excuse.failure.value, excuse.attempts
+            if (found := self._quarantined().get(position)) is not None:
+                return found[0].value, found[1]
             outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
             return outcome.failure or "unknown", outcome.attempts
