@@ -43,7 +43,7 @@ from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
-from virnucpro.pipeline.worker_words import WordsReader
+from virnucpro.pipeline.worker_messages import MessageReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts
@@ -481,7 +481,7 @@ def following(folder: Path) -> dict[str, float]:
             lines.append({"rank": rank, "said": {"kind": "durable", "bytes": 42_000_000, "cached": 0, "runs": runs}})
             words += len(lines)
             (said / f"host.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reader = WordsReader(said, EmbeddingTelemetry(facts))
+        reader = MessageReader(said, EmbeddingTelemetry(facts))
         with Clock() as hearing:
             reader.read_on()
         with Clock() as looking:

@@ -33,13 +33,13 @@ from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.host_check import check_host, hashing_s
 from virnucpro.pipeline.host_run import HostRun
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 PROBE_S = 900.0
@@ -163,7 +163,7 @@ class OnCluster(Executor):
         if self._problems and len(self._problems) == self._run.world_size:
             raise next(iter(self._problems.values()))
 
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""
         return [] if self._host_run is None else self._host_run.outcomes
 

@@ -22,13 +22,14 @@ from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.run_completion import Reasons
 from virnucpro.pipeline.run_preparation import PreparedRun
 from virnucpro.pipeline.stages import StageRunner
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.ranks import Rank
 
 Outcome = TypeVar("Outcome")
 
@@ -62,7 +63,7 @@ def from_scratch(restart: bool) -> bool:
 class RankFailedError(VirNucProError):
     """One attempt at a rank failed; unless it is final, Prefect starts another."""
 
-    def __init__(self, outcome: RankOutcome, *, is_final: bool) -> None:
+    def __init__(self, outcome: Rank, *, is_final: bool) -> None:
         self.rank = outcome.rank
         self.is_final = is_final
         super().__init__(f"rank {outcome.rank} on {outcome.device}: {outcome.failure}: {outcome.reason}")
@@ -77,11 +78,11 @@ class RankBook:
         self.stop = stop
         self.telemetry = telemetry
         self.recovery = run.recovery(limits, telemetry)
-        self.outcomes = {rank: RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)}
+        self.outcomes = telemetry.ranks
 
-    def in_order(self) -> list[RankOutcome]:
+    def in_order(self) -> list[Rank]:
         """Return how each rank went, by rank."""
-        return [self.outcomes[rank] for rank in sorted(self.outcomes)]
+        return list(self.outcomes)
 
 
 def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -104,13 +105,13 @@ def _rank_run_name() -> str:
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
-def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
+def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
     """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
     logger = get_run_logger()
     recovery = book.recovery
 
     def on_message(rank: int, message: dict[str, Any]) -> None:
-        recovery.hear(rank, message)
+        recovery.on_message(rank, message)
         if message.get("kind") == "log":
             logger.log(log_level(message["level"]), "%s", log_sentence(message))
 
@@ -118,7 +119,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> RankOutcome:
         outcome = run_rank(
             GPU_WORKER,
             recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
-            outcome=book.outcomes[rank],
+            rank=book.outcomes[rank],
             world_size=run.world_size,
             device=run.devices[rank],
             limits=recovery.limits,
@@ -171,7 +172,7 @@ class TaskRanks(Executor):
             _wait_for(futures)
             raise
 
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""
         return [] if self._book is None else self._book.in_order()
 

@@ -20,11 +20,11 @@ from tests.faults.forked import run_forked
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_result import RunResult
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.metrics.table import RunCollector
+from virnucpro.telemetry.ranks import Rank
 
 FORGED_LINE = '{"event":"shard.sealed","level":"info","timestamp":"2026-11-21T18:00:00Z","rank":0}'
 FORGED_ROW = "another_id\tnot_finite\t1"
@@ -168,7 +168,7 @@ def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
     from flows.artifacts import embedding_markdown
 
     hostile = "\n| 9 | cuda:9 | 1 |\n# Embedding: complete\n" + "|".join(HIDDEN.values()) + "`<b>[x](javascript:1)"
-    outcome = RankOutcome(rank=0, device="cpu", state="failed", failure="died", reason=hostile, cache_problem=hostile)
+    outcome = Rank(rank=0, device="cpu", state="failed", failure="died", reason=hostile, cache_problem=hostile)
 
     def page(folder, outcomes, device):
         result = RunResult(
@@ -188,9 +188,7 @@ def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
         rows = [{"rank": 0, "device": device, "tokens": 1, "seconds": 1.0}]
         return embedding_markdown(result, rows)
 
-    plain = page(
-        hostile_run[0], (RankOutcome(rank=0, device="cpu", state="failed", reason="r", cache_problem="c"),), "cpu"
-    )
+    plain = page(hostile_run[0], (Rank(rank=0, device="cpu", state="failed", reason="r", cache_problem="c"),), "cpu")
     forged = page(hostile_run[0] / hostile.replace("/", ""), (outcome,), hostile)
     assert len(forged.splitlines()) == len(plain.splitlines())
     bare = [line.replace(r"\|", "") for line in forged.splitlines()]

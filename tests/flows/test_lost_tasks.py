@@ -19,10 +19,10 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import HostCheckError
 from virnucpro.pipeline.device_task import DeviceOutcome
 from virnucpro.pipeline.host_run import device_tasks
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.run_preparation import prepare_run
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, new_owner
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.ranks import Rank
 
 PAUSES_S = (0.1, 0.3)
 NO_SHARE = HostCheckError("host-b", "/shared/run", "did not answer for 8 s: is it mounted?")
@@ -62,9 +62,7 @@ class Scripted(Cluster):
                 claims.settle(unit.blocks)
         state = {"works": "complete"}.get(script, script)
         failure = None if state == "complete" else "died"
-        return DeviceOutcome(
-            host="host-b", owner="", rank=RankOutcome(rank=rank, device="cpu", state=state, failure=failure)
-        )
+        return DeviceOutcome(host="host-b", owner="", rank=Rank(rank=rank, device="cpu", state=state, failure=failure))
 
     def on_every_host(self, *_, **__):
         return ["host-b"]

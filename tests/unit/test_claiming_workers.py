@@ -20,7 +20,7 @@ from virnucpro.config import RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_multi_gpu_inference
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
@@ -29,6 +29,7 @@ from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import SealedBlocks, part_paths
 from virnucpro.store.reader import read_embeddings
+from virnucpro.telemetry.ranks import Rank
 
 RUN_ID = "abcdef012345"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proteins.fasta"
@@ -64,7 +65,7 @@ class SharedRun:
             devices=owners,
             lease_s=lease_s,
         )
-        self.outcomes = [RankOutcome(rank=rank, device="cpu") for rank in range(owners)]
+        self.outcomes = [Rank(rank=rank, device="cpu") for rank in range(owners)]
         self.messages = [[] for _ in range(owners)]
         self.stops = [threading.Event() for _ in range(owners)]
         self.leases = [
@@ -88,7 +89,7 @@ class SharedRun:
             run_rank(
                 worker_fn,
                 recovery.worker_args(rank, (str(self.layout.index), str(self.layout.output_dir), config)),
-                outcome=self.outcomes[rank],
+                rank=self.outcomes[rank],
                 world_size=len(self.outcomes),
                 device=CPU,
                 limits=RunLimits(stop_grace_s=20),
@@ -99,8 +100,8 @@ class SharedRun:
 
     def recovery(self, rank):
         return Recovery(
+            [self.outcomes[rank]],
             num_blocks=len(self.plan),
-            world_size=len(self.outcomes),
             limits=RunLimits(),
             run_id=RUN_ID,
             units=UnitSource(self.units.folder, f"owner{rank}"),

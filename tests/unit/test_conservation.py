@@ -133,7 +133,6 @@ def test_a_run_continued_on_other_ranks_computes_only_what_is_missing_and_gives_
             resumed = said(work(run, run.config, rank, world_size), "resumed")
             mine = set(run.plan.rank_blocks(rank, world_size))
             assert resumed["sequences"] == sum(len(run.plan.block_positions(block)) for block in mine & done)
-            assert resumed["tokens_to_do"] == int(run.plan.tokens[sorted(mine - done)].sum())
             done |= mine
     for rank in range(2):
         work(run, run.config, rank, 2)

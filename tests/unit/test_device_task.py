@@ -240,7 +240,7 @@ def test_a_sequence_that_kills_its_process_is_given_up_there_and_listed_with_its
     outcome = run.host("host-a", 0).outcome()
     run.hosts.take(outcome)
     assert outcome.rank.state == "complete"
-    ((position, (failure, attempts)),) = outcome.excused.items()
+    ((position, (failure, attempts)),) = outcome.quarantined.items()
     assert (run.run.open_index().sequence_id(position), failure) == ("protein_31", "died")
     aggregation = run.aggregate()
     listed = run.run.layout.failed_sequences.read_text().splitlines()

@@ -13,7 +13,7 @@ BLOCKS = st.sets(st.integers(0, 10**9), max_size=400)
 
 @given(blocks=BLOCKS, short=st.dictionaries(st.integers(0, 10**9), st.integers(1, 10**9), max_size=200))
 def test_every_block_arrives_once_and_every_message_fits_the_pipe(blocks, short):
-    messages = list(durable_messages(blocks, short=short, written_bytes=10**15, cached=10**9))
+    messages = list(durable_messages(blocks, short=short, written_bytes=10**15))
     arrived = [block for message in messages for block in whole_blocks(message).tolist()]
     assert sorted(arrived) == sorted(blocks)
     assert dict(pair for message in messages for pair in message.get("short", [])) == short

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from virnucpro.run_layout import RunLayout
-from virnucpro.telemetry import embedding_telemetry
+from virnucpro.telemetry import embedding_telemetry, ranks
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
@@ -34,7 +34,8 @@ def clock(monkeypatch):
             return self.now_s + 1e9
 
     clock = Clock()
-    monkeypatch.setattr(embedding_telemetry, "time", clock)
+    for module in (embedding_telemetry, ranks):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -57,19 +58,25 @@ def two_ranks(*, folder="nowhere", **callbacks):
     )
     run = EmbeddingTelemetry(facts, **callbacks)
     for rank in (0, 1):
-        run.assigned(rank, range(rank, BLOCKS, 2))
+        starts(run, rank, range(rank, BLOCKS, 2))
     return run
+
+
+def starts(run, rank, blocks):
+    run.ranks[rank].begin_attempt()
+    run.assigned(rank, blocks)
 
 
 def say(run, rank, *messages):
     for message in messages:
-        run.hear(rank, message)
+        run.ranks[rank].apply(message)
+        run.on_message(rank, message)
 
 
 def begins(run, rank, *, found=(), to_do=300, short=None):
     say(run, rank, {"kind": "heartbeat", "pid": 4000 + rank})
     say(run, rank, *durable_messages(found, short=short or {}), {"kind": "found"})
-    say(run, rank, {"kind": "resumed", "sequences": 0, "tokens_to_do": to_do})
+    say(run, rank, {"kind": "resumed", "sequences": 0})
     if to_do:
         say(run, rank, {"kind": "model_loaded", "seconds": 1.5, "attention_kernel": "x"})
 
@@ -78,12 +85,14 @@ def computes(run, rank, block, *, rows=4, tokens=TOKENS, seconds=0.2, splits=0):
     say(
         run,
         rank,
-        {"kind": "start", "block": block},
+        {"kind": "start", "block": block, "sequences": 4, "tokens": TOKENS},
         {
             "kind": "progress",
             "block": block,
             "rows": rows,
             "batch_tokens": tokens,
+            "planned_tokens": TOKENS,
+            "packing": min(1.0, tokens / 125),
             "seconds": seconds,
             "oom_splits": splits,
         },
@@ -94,8 +103,12 @@ def durable(run, rank, *blocks, **more):
     say(run, rank, *durable_messages(blocks, short={}, written_bytes=1000, **more))
 
 
-def ends(run, rank, state="complete", failure="", *, again=False, excused=None):
-    end = ProcessEnd(state=state, failure=failure, reason="r", exit_code=1, starts_again=again, excused=excused or {})
+def ends(run, rank, state="complete", failure="", *, again=False, quarantined=None):
+    end = ProcessEnd(
+        state=state, failure=failure, reason="r", exit_code=1, starts_again=again, quarantined=quarantined or {}
+    )
+    run.ranks[rank].state = state
+    run.ranks[rank].end_attempt()
     run.ended(rank, end)
 
 
@@ -130,7 +143,7 @@ def test_a_worker_killed_around_its_message_counts_nothing_twice_and_loses_nothi
     ends(run, 0, "failed", "died", again=True)
     assert run.snapshot().ranks[0].state is RankState.FAILED
     assert run.snapshot().ranks[0].tokens_left == (200 if was_told else 300)
-    run.assigned(0, range(0, BLOCKS, 2))
+    starts(run, 0, range(0, BLOCKS, 2))
     begins(run, 0, found=[0], to_do=200)
     for block in (2, 4):
         computes(run, 0, block)
@@ -157,7 +170,7 @@ def test_a_lost_ranks_blocks_count_once_whoever_finds_them():
     ends(run, 0, "failed", "died")
     assert run.snapshot().ranks[0].state is RankState.LOST
     assert run.snapshot().tokens_left == 200
-    run.assigned(1, [0, 2, 4])
+    starts(run, 1, [0, 2, 4])
     assert run.snapshot().ranks[0].tokens_left == 0
     assert run.snapshot().tokens_left == 200
     begins(run, 1, found=[0], to_do=200)
@@ -184,10 +197,10 @@ def test_what_this_start_has_computed_was_not_done_before_whoever_goes_on_with_i
     durable(run, 1, 1, 3, 5)
     ends(run, 1)
     ends(run, 0, "failed", "died", again=True)
-    run.assigned(0, [0, 2, 4])
+    starts(run, 0, [0, 2, 4])
     begins(run, 0, found=[0, 2], to_do=100)
     ends(run, 0, "failed", "died")
-    run.assigned(1, [0, 2, 4])
+    starts(run, 1, [0, 2, 4])
     begins(run, 1, found=[0, 2], to_do=100)
     assert run.snapshot().tokens_left == 100
     assert run.snapshot().tokens_before == 100, "block 0 alone"
@@ -239,7 +252,7 @@ def test_failed_and_quarantined_sequences_are_told_apart_and_counted_once():
     computes(run, 0, 0, rows=3)
     assert run.snapshot().failed == {"not_finite": 1}
     say(run, 0, {"kind": "sequence_failed", "block": 2, "position": 9, "failure": "application_error"})
-    ends(run, 0, "failed", "died", again=True, excused={7: "not_finite", 11: "died"})
+    ends(run, 0, "failed", "died", again=True, quarantined={7: "not_finite", 11: "died"})
     snapshot = run.snapshot()
     assert snapshot.failed == {"not_finite": 1}
     assert snapshot.quarantined == {"died": 1}
@@ -250,7 +263,7 @@ def test_the_copies_of_a_sequence_without_a_row_have_none_either():
     begins(run, 0)
     say(run, 0, {"kind": "sequence_failed", "block": 0, "position": COPIED, "failure": "not_finite"})
     computes(run, 0, 0, rows=3)
-    ends(run, 0, excused={COPIED: "not_finite", 2: "died"})
+    ends(run, 0, quarantined={COPIED: "not_finite", 2: "died"})
     assert run.snapshot().failed == {"not_finite": 2}
     assert run.snapshot().quarantined == {"died": 1}
 
@@ -260,10 +273,10 @@ def test_a_sequence_that_another_rank_is_in_doubt_about_is_not_quarantined():
     for rank in (0, 1):
         begins(run, rank)
     say(run, 1, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
-    ends(run, 0, excused={7: "not_finite", 11: "died"})
+    ends(run, 0, quarantined={7: "not_finite", 11: "died"})
     assert run.snapshot().quarantined == {"died": 1}
     computes(run, 1, 1, rows=3)
-    ends(run, 1, excused={7: "not_finite", 11: "died"})
+    ends(run, 1, quarantined={7: "not_finite", 11: "died"})
     assert run.snapshot().failed == {"not_finite": 1}
     assert run.snapshot().quarantined == {"died": 1}
 
@@ -334,7 +347,7 @@ def test_who_cares_hears_of_gpus_logs_and_failures():
     begins(run, 1)
     say(run, 1, {"kind": "model_loaded", "seconds": 1, "attention_kernel": "x", "gpu_uuid": "GPU-abc"})
     say(run, 1, {"kind": "log", "event": "block.resplit"})
-    say(run, 1, {"kind": "start", "block": 3})
+    say(run, 1, {"kind": "start", "block": 3, "sequences": 4, "tokens": TOKENS})
     ends(run, 1, "failed", "hung")
     assert heard[:2] == [("cuda:1", "GPU-abc"), (1, "block.resplit")]
     for what in ("rank 1 on node-1 cuda:1", "(hung)", "block 3, 4 sequences"):
@@ -347,7 +360,7 @@ def test_the_log_of_a_process_that_was_killed_says_how_it_ended(tmp_path):
     layout = RunLayout(tmp_path)
     run = two_ranks(folder=tmp_path)
     begins(run, 1)
-    say(run, 1, {"kind": "start", "block": 3})
+    say(run, 1, {"kind": "start", "block": 3, "sequences": 4, "tokens": TOKENS})
     ends(run, 1, "failed", "hung", again=True)
     assert not layout.log_dir.exists(), "what could not be written is no trouble"
     layout.log_dir.mkdir()
@@ -372,7 +385,7 @@ def test_processor_time_adds_up_over_the_processes_of_a_rank():
     ends(run, 0, "failed", "died", again=True)
     assert run.pids() == {}
     assert [(cost.rank, cost.resident_bytes) for cost in run.costs()] == [(0, None)]
-    run.assigned(0, [0])
+    starts(run, 0, [0])
     begins(run, 0)
     run.used(0, 1, cpu_s=100.0, resident_bytes=1)  # of a process that has ended meanwhile
     run.used(0, 4000, cpu_s=2.0, resident_bytes=20)
@@ -398,8 +411,8 @@ def test_ranks_that_claim_their_blocks_share_what_is_left_and_one_that_does_more
     run = two_ranks()
     shares = [rank.tokens_left for rank in run.snapshot().ranks]
     for rank in range(2):
-        run.assigned(rank, None)
-        say(run, rank, {"kind": "found"}, {"kind": "resumed", "sequences": 0, "tokens_to_do": None})
+        starts(run, rank, None)
+        say(run, rank, {"kind": "found"}, {"kind": "resumed", "sequences": 0})
         say(run, rank, {"kind": "model_loaded", "seconds": 1.0})
     assert [rank.tokens_left for rank in run.snapshot().ranks] == shares
     claimed = int(run.facts.block_tokens[1])  # which would have been the other's

@@ -97,8 +97,8 @@ def test_a_worker_without_a_report_is_classified_by_its_exit_code(exit_code, fai
 
 
 def test_python_that_ends_before_our_code_is_a_broken_installation():
-    assert classify_exit(1, None, was_heard=False) is FailureClass.CONFIGURATION
-    assert classify_exit(2, None, was_heard=False) is FailureClass.DIED
+    assert classify_exit(1, None, sent_a_message=False) is FailureClass.CONFIGURATION
+    assert classify_exit(2, None, sent_a_message=False) is FailureClass.DIED
 
 
 def test_only_the_kernels_count_tells_a_kill_for_memory_from_another():

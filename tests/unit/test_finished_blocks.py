@@ -153,8 +153,8 @@ def test_a_block_that_lacks_a_sequence_is_finished_only_while_that_is_excused(ru
     lost = int(run.plan.block_positions(block)[1])
     run.write_part([block], without=[lost])
     assert find_finished_blocks(run.layout, run.plan).blocks == set()
-    assert find_finished_blocks(run.layout, run.plan, excused={lost}).blocks == {block}
-    assert find_finished_blocks(run.layout, run.plan, excused={lost + 1}).blocks == set()
+    assert find_finished_blocks(run.layout, run.plan, quarantined={lost}).blocks == {block}
+    assert find_finished_blocks(run.layout, run.plan, quarantined={lost + 1}).blocks == set()
 
 
 @pytest.mark.parametrize("whole_is_sealed", [False, True])

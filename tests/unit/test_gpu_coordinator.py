@@ -215,7 +215,7 @@ def test_a_stopped_process_is_found_by_its_silence_and_killed(tmp_path):
     completed, _ = run(coordinator, fakes.fail_on_rank, 1, "sigstop")
     assert completed == {0: True, 1: False}
     assert coordinator.outcomes[1].failure == "hung"
-    assert "no sign of life for 2 s" in coordinator.outcomes[1].reason
+    assert "no heartbeat for 2 s" in coordinator.outcomes[1].reason
     assert time.monotonic() - began_s < 2 + 6
     assert not psutil.pid_exists(coordinator.outcomes[1].pids[0])
 

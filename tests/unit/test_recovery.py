@@ -2,7 +2,7 @@
 The parent's book of suspects, without processes: a worker that follows its assignment is played, and dies as it must.
 
 What is shown holds for any plan, any poisons and any number of ranks: nothing healthy is lost, nothing innocent is
-excused, and the number of starts is bounded.
+quarantined, and the number of starts is bounded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.config import RunLimits
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
+from virnucpro.telemetry.ranks import Rank
 
 
 class ToldKills:
@@ -27,6 +27,15 @@ class ToldKills:
 
     def explain_one(self):
         return False
+
+
+def ranks(number):
+    return [Rank(rank=rank, device="played") for rank in range(number)]
+
+
+def batch_done(block, rows):
+    costs = {"batch_tokens": 1, "planned_tokens": 1, "packing": 1.0, "seconds": 0.1, "oom_splits": 0}
+    return {"kind": "progress", "block": block, "rows": rows, **costs}
 
 
 class PlayedRun:
@@ -43,10 +52,10 @@ class PlayedRun:
     def __init__(self, blocks, world_size, *, poison=(), broken=(), whole_only=(), attempts=3, in_flight=1):
         self.blocks, self.world_size, self.in_flight = blocks, world_size, in_flight
         self.poison, self.broken, self.whole_only = dict(poison), set(broken), set(whole_only)
+        self.outcomes = ranks(world_size)
         self.recovery = Recovery(
-            num_blocks=len(blocks), world_size=world_size, limits=RunLimits(attempts=attempts), oom_kills=ToldKills()
+            self.outcomes, num_blocks=len(blocks), limits=RunLimits(attempts=attempts), oom_kills=ToldKills()
         )
-        self.outcomes = [RankOutcome(rank=rank, device="played") for rank in range(world_size)]
         self.durable = {}
         self.starts = Counter()
 
@@ -65,15 +74,17 @@ class PlayedRun:
                 self.starts[rank] += 1
                 (assignment,) = self.recovery.worker_args(rank, ())
                 outcome = self.outcomes[rank]
-                outcome.attempts += 1
-                outcome.state, outcome.failure = ("complete", None)
-                if not self.process(rank, assignment):
+                outcome.begin_attempt()
+                if self.process(rank, assignment):
+                    outcome.state = "complete"
+                else:
                     outcome.state, outcome.failure = ("failed", "died")
+                outcome.end_attempt()
             is_wanted = self.recovery.another_attempt(outcome)
 
     def process(self, rank, assignment):
         """Play one process; whether it lived."""
-        todo = [block for block in assignment.blocks if not self.is_done(block, assignment.excused)]
+        todo = [block for block in assignment.blocks if not self.is_done(block, assignment.quarantined)]
         plain = [block for block in todo if block not in assignment.suspects]
         at_once = 1 if assignment.after_failure else self.in_flight
         for at in range(0, len(plain), at_once):
@@ -105,14 +116,14 @@ class PlayedRun:
         return True
 
     def wanted(self, block, assignment):
-        return [position for position in self.blocks[block] if position not in assignment.excused]
+        return [position for position in self.blocks[block] if position not in assignment.quarantined]
 
-    def is_done(self, block, excused):
-        return set(self.blocks[block]) - set(excused) <= self.durable.get(block, set())
+    def is_done(self, block, quarantined):
+        return set(self.blocks[block]) - set(quarantined) <= self.durable.get(block, set())
 
     def say(self, rank, block, positions):
         message = {"kind": "start", "block": block}
-        self.recovery.hear(rank, message if len(positions) > 1 else {**message, "position": positions[0]})
+        self.outcomes[rank].apply(message if len(positions) > 1 else {**message, "position": positions[0]})
 
     def survives(self, rank, block, positions, *, is_alone=False):
         if rank in self.broken or (block in self.whole_only and not is_alone):
@@ -123,9 +134,9 @@ class PlayedRun:
         fine = [position for position in positions if position not in self.poison]
         for position in set(positions) - set(fine):
             message = {"kind": "sequence_failed", "block": block, "position": position}
-            self.recovery.hear(rank, {**message, "failure": "application_error"})
+            self.outcomes[rank].apply({**message, "failure": "application_error"})
         self.durable[block] = set(fine)
-        self.recovery.hear(rank, {"kind": "progress", "block": block, "rows": len(fine)})
+        self.outcomes[rank].apply(batch_done(block, len(fine)))
 
     @property
     def delivered(self):
@@ -205,7 +216,7 @@ def test_a_broken_device_is_given_up_and_its_sequences_are_not_blamed(num_blocks
     assert played.delivered == set()
     assert played.starts[0] <= 5
     assert all(played.why(position)[0] == "died" for position in range(5 * num_blocks))
-    assert not played.recovery.worker_args(0, ())[0].excused
+    assert not played.recovery.worker_args(0, ())[0].quarantined
 
 
 def test_a_block_that_only_fails_whole_keeps_its_rows_computed_apart():
@@ -215,36 +226,38 @@ def test_a_block_that_only_fails_whole_keeps_its_rows_computed_apart():
 
 
 def test_what_a_broken_process_said_of_sequences_is_taken_back():
-    recovery = Recovery(num_blocks=4, world_size=1, limits=RunLimits(), oom_kills=ToldKills())
-    outcome = RankOutcome(rank=0, device="d", state="failed", failure="application_error")
-    with recovery.turn(0, threading.Event()):
-        recovery.hear(0, {"kind": "sequence_failed", "block": 0, "position": 3, "failure": "not_finite"})
-        recovery.hear(0, {"kind": "progress", "block": 0, "rows": 4})
-        recovery.hear(0, {"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
-        recovery.hear(0, {"kind": "progress", "block": 1, "rows": 0})
+    recovery = Recovery(ranks(1), num_blocks=4, limits=RunLimits(), oom_kills=ToldKills())
+    (outcome,) = recovery.ranks
+    outcome.begin_attempt()
+    outcome.apply({"kind": "sequence_failed", "block": 0, "position": 3, "failure": "not_finite"})
+    outcome.apply(batch_done(0, 4))
+    outcome.apply({"kind": "sequence_failed", "block": 1, "position": 7, "failure": "not_finite"})
+    outcome.apply(batch_done(1, 0))
+    outcome.state, outcome.failure = "failed", "application_error"
+    outcome.end_attempt()
     assert recovery.another_attempt(outcome)
-    assert recovery.worker_args(0, ())[0].excused == {3}
+    assert recovery.worker_args(0, ())[0].quarantined == {3}
 
 
 @pytest.mark.parametrize("failure", ["cannot_write", "bad_input", "stopped"])
 def test_work_is_not_handed_on_when_everybody_would_meet_the_same(failure):
-    recovery = Recovery(num_blocks=4, world_size=2, limits=RunLimits(), oom_kills=ToldKills())
+    recovery = Recovery(ranks(2), num_blocks=4, limits=RunLimits(), oom_kills=ToldKills())
     outcomes = [
-        RankOutcome(rank=0, device="d", state="complete"),
-        RankOutcome(rank=1, device="d", state="failed", failure=failure),
+        Rank(rank=0, device="d", state="complete"),
+        Rank(rank=1, device="d", state="failed", failure=failure),
     ]
     assert not recovery.another_attempt(outcomes[1])
     assert recovery.take_over(outcomes) == []
 
 
 def test_after_the_kernel_killed_one_fewer_run_at_a_time():
-    recovery = Recovery(num_blocks=9, world_size=3, limits=RunLimits(), oom_kills=ToldKills())
+    recovery = Recovery(ranks(3), num_blocks=9, limits=RunLimits(), oom_kills=ToldKills())
     stop = threading.Event()
     turns = [recovery.turn(rank, stop) for rank in range(3)]
     for turn in turns:
         turn.__enter__()
     turns[1].__exit__(None, None, None)
-    assert recovery.another_attempt(RankOutcome(rank=1, device="d", state="failed", failure="oom_kill"))
+    assert recovery.another_attempt(Rank(rank=1, device="d", state="failed", failure="oom_kill"))
     entered = threading.Event()
 
     def start_again():
@@ -260,10 +273,10 @@ def test_after_the_kernel_killed_one_fewer_run_at_a_time():
 
 
 def test_who_waits_for_a_turn_does_not_wait_when_the_run_is_stopped():
-    recovery = Recovery(num_blocks=9, world_size=2, limits=RunLimits(), oom_kills=ToldKills())
+    recovery = Recovery(ranks(2), num_blocks=9, limits=RunLimits(), oom_kills=ToldKills())
     stop = threading.Event()
     with recovery.turn(0, stop):
-        recovery.another_attempt(RankOutcome(rank=1, device="d", state="failed", failure="oom_kill"))
+        recovery.another_attempt(Rank(rank=1, device="d", state="failed", failure="oom_kill"))
         threading.Timer(0.2, stop.set).start()
         with recovery.turn(1, stop):
             assert stop.is_set()

@@ -144,9 +144,9 @@ class BlockWork:
                 return
 
     def _sorted_out(self, unit: ClaimedUnit, cache: BlockCache) -> list[int]:
-        """Return the blocks of *unit* that are neither finished, nor in the cache, nor excused as a whole."""
+        """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
         blocks = unit.blocks
-        if is_shared := self.assignment.units is not None:
+        if self.assignment.units is not None:
             for message in claimed_messages(blocks):
                 self.reports.put(message)
         finished = set() if unit.is_fresh else self._finished(blocks)
@@ -161,8 +161,7 @@ class BlockWork:
         cached = self._write_cached(todo, cache)
         todo = [block for block in todo if block not in cached]
         if resumed or not self._is_heard:
-            tokens_to_do = None if is_shared else int(self.plan.tokens[todo].sum())
-            self.reports.put({"kind": "resumed", "sequences": self._resumed, "tokens_to_do": tokens_to_do})
+            self.reports.put({"kind": "resumed", "sequences": self._resumed})
         self._is_heard = True
         waiting = {*todo, *cached}
         self._units.settle(block for block in blocks if block not in waiting)
@@ -172,7 +171,11 @@ class BlockWork:
         """Return those of *blocks* that are durable, and say so."""
         with spans.span(spans.PREPARING, name="check what is done"):
             found = find_finished_blocks(
-                self.layout, self.plan, among=_among(blocks), excused=self.assignment.excused, on_step=self._step
+                self.layout,
+                self.plan,
+                among=_among(blocks),
+                quarantined=self.assignment.quarantined,
+                on_step=self._step,
             )
         finished = found.blocks.intersection(blocks)
         self._say_durable(found.positions_of(finished))
@@ -182,7 +185,7 @@ class BlockWork:
         """Make those blocks durable that the cache holds whole; return their numbers."""
         blocks: set[int] = set()
         sequences = 0
-        with self._writer(is_cached=True) as writer:
+        with self._writer() as writer:
             for rows in cache.take(todo):
                 writer.add(rows)
                 blocks.add(rows.block)
@@ -251,20 +254,17 @@ class BlockWork:
             pin_memory=device.type == "cuda",
         )
 
-    def _writer(
-        self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None, is_cached: bool = False
-    ) -> BlockWriter:
+    def _writer(self, *, reports: ReportPipe | None = None, cache: BlockCache | None = None) -> BlockWriter:
         at_once = 1 if self.assignment.after_failure else self.config.sequences_per_part
 
         def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
             blocks = ((item.block, item.positions) for item in rows)
-            cached = sum(len(item.positions) for item in rows) if is_cached else 0
-            self._say_durable(blocks, written_bytes=written_bytes, cached=cached)
+            self._say_durable(blocks, written_bytes=written_bytes)
             self._units.settle(item.block for item in rows)
 
         return BlockWriter(
             self.layout.parts_dir,
-            self.plan.fingerprint,
+            self.plan,
             at_once,
             reports=reports,
             cache=cache,
@@ -274,16 +274,16 @@ class BlockWork:
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""
         positions = self.plan.block_positions(block)
-        excused = self.assignment.excused
-        return positions if not excused else positions[[item not in excused for item in positions.tolist()]]
+        quarantined = self.assignment.quarantined
+        return positions if not quarantined else positions[[item not in quarantined for item in positions.tolist()]]
 
     def _is_whole(self, block: int) -> bool:
-        """Whether no sequence of *block* is excused: then its rows are those of the plan's batch."""
+        """Whether no sequence of *block* is quarantined: then its rows are those of the plan's batch."""
         return len(self._positions(block)) == len(self.plan.block_positions(block))
 
     # --- what the parent is told ---
 
-    def _say_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0, cached: int = 0) -> None:
+    def _say_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0) -> None:
         """Tell the parent which blocks are durable, given with the index positions of their rows."""
         whole: list[int] = []
         short: dict[int, int] = {}
@@ -292,14 +292,15 @@ class BlockWork:
                 whole.append(block)
             else:
                 short[block] = int(self.index.rows_of(positions).sum())
-        for message in durable_messages(whole, short=short, written_bytes=written_bytes, cached=cached):
+        for message in durable_messages(whole, short=short, written_bytes=written_bytes):
             self.reports.put(message)
 
     def _say(self, batch: PackedBatch) -> None:
         """Tell the parent what is computed next, so that it knows if we do not live to tell the result."""
         if batch.positions:
-            message = {"kind": "start", "block": self.plan.block_of(batch.positions[0])}
-            self.reports.put(message if len(batch.positions) > 1 else {**message, "position": batch.positions[0]})
+            block, sequences = self.plan.block_of(batch.positions[0]), len(batch.positions)
+            message = {"kind": "start", "block": block, "sequences": sequences, "tokens": int(self.plan.tokens[block])}
+            self.reports.put(message if sequences > 1 else {**message, "position": batch.positions[0]})
 
     def _step(self) -> None:
         """Tell the parent that work goes on that has no batches."""

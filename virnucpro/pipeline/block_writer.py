@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from virnucpro.data.packing import BlockPlan
     from virnucpro.pipeline.async_inference import InferenceResult
     from virnucpro.pipeline.cached_blocks import BlockCache
     from virnucpro.pipeline.worker_process import ReportPipe
@@ -31,7 +32,7 @@ class BlockWriter:
 
     Args:
         folder: Where parts live.
-        plan_fingerprint: Plan that the rows are computed by.
+        plan: That the rows are computed by.
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
         reports: Hears of progress and of sequences that failed; None says nothing.
         cache: Keeps the rows as well.
@@ -41,7 +42,7 @@ class BlockWriter:
     def __init__(
         self,
         folder: Path,
-        plan_fingerprint: str,
+        plan: BlockPlan,
         sequences_per_part: int,
         *,
         reports: ReportPipe | None = None,
@@ -50,7 +51,7 @@ class BlockWriter:
     ) -> None:
         self.blocks = self.sequences = self.tokens = 0
         self._folder = folder
-        self._plan_fingerprint = plan_fingerprint
+        self._plan = plan
         self._sequences_per_part = sequences_per_part
         self._reports = reports
         self._cache = cache
@@ -88,6 +89,8 @@ class BlockWriter:
                 "sequences": self.sequences,
                 "tokens": self.tokens,
                 "batch_tokens": result.num_tokens,
+                "planned_tokens": int(self._plan.tokens[block]),
+                "packing": round(min(1.0, result.num_tokens / self._plan.token_budget), 6),
                 "seconds": round(result.seconds, 6),
                 "oom_splits": result.oom_splits,
             }
@@ -107,7 +110,7 @@ class BlockWriter:
 
     def _flush(self) -> None:
         if self._pending:
-            path = write_part(self._folder, self._pending, plan_fingerprint=self._plan_fingerprint)
+            path = write_part(self._folder, self._pending, plan_fingerprint=self._plan.fingerprint)
             log.info("part.written", part=path.name, blocks=len(self._pending))
             self._on_durable(self._pending, path.stat().st_size)
             if self._cache is not None:

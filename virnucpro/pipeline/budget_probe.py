@@ -16,7 +16,8 @@ from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
+from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,11 +82,11 @@ def probe_devices(
         if "kind" not in message:
             reports[rank] = message
 
-    def probe(rank: int) -> RankOutcome:
+    def probe(rank: int) -> Rank:
         return run_rank(
             probe_fn,
             worker_args,
-            outcome=RankOutcome(rank=rank, device=gpus[rank].label),
+            rank=Rank(rank=rank, device=gpus[rank].label),
             world_size=len(gpus),
             device=gpus[rank],
             limits=RunLimits(),
@@ -113,7 +114,7 @@ def probe_devices(
     ]
 
 
-def _error_of(outcome: RankOutcome) -> ConfigurationError:
+def _error_of(outcome: Rank) -> ConfigurationError:
     if outcome.failure == FailureClass.CONFIGURATION:
         return ConfigurationError(f"{outcome.device}: {outcome.reason}")
     return DeviceError(

@@ -29,12 +29,13 @@ from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.host_watch import watching_driver
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
-from virnucpro.pipeline.worker_words import WordsWriter
+from virnucpro.pipeline.worker_messages import MessageWriter
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.worker_lock import taking_part
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class DeviceOutcome:
     host: str
     owner: str
     """Owner of its claims; empty when it made none."""
-    rank: RankOutcome
-    excused: dict[int, tuple[str, int]] = field(default_factory=dict)
+    rank: Rank
+    quarantined: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Index position of each sequence quarantined here -> (failure class, attempts)."""
 
 
@@ -96,14 +97,14 @@ def run_device_task(
     check_host(run, owner)
     units = run.layout.units(run.run_id)
     if all_done(units.folder):  # this task had to wait until the others were done
-        idle = RankOutcome(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
+        idle = Rank(rank=rank, device=run.devices[rank].label, host=host_name(), state="complete")
         return DeviceOutcome(host=host_name(), owner="", rank=idle)
     lease_s = read_units(units.folder).lease_s
     with (
         watching_driver(units.driver, stop, lease_s=lease_s),
         device_here(run.devices[0].type, run_id=run.run_id, stop=stop) as device,
     ):
-        outcome = RankOutcome(
+        outcome = Rank(
             rank=rank, device=device.label, host=host_name(), state="stopped", failure=FailureClass.STOPPED.value
         )
         if stop.is_set():
@@ -111,32 +112,32 @@ def run_device_task(
         config = weights_here(run.model_config, run_id=run.run_id)
         place = {"host": host_name(), "device": device.label}
         source = UnitSource(units.folder, owner)
-        words = WordsWriter(units.said(owner))
+        words = MessageWriter(units.said(owner))
         others = [] if on_message is None else [on_message]
-        tell = partial(_tell, [words.hear, *others])
+        tell = partial(_tell, [words.on_message, *others])
         reading = host_metrics(
             metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
         )
         about = {**place, "pid": os.getpid(), "rank": rank}
         lease = Lease(units.owner(owner), about, lease_s=lease_s)
         with taking_part(run.output_dir), lease, words, reading as seen_here:
-            words.hear(rank, {"kind": "placed", **place})
+            words.on_message(rank, {"kind": "placed", **place})
             recovery = Recovery(
+                [outcome],
                 num_blocks=run.num_blocks,
-                world_size=run.world_size,
                 limits=limits or RunLimits(),
                 run_id=run.run_id,
                 observer=words,
                 units=source,
             )
             args = (str(run.layout.index), str(run.output_dir), config)
-            hear = partial(_tell, [recovery.hear, seen_here, *others])
+            hear = partial(_tell, [recovery.on_message, seen_here, *others])
             try:
                 _run_processes(recovery, args, outcome, device, stop, task, hear, worker_fn, run.world_size)
             finally:
                 if outcome.state != "complete":
                     _release(source)
-        return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, excused=recovery.excused())
+        return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, quarantined=recovery.quarantined())
 
 
 def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any])
 def _run_processes(
     recovery: Recovery,
     args: tuple[Any, ...],
-    outcome: RankOutcome,
+    outcome: Rank,
     device: Device,
     stop: threading.Event,
     task: str,
@@ -162,7 +163,7 @@ def _run_processes(
             run_rank(
                 worker_fn,
                 recovery.worker_args(outcome.rank, args, task=task),
-                outcome=outcome,
+                rank=outcome,
                 world_size=world_size,
                 device=device,
                 limits=recovery.limits,

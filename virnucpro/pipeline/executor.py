@@ -14,7 +14,6 @@ import structlog
 
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
-from virnucpro.pipeline.rank_runner import RankOutcome
 
 if TYPE_CHECKING:
     import threading
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.pipeline.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+    from virnucpro.telemetry.ranks import Rank
 
     Probe = Callable[[str, str, ModelConfig], list[DeviceProbe]]
 
@@ -59,7 +59,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """Return how each rank went, by rank; empty where that is not known."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class LocalRanks(Executor):
     def __init__(self, worker_fn: WorkerFunction = GPU_WORKER, on_message: MessageHandler | None = None) -> None:
         self._worker_fn = worker_fn
         self._on_message = on_message
-        self._outcomes: list[RankOutcome] = []
+        self._outcomes: list[Rank] = []
         self._recovery: Recovery | None = None
 
     def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
@@ -100,21 +100,18 @@ class LocalRanks(Executor):
             policy=recovery,
         ) as coordinator:
             ranks = list(range(run.world_size))
-            outcomes = [  # of a run that is stopped before there are workers
-                RankOutcome(rank=rank, device=device.label, state="stopped", failure=FailureClass.STOPPED.value)
-                for rank, device in enumerate(run.devices)
-            ]
+            self._outcomes = outcomes = list(recovery.ranks)
+            for outcome in outcomes:  # of a run that is stopped before there are workers
+                outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
             while ranks and not stop.is_set():
                 coordinator.spawn_workers(self._worker_fn, run.worker_args, ranks=ranks)
                 coordinator.wait_for_completion()
-                outcomes = [coordinator.outcomes[rank] for rank in range(run.world_size)]
                 ranks = recovery.take_over(outcomes)
                 if ranks:
                     lost = [item.rank for item in outcomes if item.state != "complete"]
                     log.warning("ranks.lost", lost=lost, by=ranks)
-            self._outcomes = outcomes
 
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""
         return self._outcomes
 

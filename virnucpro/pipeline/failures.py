@@ -41,7 +41,7 @@ class FailureClass(StrEnum):
         return self in _RETRIED
 
     @property
-    def blames_what_was_computed(self) -> bool:
+    def may_be_the_batch(self) -> bool:
         """Whether the batch that the process was computing may have been the cause."""
         return self in _BLAMING
 
@@ -114,7 +114,7 @@ def classify_error(
 
 
 def classify_exit(
-    exit_code: int | None, reported: str | None, *, was_heard: bool = True, oom_killed: bool = False
+    exit_code: int | None, reported: str | None, *, sent_a_message: bool = True, oom_killed: bool = False
 ) -> FailureClass:
     """
     Return the class of a worker's end as its parent saw it.
@@ -122,14 +122,14 @@ def classify_exit(
     Args:
         exit_code: As ``Process.exitcode``: negative for a signal.
         reported: The class that the worker itself reported, or None when it said nothing.
-        was_heard: Whether it gave any sign of life.
+        sent_a_message: Whether it gave any sign of life.
         oom_killed: Whether the kernel counted a kill for lack of memory meanwhile.
     """
     if reported in set(FailureClass):
         return FailureClass(reported)
     if exit_code == -signal.SIGKILL and oom_killed:
         return FailureClass.OOM_KILL
-    if exit_code == _INTERPRETER_FAILED and not was_heard:
+    if exit_code == _INTERPRETER_FAILED and not sent_a_message:
         return FailureClass.CONFIGURATION
     by_code = {int(code): failure for failure, code in EXIT_CODES.items()}
     return by_code.get(exit_code or 0, FailureClass.DIED)

@@ -3,7 +3,7 @@ What is already done: the one place that decides whether a block's rows on disk 
 
 A part or shard may be used when it was computed by the same plan, every byte of it matches its seal, and the rows of
 each of its blocks are the plan's. Anything else on disk is worthless and is computed again. A block may lack the rows
-of sequences that could not be computed: it counts as finished only while those sequences are excused, and where two
+of sequences that could not be computed: it counts as finished only while those sequences are quarantined, and where two
 files hold a block, the one with more of its rows is used.
 """
 
@@ -64,7 +64,7 @@ def find_finished_blocks(
     among: Container[int] | None = None,
     always: Path | None = None,
     parts: Sequence[Path] | None = None,
-    excused: Container[int] = frozenset(),
+    quarantined: Container[int] = frozenset(),
     seals: Mapping[Path, bytes] = NO_SEALS,
     on_step: Callable[[], None] = lambda: None,
 ) -> FinishedBlocks:
@@ -77,7 +77,7 @@ def find_finished_blocks(
         among: Only files that hold one of these blocks are read; None reads all.
         always: A file that is read whatever it holds.
         parts: Parts that are looked at, beside every shard; None looks at all of the folder.
-        excused: Index positions of sequences that a finished block may lack.
+        quarantined: Index positions of sequences that a finished block may lack.
         seals: Of files whose every byte and number other hosts have checked just now.
         on_step: Called after each file: this may take long.
 
@@ -106,7 +106,7 @@ def find_finished_blocks(
             found.contents[path] = set(source.blocks[:, 0].tolist())
     for source in _disjoint(checked):
         found.sources.append(source)
-        found.blocks.update(_finished(source, plan, excused))
+        found.blocks.update(_finished(source, plan, quarantined))
     return found
 
 
@@ -217,8 +217,8 @@ def seal_shard(
     return len(sealed.positions)
 
 
-def _finished(source: SealedBlocks, plan: BlockPlan, excused: Container[int]) -> set[int]:
-    """Return those blocks of *source* that lack no sequence, or only excused ones."""
+def _finished(source: SealedBlocks, plan: BlockPlan, quarantined: Container[int]) -> set[int]:
+    """Return those blocks of *source* that lack no sequence, or only quarantined ones."""
     finished, end = set(), 0
     for block, rows, _ in source.blocks.tolist():
         start, end = end, end + rows
@@ -227,7 +227,7 @@ def _finished(source: SealedBlocks, plan: BlockPlan, excused: Container[int]) ->
             finished.add(block)
         elif rows:
             missing = np.setdiff1d(wanted, source.positions[start:end], assume_unique=True)
-            if all(position in excused for position in missing.tolist()):
+            if all(position in quarantined for position in missing.tolist()):
                 finished.add(block)
     return finished
 

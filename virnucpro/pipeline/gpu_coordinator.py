@@ -21,8 +21,9 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.rank_runner import RankOutcome, run_rank
+from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.worker_process import importable_name
+from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 class RetryPolicy(Protocol):
     """What decides about attempts; its methods are called from the threads of the ranks."""
 
+    ranks: Sequence[Rank]
+    """The records of the ranks."""
     oom_kills: OomKills
     """The kernel's count of processes that it killed for lack of memory."""
 
@@ -52,11 +55,11 @@ class RetryPolicy(Protocol):
         """Wait until *rank* may have a process; it ends with the context."""
         ...
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
         ...
 
-    def another_attempt(self, outcome: RankOutcome) -> bool:
+    def another_attempt(self, outcome: Rank) -> bool:
         """Whether to start another process after one that ended so."""
         ...
 
@@ -64,7 +67,8 @@ class RetryPolicy(Protocol):
 class CountedAttempts:
     """As many processes as ``limits.attempts`` for each rank, as long as the failure is worth a retry."""
 
-    def __init__(self, limits: RunLimits) -> None:
+    def __init__(self, ranks: Sequence[Rank], limits: RunLimits) -> None:
+        self.ranks = ranks
         self.oom_kills = OomKills()
         self._limits = limits
 
@@ -76,10 +80,10 @@ class CountedAttempts:
         """Do not wait."""
         return nullcontext()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Learn nothing."""
 
-    def another_attempt(self, outcome: RankOutcome) -> bool:
+    def another_attempt(self, outcome: Rank) -> bool:
         """Whether attempts are left."""
         failure = FailureClass(outcome.failure or FailureClass.DIED)
         return outcome.state == "failed" and failure.is_worth_a_retry and outcome.attempts < self._limits.attempts
@@ -133,8 +137,9 @@ class GPUProcessCoordinator:
         self.ctx = multiprocessing.get_context("spawn")
         self.workers: dict[int, SpawnProcess] = {}
         self.results_queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.outcomes: dict[int, RankOutcome] = {}
-        self._policy: RetryPolicy = CountedAttempts(self.limits) if policy is None else policy
+        ranks = [Rank(rank=rank, device=device.label) for rank, device in enumerate(self.devices)]
+        self._policy: RetryPolicy = CountedAttempts(ranks, self.limits) if policy is None else policy
+        self.outcomes = {rank.rank: rank for rank in self._policy.ranks}
         self._on_message = on_message
         self._stop = threading.Event() if stop is None else stop
         self._threads: dict[int, threading.Thread] = {}
@@ -159,7 +164,6 @@ class GPUProcessCoordinator:
             raise ConfigurationError("workers of this coordinator are running: wait for them, or make another one")
         launched = {rank: threading.Event() for rank in (range(self.world_size) if ranks is None else ranks)}
         for rank, is_launched in launched.items():
-            self.outcomes.setdefault(rank, RankOutcome(rank=rank, device=self.devices[rank].label))
             self._threads[rank] = threading.Thread(
                 target=self._run_attempts,
                 args=(rank, worker_fn, worker_args, is_launched),
@@ -239,12 +243,12 @@ class GPUProcessCoordinator:
                     run_rank(
                         worker_fn,
                         self._policy.worker_args(rank, worker_args),
-                        outcome=outcome,
+                        rank=outcome,
                         world_size=self.world_size,
                         device=self.devices[rank],
                         limits=self.limits,
                         stop=self._stop,
-                        on_message=self._hear,
+                        on_message=self._take,
                         on_start=note_start,
                         oom_kills=self._policy.oom_kills,
                     )
@@ -256,9 +260,9 @@ class GPUProcessCoordinator:
         finally:
             launched.set()
 
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
         if "kind" not in message:
             self.results_queue.put(message)
-        self._policy.hear(rank, message)
+        self._policy.on_message(rank, message)
         if self._on_message is not None:
             self._on_message(rank, message)

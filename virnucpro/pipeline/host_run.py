@@ -20,12 +20,12 @@ from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
-from virnucpro.pipeline.rank_runner import RankOutcome
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
-from virnucpro.pipeline.worker_words import WordsReader
+from virnucpro.pipeline.worker_messages import MessageReader
 from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def device_tasks(num_tasks: int, device_type: str) -> DeviceClaim:
 class Excuses:
     """Reasons for missing sequences, from all device tasks."""
 
-    excused: dict[int, tuple[str, int]]
+    quarantined: dict[int, tuple[str, int]]
     """Index position -> (failure class, attempts)."""
     otherwise: tuple[str, int]
     """Likewise for all others: of the first failed task."""
 
-    def why_missing(self, position: int, _block: int, _outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+    def why_missing(self, position: int, _block: int, _outcomes: Sequence[Rank]) -> tuple[str, int]:
         """Return failure class and attempts of a missing sequence."""
-        return self.excused.get(position, self.otherwise)
+        return self.quarantined.get(position, self.otherwise)
 
 
 class HostRun:
@@ -87,12 +87,12 @@ class HostRun:
         self._telemetry = telemetry
         self._lease_s = lease_s
         self._layout = run.layout.units(run.run_id)
-        self._outcomes = [RankOutcome(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
+        self._outcomes = [Rank(rank=rank, device=device.label) for rank, device in enumerate(run.devices)]
         self._excused: dict[int, tuple[str, int]] = {}
         self._owners = ExpiryWatch(lease_s)
         self._refused_s: float | None = None
         """Since when the folder cannot be read."""
-        self._words = None if telemetry is None else WordsReader(self._layout.said_dir, telemetry)
+        self._words = None if telemetry is None else MessageReader(self._layout.said_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
         about = {"host": host_name(), "run_id": run.run_id}
@@ -166,7 +166,7 @@ class HostRun:
         """Add the outcome of a device task; several of one rank add up."""
         rank = outcome.rank.rank
         self._outcomes[rank] = _joined(self._outcomes[rank], outcome.rank)
-        self._excused |= outcome.excused
+        self._excused |= outcome.quarantined
 
     def take_lost(
         self, rank: int, reason: str, *, failure: FailureClass = FailureClass.DIED, starts_again: bool = False
@@ -178,7 +178,7 @@ class HostRun:
             starts_again: Whether the task is submitted again.
         """
         before = self._outcomes[rank]
-        lost = RankOutcome(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
+        lost = Rank(rank=rank, device=before.device, host=before.host, failure=failure.value, reason=reason)
         lost.failures.append(failure.value)
         self._outcomes[rank] = _joined(before, lost)
         if self._telemetry is not None:
@@ -188,31 +188,31 @@ class HostRun:
                 reason=reason,
                 exit_code=None,
                 starts_again=starts_again,
-                excused={},
+                quarantined={},
             )
             self._telemetry.ended(rank, end)
 
     def take_unused(self, rank: int) -> None:
         """Record a device task that was cancelled before it began."""
         before = self._outcomes[rank]
-        unused = RankOutcome(rank=rank, device=before.device, host=before.host, state="stopped")
+        unused = Rank(rank=rank, device=before.device, host=before.host, state="stopped")
         self._outcomes[rank] = _joined(before, unused)
 
     @property
-    def outcomes(self) -> list[RankOutcome]:
+    def outcomes(self) -> list[Rank]:
         """The outcome of each rank, as far as known."""
         return list(self._outcomes)
 
     def excuses(self) -> Excuses:
         failed = [outcome for outcome in self._outcomes if outcome.failure is not None]
         otherwise = (failed[0].failure or "unknown", failed[0].attempts) if failed else ("unknown", 0)
-        return Excuses(excused=dict(self._excused), otherwise=otherwise)
+        return Excuses(quarantined=dict(self._excused), otherwise=otherwise)
 
     def _say_found(self, blocks: set[int]) -> None:
         """Report rows of earlier starts to telemetry."""
         assert self._telemetry is not None
         for message in durable_messages(blocks, short={}):
-            self._telemetry.hear(0, message)
+            self._telemetry.on_message(0, message)
 
     def _follow(self) -> None:
         while not self._ending.wait(FOLLOW_INTERVAL_S):
@@ -220,10 +220,10 @@ class HostRun:
                 self._words.read_on()
 
 
-def _joined(before: RankOutcome, after: RankOutcome) -> RankOutcome:
+def _joined(before: Rank, after: Rank) -> Rank:
     """Return the outcome of two tasks of a rank: end of the later one, sums of both."""
     summed: dict[str, Any] = {
         name: getattr(before, name) + getattr(after, name)
         for name in ("failures", "pids", "attempts", "sequences", "sequences_cached", "tokens", "seconds", "compute_s")
     }
-    return RankOutcome(**{**vars(after), **summed})
+    return Rank(**{**vars(after), **summed})

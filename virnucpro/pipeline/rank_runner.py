@@ -1,5 +1,5 @@
 """
-The life of one rank in one process: start it, watch it, say how it ended.
+The life of one rank in one process: start it, watch it, and note in its record how it ended.
 
 ``run_rank`` is the only place where this is done. ``GPUProcessCoordinator`` loops over it with a bounded number of
 attempts; the flow's task calls it once and lets Prefect own the attempts.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.failures import OomKills
     from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.telemetry.ranks import Rank
 
     MessageHandler = Callable[[int, dict[str, Any]], None]
 
@@ -31,62 +31,11 @@ POLL_S = 0.2
 """Seconds between looks at the stop event and the clocks."""
 
 
-@dataclass(kw_only=True)
-class RankOutcome:
-    """How one rank went; small and plain, so that it travels between Prefect's tasks and into ``run.json``."""
-
-    rank: int
-    """Number of the rank."""
-    device: str
-    """Its device's label."""
-    host: str | None = None
-    """Its host, where a run has several."""
-    state: str = "failed"
-    """complete, failed or stopped."""
-    failure: str | None = None
-    """Failure class, where it failed."""
-    reason: str | None = None
-    """One sentence for a person, where it failed."""
-    failures: list[str] = field(default_factory=list)
-    """Failure class of every process that failed, those that were made up for included."""
-    pids: list[int] = field(default_factory=list)
-    """Every process that was started for it."""
-    exit_code: int | None = None
-    """Of the last process; negative for a signal."""
-    attempts: int = 0
-    """Processes started."""
-    sequences: int = 0
-    """Rows computed, over all attempts."""
-    sequences_resumed: int = 0
-    """Rows that the last attempt found finished."""
-    sequences_cached: int = 0
-    """Rows taken from the embedding cache, over all attempts."""
-    cache_problem: str | None = None
-    """Why the embedding cache was not used to the end, in the last attempt that said so."""
-    tokens: int = 0
-    """Tokens computed, over all attempts."""
-    seconds: float = 0.0
-    """Wall time, over all attempts."""
-    compute_s: float = 0.0
-    """Seconds from the loaded model to the last row, over all attempts."""
-    attention_kernel: str | None = None
-    """Attention kernel of the last process that loaded its model."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens computed over the seconds that computing took."""
-        return self.tokens / self.compute_s if self.compute_s else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for the manifest."""
-        return {**asdict(self), "tokens_per_second": round(self.tokens_per_second, 1)}
-
-
 def run_rank(
     worker_fn: WorkerFunction,
     worker_args: tuple[Any, ...],
     *,
-    outcome: RankOutcome,
+    rank: Rank,
     world_size: int,
     device: Device,
     limits: RunLimits,
@@ -94,149 +43,103 @@ def run_rank(
     on_message: MessageHandler | None = None,
     on_start: Callable[[WorkerProcess], None] | None = None,
     oom_kills: OomKills | None = None,
-) -> RankOutcome:
+) -> Rank:
     """
-    Run one process of one rank to its end; no process is left when this returns or raises.
+    Run one process of one rank to its end, and return *rank*; no process is left when this returns or raises.
 
     Args:
         worker_fn: The worker function, of an importable module.
         worker_args: Passed on after ``results_queue``.
-        outcome: Of this rank so far; the new attempt is added to it.
+        rank: The record; the new attempt is added to it.
         world_size: Number of ranks.
         device: The rank's device.
         limits: When to give up waiting.
-        stop: Set by whoever wants the run to end.
-        on_message: Called with rank and message for everything that the worker says.
+        stop: Ends the process at its next batch boundary.
+        on_message: Called with the rank's number and each message, after it was applied to *rank*.
         on_start: Called once with the started process.
         oom_kills: The kernel's count, which explains a process that was killed.
-
-    Returns:
-        *outcome*, with this attempt in it.
 
     Raises:
         ConfigurationError: The worker function cannot be imported by another process.
     """
-    worker = WorkerProcess(worker_fn, rank=outcome.rank, world_size=world_size, device=device, worker_args=worker_args)
-    outcome.attempts += 1
-    outcome.state, outcome.failure, outcome.reason, outcome.exit_code = "failed", None, None, None
-    watch = _Watch(outcome, limits, oom_kills)
+    worker = WorkerProcess(worker_fn, rank=rank.rank, world_size=world_size, device=device, worker_args=worker_args)
+    rank.begin_attempt()
+
+    def take_messages(timeout_s: float) -> None:
+        for message in worker.wait_for_messages(timeout_s):
+            rank.apply(message)
+            if on_message is not None:
+                on_message(rank.rank, message)
+
     try:
         try:
             worker.start()
         except OSError as error:
-            watch.give_up(*_why_not_started(error))
-            return outcome
-        outcome.pids.append(worker.process.pid or 0)
+            rank.failure, rank.reason = _why_not_started(error)
+            return rank
+        rank.pids.append(worker.process.pid or 0)
         if on_start is not None:
             on_start(worker)
-        while worker.process.exitcode is None and not watch.overdue():
+        while worker.process.exitcode is None and not _is_overdue(rank, limits):
             if stop.is_set():
                 worker.end(limits.stop_grace_s)
-            for message in worker.wait_for_messages(POLL_S):
-                watch.hear(message)
-                if on_message is not None:
-                    on_message(outcome.rank, message)
+            take_messages(POLL_S)
     finally:
         if worker.process.pid is not None:
             worker.kill()
-            for message in worker.wait_for_messages(0):
-                watch.hear(message)
-                if on_message is not None:
-                    on_message(outcome.rank, message)
-            outcome.exit_code = worker.process.exitcode
+            take_messages(0)
+            rank.exit_code = worker.process.exitcode
         worker.close()
-        watch.conclude(stopping=stop.is_set())
-    return outcome
+        _conclude(rank, oom_kills, stopping=stop.is_set())
+    return rank
 
 
-def _why_not_started(error: OSError) -> tuple[FailureClass, str]:
+def _why_not_started(error: OSError) -> tuple[str, str]:
     """Return the class of a process that could not be started, and a sentence."""
     try:
         Path.cwd()
     except OSError:
         what = "the folder that this command was started in was removed: start it again in another folder"
-        return FailureClass.CONFIGURATION, what
-    return FailureClass.DIED, f"the process could not be started ({error.strerror})"
+        return FailureClass.CONFIGURATION.value, what
+    return FailureClass.DIED.value, f"the process could not be started ({error.strerror})"
 
 
-class _Watch:
-    """What is known of a running attempt, and its clocks."""
+def _is_overdue(rank: Rank, limits: RunLimits) -> bool:
+    """Whether the running process has passed a time limit; the record says which."""
+    attempt, now_s = rank.attempt, time.monotonic()
+    if now_s - attempt.message_s > limits.heartbeat_timeout_s:
+        rank.reason = f"no heartbeat for {limits.heartbeat_timeout_s:g} s"
+    elif attempt.progress_s is None and now_s - attempt.step_s > limits.startup_timeout_s:
+        rank.reason = f"not ready after {limits.startup_timeout_s:g} s"
+    elif attempt.progress_s is not None and now_s - attempt.progress_s > limits.progress_timeout_s:
+        rank.reason = f"no batch finished for {limits.progress_timeout_s:g} s"
+    else:
+        return False
+    rank.failure = FailureClass.HUNG.value
+    return True
 
-    def __init__(self, outcome: RankOutcome, limits: RunLimits, oom_kills: OomKills | None) -> None:
-        self.outcome = outcome
-        self.limits = limits
-        self.oom_kills = oom_kills
-        self.started_s = self.heard_s = self.getting_ready_s = time.monotonic()
-        self.was_heard = False
-        self.progress_s: float | None = None
-        self.loaded_s: float | None = None
-        self.last_row_s: float | None = None
-        self.computed = (outcome.sequences, outcome.tokens)
-        self.report: dict[str, Any] | None = None
 
-    def hear(self, message: dict[str, Any]) -> None:
-        now = self.heard_s = time.monotonic()
-        self.was_heard = True
-        kind = message.get("kind")
-        if kind == "resumed":
-            self.outcome.sequences_resumed = int(message["sequences"])
-        elif kind == "cached":
-            self.outcome.sequences_cached += int(message["sequences"])
-        elif kind == "cache_unusable":
-            self.outcome.cache_problem = str(message["reason"])
-        elif kind == "model_loaded":
-            self.loaded_s = self.progress_s = now
-            self.outcome.attention_kernel = message.get("attention_kernel")
-        elif kind == "progress":
-            self.progress_s = self.last_row_s = now
-            self.outcome.sequences = self.computed[0] + int(message["sequences"])
-            self.outcome.tokens = self.computed[1] + int(message["tokens"])
-        elif kind in {"start", "step"}:
-            self.getting_ready_s = now
-            self.progress_s = None if self.progress_s is None else now
-        elif kind is None:
-            self.report = message
-
-    def overdue(self) -> bool:
-        """Whether a limit has passed; notes which."""
-        now, limits = time.monotonic(), self.limits
-        if now - self.heard_s > limits.heartbeat_timeout_s:
-            self.give_up(FailureClass.HUNG, f"no sign of life for {limits.heartbeat_timeout_s:g} s")
-        elif self.progress_s is None and now - self.getting_ready_s > limits.startup_timeout_s:
-            self.give_up(FailureClass.HUNG, f"not ready after {limits.startup_timeout_s:g} s")
-        elif self.progress_s is not None and now - self.progress_s > limits.progress_timeout_s:
-            self.give_up(FailureClass.HUNG, f"no batch finished for {limits.progress_timeout_s:g} s")
-        return self.outcome.failure is not None
-
-    def give_up(self, failure: FailureClass, reason: str) -> None:
-        self.outcome.failure, self.outcome.reason = failure.value, reason
-
-    def conclude(self, *, stopping: bool) -> None:
-        outcome, report = self.outcome, self.report or {}
-        outcome.seconds += time.monotonic() - self.started_s
-        if self.loaded_s is not None and self.last_row_s is not None:
-            outcome.compute_s += self.last_row_s - self.loaded_s
-        succeeded = (
-            outcome.failure is None and outcome.exit_code == 0 and bool(report) and report.get("status") != "failed"
-        )
-        if succeeded:
-            outcome.state = "complete"
-            return
-        if outcome.failure is None:
-            outcome.failure = classify_exit(
-                outcome.exit_code,
-                report.get("failure"),
-                was_heard=self.was_heard,
-                oom_killed=outcome.exit_code == -signal.SIGKILL
-                and self.oom_kills is not None
-                and self.oom_kills.explain_one(),
-            ).value
-        if stopping:
-            outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
-        elif outcome.failure == FailureClass.STOPPED:  # somebody else told the worker to stop
-            outcome.failure, outcome.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
-        outcome.reason = outcome.reason or report.get("error") or _ending(outcome.exit_code, outcome.failure)
-        outcome.failures.append(outcome.failure)
+def _conclude(rank: Rank, oom_kills: OomKills | None, *, stopping: bool) -> None:
+    """Note how the process ended, now that nothing of it is left."""
+    report = rank.attempt.report or {}
+    if rank.failure is None and rank.exit_code == 0 and report and report.get("status") != "failed":
+        rank.state = "complete"
+        rank.end_attempt()
+        return
+    if rank.failure is None:
+        rank.failure = classify_exit(
+            rank.exit_code,
+            report.get("failure"),
+            sent_a_message=rank.attempt.has_messages,
+            oom_killed=rank.exit_code == -signal.SIGKILL and oom_kills is not None and oom_kills.explain_one(),
+        ).value
+    if stopping:
+        rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
+    elif rank.failure == FailureClass.STOPPED:  # another process sent the signal
+        rank.failure, rank.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
+    rank.reason = rank.reason or report.get("error") or _ending(rank.exit_code, rank.failure)
+    rank.failures.append(rank.failure)
+    rank.end_attempt()
 
 
 def _ending(exit_code: int | None, failure: str | None) -> str:
@@ -245,7 +148,9 @@ def _ending(exit_code: int | None, failure: str | None) -> str:
     if failure == FailureClass.OOM_KILL:
         return "the kernel killed the process because memory ran out"
     if failure == FailureClass.CONFIGURATION:
-        return f"the process ended with exit code {exit_code} before it said a word: its traceback is on standard error"
+        return (
+            f"the process ended with exit code {exit_code} before its first message: its traceback is on standard error"
+        )
     if exit_code < 0:
         return f"the process was ended by signal {-exit_code}"
     return f"the process ended with exit code {exit_code} and without a report"

@@ -6,7 +6,7 @@ flight and narrows it down, one step for each death:
 
 1. the blocks in flight are computed again, each whole and on its own, after everything that is not suspected;
 2. a block that was in flight again is computed sequence by sequence, and whole only once each of them has succeeded;
-3. a sequence that was in flight alone twice is excused: it gets no row but a line in ``failed_sequences.tsv``;
+3. a sequence that was in flight alone twice is quarantined: it gets no row but a line in ``failed_sequences.tsv``;
    a block that fails only as a whole keeps the rows of its sequences computed apart.
 
 A poisoned sequence thus costs four more starts of a process at the most, whatever the size of its block. What is
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.rank_runner import RankOutcome
     from virnucpro.pipeline.unit_claims import UnitSource
+    from virnucpro.telemetry.ranks import Rank
 
 _APART, _NEVER_WHOLE = 2, 3
 """Deaths of a block from which on its sequences are computed apart, and from which on it is not computed whole."""
 _LONE_DEATHS = 2
-"""Deaths of a sequence alone after which it is excused."""
+"""Deaths of a sequence alone after which it is quarantined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Assignment:
     """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
     lone_suspects: frozenset[int] = frozenset()
     """Index positions of sequences that ended a process alone."""
-    excused: frozenset[int] = frozenset()
+    quarantined: frozenset[int] = frozenset()
     """Index positions of sequences that are not computed."""
     run_id: str = ""
     """Of the run, for the log."""
@@ -92,36 +92,29 @@ class _Blame:
     """Block -> deaths while it was in flight."""
     lone: Counter[int] = field(default_factory=Counter)
     """Index position -> deaths while it was computed alone."""
-    excused: dict[int, _Excuse] = field(default_factory=dict)
+    quarantined: dict[int, _Excuse] = field(default_factory=dict)
     """By index position."""
 
     def add(self, other: _Blame) -> None:
         self.blocks += other.blocks
         self.lone += other.lone
-        self.excused |= other.excused
+        self.quarantined |= other.quarantined
 
     def remove(self, other: _Blame) -> None:
         self.blocks -= other.blocks
         self.lone -= other.lone
-        for position in other.excused:
-            self.excused.pop(position, None)
+        for position in other.quarantined:
+            self.quarantined.pop(position, None)
 
 
 @dataclass
 class _Rank:
     """What is known of one rank's work in this wave."""
 
+    record: Rank
     blocks: Sequence[int]
     unproved: _Blame = field(default_factory=_Blame)
     """Of its processes since the last one that got something done."""
-    in_flight: dict[int, int | None] = field(default_factory=dict)
-    """Block -> the position that is computed alone, or None while the whole is."""
-    fresh_excuses: list[int] = field(default_factory=list)
-    """Excused by the running process since it last had a success."""
-    got_something_done: bool = False
-    """In the running process."""
-    attempts: int = 0
-    """Processes started, in all waves."""
     fruitless: int = 0
     """Failed processes since the last one that got something done, that one included."""
     starts: int = 0
@@ -134,7 +127,7 @@ class RankObserver(Protocol):
         """Take in what the next process of *rank* is asked to do; None where it claims its blocks as it goes."""
         ...
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what a worker said."""
         ...
 
@@ -148,8 +141,8 @@ class Recovery:
     Decides what each process computes, whether a rank is tried again, and who takes over; safe from any thread.
 
     Args:
+        ranks: The records of the ranks that run here.
         num_blocks: Of the plan.
-        world_size: Number of ranks.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
         run_id: Handed on to the workers.
@@ -159,9 +152,9 @@ class Recovery:
 
     def __init__(
         self,
+        ranks: Sequence[Rank],
         *,
         num_blocks: int,
-        world_size: int,
         limits: RunLimits,
         oom_kills: OomKills | None = None,
         run_id: str = "",
@@ -172,10 +165,11 @@ class Recovery:
         self._observer = observer
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
         self._run_id = run_id
-        self._world_size = world_size
+        self.ranks = ranks
+        self._world_size = world_size = len(ranks)
         self._units = units
         num_shared_out = 0 if units is not None else num_blocks
-        self._ranks = {rank: _Rank(range(rank, num_shared_out, world_size)) for rank in range(world_size)}
+        self._ranks = {rank.rank: _Rank(rank, range(rank.rank, num_shared_out, world_size)) for rank in ranks}
         self._taken_over: dict[int, int] = {}
         self._blame = _Blame()
         self._block_of: dict[int, int] = {}
@@ -183,7 +177,7 @@ class Recovery:
         self._proven: set[int] = set()
         """Ranks whose devices have computed something."""
         self._doubted: set[int] = set()
-        """Ranks that have only ever excused sequences."""
+        """Ranks that have only ever quarantined sequences."""
         self._changed = threading.Condition()
         self._running = 0
         self._most_running = world_size
@@ -202,9 +196,9 @@ class Recovery:
                     units=self._units,
                     suspects=of_lone_suspects | dict(self._blame.blocks),
                     lone_suspects=frozenset(self._blame.lone),
-                    excused=frozenset(self._blame.excused),
+                    quarantined=frozenset(self._quarantined()),
                     run_id=self._run_id,
-                    attempt=state.attempts,
+                    attempt=state.record.attempts + 1,
                     task=task,
                     after_failure=state.fruitless > 0,
                 ),
@@ -217,10 +211,7 @@ class Recovery:
             while self._running >= self._most_running and not stop.is_set():
                 self._changed.wait(0.2)
             self._running += 1
-            state = self._ranks[rank]
-            state.starts += 1
-            state.attempts += 1
-            state.in_flight, state.fresh_excuses, state.got_something_done = {}, [], False
+            self._ranks[rank].starts += 1
         try:
             yield
         finally:
@@ -228,61 +219,42 @@ class Recovery:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what a worker said."""
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
+        """Hand a message on, which was applied to its rank before."""
         if self._observer is not None:
-            self._observer.hear(rank, message)
-        kind = message.get("kind")
-        if kind not in {"start", "progress", "sequence_failed"}:
-            return
-        with self._changed:
-            state = self._ranks[rank]
-            if kind == "sequence_failed":
-                position, block = int(message["position"]), int(message["block"])
-                self._blame.excused[position] = _Excuse(block, FailureClass(message["failure"]), 1)
-                state.fresh_excuses.append(position)
-            elif kind == "start":
-                block = int(message["block"])
-                if state.in_flight.get(block) is not None:  # the sequence before it succeeded alone
-                    state.got_something_done = True
-                state.in_flight[block] = message.get("position")
-            else:
-                state.in_flight.pop(int(message["block"]), None)
-                if message.get("rows"):
-                    state.got_something_done = True
-                    state.fresh_excuses.clear()
+            self._observer.on_message(rank, message)
 
-    def another_attempt(self, outcome: RankOutcome) -> bool:
+    def another_attempt(self, outcome: Rank) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
         starts_again = self._learn(outcome)
         if self._observer is not None:
             with self._changed:
-                excused = {position: excuse.failure.value for position, excuse in self._blame.excused.items()}
+                quarantined = {position: failure.value for position, (failure, _) in self._quarantined().items()}
             end = ProcessEnd(
                 state=outcome.state,
                 failure=outcome.failure or "",
                 reason=outcome.reason or "",
                 exit_code=outcome.exit_code,
                 starts_again=starts_again,
-                excused=excused,
+                quarantined=quarantined,
             )
             self._observer.ended(outcome.rank, end)
         return starts_again
 
-    def _learn(self, outcome: RankOutcome) -> bool:
+    def _learn(self, outcome: Rank) -> bool:
         if outcome.state != "failed":
             with self._changed:
-                if self._ranks[outcome.rank].got_something_done:
+                if outcome.attempt.has_rows:
                     self._prove(outcome.rank)
             return False
         failure = FailureClass(outcome.failure or FailureClass.DIED)
         with self._changed:
             state = self._ranks[outcome.rank]
-            for position in state.fresh_excuses:  # the process was broken, not they
-                self._blame.excused.pop(position, None)
-            blame = self._blame_for_death(state, failure) if failure.blames_what_was_computed else _Blame()
-            narrowed_down = bool(blame.excused) or any(self._blame.blocks[block] >= _APART for block in blame.blocks)
-            if state.got_something_done:
+            blame = self._blame_for_death(state, failure) if failure.may_be_the_batch else _Blame()
+            narrowed_down = bool(blame.quarantined) or any(
+                self._blame.blocks[block] >= _APART for block in blame.blocks
+            )
+            if outcome.attempt.has_rows:
                 self._prove(outcome.rank)
                 state.fruitless = 1
             else:
@@ -303,7 +275,7 @@ class Recovery:
     def _blame_for_death(self, state: _Rank, failure: FailureClass) -> _Blame:
         """Count a death against everything that was in flight; return what was added to the blame."""
         blame = _Blame()
-        for block, position in state.in_flight.items():
+        for block, position in state.record.attempt.in_flight.items():
             if position is None:
                 blame.blocks[block] += 1
             else:
@@ -311,11 +283,11 @@ class Recovery:
                 blame.lone[position] += 1
                 deaths = self._blame.lone[position] + 1
                 if deaths >= _LONE_DEATHS:
-                    blame.excused[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
+                    blame.quarantined[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
         self._blame.add(blame)
         return blame
 
-    def take_over(self, outcomes: Sequence[RankOutcome]) -> list[int]:
+    def take_over(self, outcomes: Sequence[Rank]) -> list[int]:
         """
         Give the blocks of the ranks that were lost in the last wave to those that finished.
 
@@ -329,16 +301,18 @@ class Recovery:
             lost = {outcome.rank for outcome in outcomes if outcome.state != "complete"}
             survivors = [outcome.rank for outcome in outcomes if outcome.state == "complete"]
             blocks = {block for rank in lost for block in self._ranks[rank].blocks}
-            doubtful = [rank for rank in survivors if self._ranks[rank].unproved.excused and rank not in self._proven]
+            doubtful = [
+                rank for rank in survivors if self._ranks[rank].unproved.quarantined and rank not in self._proven
+            ]
             self._doubted.update(doubtful)
             takers = [rank for rank in survivors if rank in self._proven] or [
                 rank for rank in survivors if rank not in self._doubted
             ]
             for rank in doubtful if takers else ():
                 unproved = self._ranks[rank].unproved
-                blocks.update(excuse.block for excuse in unproved.excused.values())
+                blocks.update(excuse.block for excuse in unproved.quarantined.values())
                 self._blame.remove(unproved)
-                unproved.excused.clear()
+                unproved.quarantined.clear()
             takers = takers or survivors
             classes = {FailureClass(outcome.failure) for outcome in outcomes if outcome.failure is not None}
             for state in self._ranks.values():
@@ -350,15 +324,24 @@ class Recovery:
                 self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
             return [rank for rank in takers if self._ranks[rank].blocks]
 
-    def excused(self) -> dict[int, tuple[str, int]]:
+    def _quarantined(self) -> dict[int, tuple[FailureClass, int]]:
+        """Return index position -> failure class and processes that tried, of sequences that are not computed."""
+        failed = {
+            position: (FailureClass(failure), 1)
+            for rank in self.ranks
+            for position, (_, failure) in (rank.failed_sequences | rank.attempt.unproved_failures).items()
+        }
+        return failed | {p: (item.failure, item.attempts) for p, item in self._blame.quarantined.items()}
+
+    def quarantined(self) -> dict[int, tuple[str, int]]:
         """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
         with self._changed:
-            return {position: (item.failure.value, item.attempts) for position, item in self._blame.excused.items()}
+            return {position: (failure.value, tries) for position, (failure, tries) in self._quarantined().items()}
 
-    def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome]) -> tuple[str, int]:
+    def why_missing(self, position: int, block: int, outcomes: Sequence[Rank]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         with self._changed:
-            if (excuse := self._blame.excused.get(position)) is not None:
-                return excuse.failure.value, excuse.attempts
+            if (found := self._quarantined().get(position)) is not None:
+                return found[0].value, found[1]
             outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
             return outcome.failure or "unknown", outcome.attempts

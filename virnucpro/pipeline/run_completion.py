@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.rank_runner import RankOutcome
     from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
+    from virnucpro.telemetry.ranks import Rank
 
 
 class Reasons(Protocol):
     """Why sequences have no row."""
 
-    def why_missing(self, position: int, block: int, outcomes: Sequence[RankOutcome], /) -> tuple[str, int]:
+    def why_missing(self, position: int, block: int, outcomes: Sequence[Rank], /) -> tuple[str, int]:
         """Return the failure class, and how many processes tried."""
         ...
 
 
 def aggregate_run(
-    run: PreparedRun, outcomes: Sequence[RankOutcome], reasons: Reasons, *, hosts: ResultPasses | None = None
+    run: PreparedRun, outcomes: Sequence[Rank], reasons: Reasons, *, hosts: ResultPasses | None = None
 ) -> Aggregation:
     """
     Write the result and the list of what is missing; *hosts*, where there are others, take part.
@@ -92,7 +92,7 @@ def validate_run(run: PreparedRun, aggregation: Aggregation, *, hosts: ResultPas
 
 def close_run(
     run: PreparedRun,
-    outcomes: Sequence[RankOutcome],
+    outcomes: Sequence[Rank],
     aggregation: Aggregation,
     *,
     stages_s: dict[str, float],
@@ -149,7 +149,7 @@ def close_run(
     return result
 
 
-def stop_run(run: PreparedRun, outcomes: Sequence[RankOutcome], *, stages_s: dict[str, float]) -> RunResult:
+def stop_run(run: PreparedRun, outcomes: Sequence[Rank], *, stages_s: dict[str, float]) -> RunResult:
     """Note in the manifest that the run was stopped; parts and shards stay for the next start, nothing is merged."""
     manifest = RunManifest.read(run.layout.manifest)
     manifest.end("stopped")

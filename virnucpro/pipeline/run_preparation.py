@@ -104,8 +104,8 @@ class PreparedRun:
     def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry) -> Recovery:
         """Return what decides about failures of this start of the run, and tells *telemetry*."""
         return Recovery(
+            telemetry.ranks,
             num_blocks=self.num_blocks,
-            world_size=self.world_size,
             limits=limits,
             run_id=self.run_id,
             observer=telemetry,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from virnucpro.pipeline.rank_runner import RankOutcome
+    from virnucpro.telemetry.ranks import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class RunResult:
     """Blocks of the plan that were computed in pieces because they did not fit the device."""
     num_cached_blocks: int
     """Blocks of the plan whose rows came from the embedding cache."""
-    ranks: tuple[RankOutcome, ...]
+    ranks: tuple[Rank, ...]
     """How each rank went; empty when the folder held the finished result already."""
     stages_s: Mapping[str, float]
     """Seconds by stage."""

@@ -19,7 +19,7 @@ ITEMS_IN_A_MESSAGE = 64
 
 
 def durable_messages(
-    blocks: Iterable[int], *, short: Mapping[int, int], written_bytes: int = 0, cached: int = 0
+    blocks: Iterable[int], *, short: Mapping[int, int], written_bytes: int = 0
 ) -> Iterator[dict[str, Any]]:
     """
     Yield what a worker says when blocks have become durable, or were found so.
@@ -28,11 +28,10 @@ def durable_messages(
         blocks: Numbers of those that hold every sequence.
         short: Number of each that lacks sequences -> the rows that it gives, copies included.
         written_bytes: Bytes of the file that was written.
-        cached: Sequences among them that came from the embedding cache.
     """
     runs = list(_runs(sorted(blocks)))
     exceptions = [[block, rows] for block, rows in short.items()]
-    yield {"kind": "durable", "bytes": written_bytes, "cached": cached, "runs": runs[:ITEMS_IN_A_MESSAGE]}
+    yield {"kind": "durable", "bytes": written_bytes, "runs": runs[:ITEMS_IN_A_MESSAGE]}
     for start in range(ITEMS_IN_A_MESSAGE, len(runs), ITEMS_IN_A_MESSAGE):
         yield {"kind": "durable", "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
     for start in range(0, len(exceptions), ITEMS_IN_A_MESSAGE):

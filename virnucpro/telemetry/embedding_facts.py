@@ -63,5 +63,5 @@ class ProcessEnd:
     """Negative for a signal."""
     starts_again: bool
     """Whether another process follows."""
-    excused: Mapping[int, str]
+    quarantined: Mapping[int, str]
     """Index position of each sequence that is not computed any more -> failure class."""

@@ -1,9 +1,8 @@
 """
-What workers on other hosts say, on its way to the process that shows the run: files of JSON lines in the folder.
+Messages of workers on other hosts, on their way to the driver's telemetry: files of JSON lines in the run's folder.
 
-The host's side appends what its worker said, about once a second; the driver's side reads on where it stopped and
-hands each word to its telemetry, as if the worker's pipe ended there. So a run over many hosts is counted, shown and
-logged by the same code as one on one machine. Nobody waits for it, and nothing depends on it but what is shown.
+A host appends what its workers send about once a second; the driver reads on where it stopped and applies each message
+to its own record of the rank, as if the worker's pipe ended there. No work depends on it, only what is shown.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import threading
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import structlog
 
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from virnucpro.pipeline.recovery import RankObserver
+    from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
 
 WRITE_INTERVAL_S = 1.0
 """Seconds between two appends."""
 _OF_THE_HOST = frozenset({"heartbeat", "step"})
-"""Kinds of messages that mean nothing elsewhere: process numbers, and signs of life."""
+"""Kinds of messages that mean nothing elsewhere."""
 
 
-class WordsWriter:
+class MessageWriter:
     """
     A ``RankObserver`` that appends everything to a file. Use it as a context manager.
 
@@ -45,23 +44,23 @@ class WordsWriter:
         self._lines: list[str] = []
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="words", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="messages", daemon=True)
 
     def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
         """Note that a process starts."""
         self._note({"rank": rank, "assigned": None if blocks is None else list(blocks)})
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
-        """Note what a worker said."""
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
+        """Note a message."""
         if message.get("kind") not in _OF_THE_HOST:
-            self._note({"rank": rank, "said": message})
+            self._note({"rank": rank, "message": message})
 
     def ended(self, rank: int, end: ProcessEnd) -> None:
         """Note how a process ended."""
         self._note({"rank": rank, "ended": asdict(end)})
 
-    def _note(self, word: dict[str, Any]) -> None:
-        line = json.dumps(word, default=str)
+    def _note(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry, default=str)
         with self._lock:
             self._lines.append(line + "\n")
 
@@ -76,8 +75,8 @@ class WordsWriter:
             try:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write("".join(lines))
-            except OSError as error:  # the work goes on; only what is shown of it lags behind
-                log.warning("words.not_written", path=str(self.path), reason=error.strerror)
+            except OSError as error:  # the work continues; only what is shown of it is late
+                log.warning("messages.not_written", path=str(self.path), reason=error.strerror)
                 with self._lock:
                     self._lines = [*lines, *self._lines]
 
@@ -91,22 +90,34 @@ class WordsWriter:
         self._write()
 
 
-class WordsReader:
+class RemoteRanks(Protocol):
+    """The records of ranks on other hosts, and what observes them."""
+
+    ranks: Sequence[Rank]
+
+    def assigned(self, rank: int, blocks: Sequence[int] | None, /) -> None: ...
+
+    def on_message(self, rank: int, message: dict[str, Any], /) -> None: ...
+
+    def ended(self, rank: int, end: ProcessEnd, /) -> None: ...
+
+
+class MessageReader:
     """
-    Reads on in the files of all owners.
+    Follows the files of all owners.
 
     Args:
         folder: Where they are.
-        observer: Is told everything, in the order of each file.
+        run: Gets everything, in the order of each file.
     """
 
-    def __init__(self, folder: Path, observer: RankObserver) -> None:
+    def __init__(self, folder: Path, run: RemoteRanks) -> None:
         self._folder = folder
-        self._observer = observer
+        self._run = run
         self._read_bytes: dict[Path, int] = {}
 
     def read_on(self) -> None:
-        """Hand on what has come since the last call."""
+        """Apply what has come since the last call."""
         with suppress(OSError):  # a network file system may be away for a while
             for path in sorted(self._folder.glob("*.jsonl")):
                 self._read(path)
@@ -120,18 +131,23 @@ class WordsReader:
         self._read_bytes[path] = at + len(whole)
         for line in whole.splitlines():
             try:
-                self._tell(json.loads(line))
+                self._apply(json.loads(line))
             except (ValueError, LookupError, TypeError) as error:  # torn by a host that died as it wrote
-                log.warning("words.not_understood", path=str(path), reason=f"{type(error).__name__}: {error}")
+                log.warning("messages.not_understood", path=str(path), reason=f"{type(error).__name__}: {error}")
 
-    def _tell(self, word: dict[str, Any]) -> None:
-        rank = int(word["rank"])
-        if "said" in word:
-            message = {name: value for name, value in word["said"].items() if name != "gpu_uuid"}  # not a GPU of ours
-            self._observer.hear(rank, message)
-        elif "assigned" in word:
-            self._observer.assigned(rank, word["assigned"])
+    def _apply(self, entry: dict[str, Any]) -> None:
+        number = int(entry["rank"])
+        rank = self._run.ranks[number]
+        if "message" in entry:
+            message = {name: value for name, value in entry["message"].items() if name != "gpu_uuid"}  # not ours
+            rank.apply(message)
+            self._run.on_message(number, message)
+        elif "assigned" in entry:
+            rank.begin_attempt()
+            self._run.assigned(number, entry["assigned"])
         else:
-            end = word["ended"]
-            excused = {int(position): why for position, why in end["excused"].items()}
-            self._observer.ended(rank, ProcessEnd(**{**end, "excused": excused}))
+            end = entry["ended"]
+            quarantined = {int(position): why for position, why in end["quarantined"].items()}
+            rank.state = end["state"]
+            rank.end_attempt()
+            self._run.ended(number, ProcessEnd(**{**end, "quarantined": quarantined}))
