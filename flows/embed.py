@@ -131,7 +131,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
                 place,
                 model_config,
                 devices_for(claimed, model_config, fasta_files, workers=workers),
-                limits=RunLimits(attempts=settings.limits.worker_retries + 1),
+                limits=RunLimits.of(settings.limits),
                 executor=TaskRanks() if cluster is None else OnCluster(cluster, telemetry.for_hosts),
                 stage_runner=as_tasks(TASKS),
                 telemetry=telemetry,

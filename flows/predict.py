@@ -161,7 +161,7 @@ def _embedding_parameters(settings: PredictionSettings, config: PredictionConfig
         "result": EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
         "cache": settings.cache,
         "monitoring": Monitoring(log_level=monitoring.log_level, profile=monitoring.profile),
-        "limits": Limits(worker_retries=settings.limits.worker_retries),  # our time limit holds within them, too
+        "limits": settings.limits.model_copy(update={"time_limit_minutes": 0}),  # our time limit holds within them, too
     }
     return {
         "dna": {**boxes, "model": models.dna_model or config.card.dna_model.name},

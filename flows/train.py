@@ -125,7 +125,7 @@ def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> 
         "hardware": hardware,
         "cache": cache,
         "monitoring": Monitoring(log_level=settings.monitoring.log_level),
-        "limits": Limits(worker_retries=settings.limits.worker_retries),  # our time limit holds within them, too
+        "limits": settings.limits.model_copy(update={"time_limit_minutes": 0}),  # our time limit holds within them, too
     }
 
     def configured(device_type: str) -> TrainingConfig:

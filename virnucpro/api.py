@@ -172,7 +172,7 @@ def _run_of(settings: RunSettings) -> Iterator[dict[str, Any]]:
         clock.start()
     try:
         with RunTelemetry(metrics_options(settings.monitoring), [QuietView()]) as telemetry:
-            limits = RunLimits(attempts=settings.limits.worker_retries + 1)
+            limits = RunLimits.of(settings.limits)
             yield {"telemetry": telemetry, "stop": stop, "limits": limits}
     except StoppedError:
         raise TimeLimitError(minutes) from None

@@ -12,7 +12,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from virnucpro.choices import (
     AUTO_TOKEN_BUDGET,
@@ -28,7 +28,7 @@ from virnucpro.choices import (
 from virnucpro.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from virnucpro.settings import EmbeddingSettings
+    from virnucpro.settings import EmbeddingSettings, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +196,11 @@ class RunLimits:
     """Seconds without a finished batch, once the model is loaded, after which a worker is killed."""
     stop_grace_s: float = 6.0
     """Seconds between SIGTERM and SIGKILL when a worker is stopped; the whole run is to be gone within ten."""
+
+    @classmethod
+    def of(cls, limits: Limits) -> Self:
+        """Return the limits that the user gave, the others as they are."""
+        return cls(attempts=limits.worker_retries + 1)
 
 
 def computing_versions() -> dict[str, str]:

@@ -44,7 +44,7 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
     Raises:
         StoppedError: A signal asked for it, or the time limit has passed.
     """
-    limits = RunLimits(attempts=settings.limits.worker_retries + 1)
+    limits = RunLimits.of(settings.limits)
     minutes = settings.limits.time_limit_minutes
     stop = threading.Event()
     with RunTelemetry(metrics_options(settings.monitoring), [terminal_view(is_quiet=is_quiet, stop=stop)]) as telemetry:
