@@ -259,20 +259,17 @@ class _OnThisMachine:
 
     def embed(self) -> None:
         """
-        Run one task a rank to its last attempt, then the work of lost ranks as tasks of the others.
+        Run one task a rank to its last attempt.
 
         When we are told to stop, no worker is left.
         """
         book = self._book
         futures: list[PrefectConcurrentFuture[Any]] = []
-        ranks = list(range(self._run.world_size))
         try:
-            while ranks:
-                futures.extend(cast("Any", embed_shard.submit(self._run, rank, book)) for rank in ranks)
-                _wait_for(futures)
-                ranks = book.recovery.take_over(book.in_order())
-                if ranks:
-                    get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
+            futures.extend(
+                cast("Any", embed_shard.submit(self._run, rank, book)) for rank in range(self._run.world_size)
+            )
+            _wait_for(futures)
         except BaseException:
             book.stop.set()
             get_run_logger().warning("stopping: workers end at their next batch boundary")

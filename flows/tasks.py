@@ -151,6 +151,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
             stop=book.stop,
             on_message=hear,
             oom_kills=recovery.oom_kills,
+            next_blocks=recovery.next_blocks,
         )
     is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":

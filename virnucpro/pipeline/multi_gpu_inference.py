@@ -324,7 +324,7 @@ def _run_ranks(
     on_message: MessageHandler | None,
     stop: threading.Event,
 ) -> list[Rank]:
-    """Run every rank, and then the work of those that were lost on the others, until none is left to do it."""
+    """Run every rank until all blocks are done, or none is left to do them."""
     with GPUProcessCoordinator(
         run.world_size,
         run.output_dir,
@@ -334,14 +334,9 @@ def _run_ranks(
         stop=stop,
         policy=recovery,
     ) as coordinator:
-        ranks = list(range(run.world_size))
-        outcomes = list(recovery.ranks)
-        for outcome in outcomes:  # of a run that is told to stop before there are workers
-            outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
-        while ranks and not stop.is_set():
-            coordinator.spawn_workers(worker_fn, run.worker_args, ranks=ranks)
+        for rank in recovery.ranks:  # of a run that is told to stop before there are workers
+            rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
+        if not stop.is_set():
+            coordinator.spawn_workers(worker_fn, run.worker_args)
             coordinator.wait_for_completion()
-            ranks = recovery.take_over(outcomes)
-            if ranks:
-                log.warning("ranks.lost", lost=[item.rank for item in outcomes if item.state != "complete"], by=ranks)
-        return outcomes
+        return list(recovery.ranks)
