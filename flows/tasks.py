@@ -126,6 +126,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
             stop=book.stop,
             on_message=on_message,
             oom_kills=recovery.oom_kills,
+            next_blocks=recovery.next_blocks,
         )
     is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":
@@ -152,20 +153,15 @@ class TaskRanks(Executor):
 
     def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
-        Run one task a rank to its last attempt, then the blocks of lost ranks as tasks of the others.
+        Run one task a rank to its last attempt.
 
         When it is interrupted, no worker is left.
         """
         self._book = book = RankBook(run, limits, telemetry, stop)
         futures: list[PrefectConcurrentFuture[Any]] = []
-        ranks = list(range(run.world_size))
         try:
-            while ranks:
-                futures.extend(cast("Any", embed_shard.submit(run, rank, book)) for rank in ranks)
-                _wait_for(futures)
-                ranks = book.recovery.take_over(book.in_order())
-                if ranks:
-                    get_run_logger().warning("ranks were lost: %s take over what they left", ranks)
+            futures.extend(cast("Any", embed_shard.submit(run, rank, book)) for rank in range(run.world_size))
+            _wait_for(futures)
         except BaseException:
             stop.set()
             get_run_logger().warning("stopping: workers end at their next batch boundary")

@@ -131,6 +131,13 @@ def load_model_that_ranks_lose(weights_path, device, *, precision="fp32"):
     return HashModel((lambda number, sequences: fail("segfault")) if is_lost else (lambda *_: None)), ByteTokenizer()
 
 
+def load_model_of_uneven_ranks(weights_path, device, *, precision="fp32"):
+    """A hash model that needs as many seconds for a batch as the JSON list *weights_path* has for the rank."""
+    rank = int(multiprocessing.current_process().name.removeprefix("gpu_worker_"))
+    seconds = json.loads(Path(weights_path).read_text())[rank]
+    return HashModel(lambda number, sequences: time.sleep(seconds)), ByteTokenizer()
+
+
 def load_slow_bundled_encoder(weights_path, device, *, precision="fp32"):
     """The bundled encoder of proteins on a device that needs a fifth of a second longer for every batch."""
     from virnucpro.models.esm2_flash import load_esm2_model

@@ -42,8 +42,10 @@ def test_with_one_healthy_device_the_command_completes_and_names_the_ranks_that_
     manifest = json.loads((out / "run.json").read_text())
     assert (manifest["state"], manifest["counts"]["missing"]) == ("complete", 0)
     assert [rank["state"] for rank in manifest["ranks"]] == ["complete", "failed"]
-    assert manifest["ranks"][1]["failures"] == ["died"] * 3
-    assert "rank 1 on cpu failed in attempt 3 (died)" in command.errors()
+    failures = manifest["ranks"][1]["failures"]
+    assert failures == ["died"] * len(failures)
+    assert 3 <= len(failures) <= 5, "two more where only suspects were left to try"
+    assert f"rank 1 on cpu failed in attempt {len(failures)} (died)" in command.errors()
     assert "ranks.lost" in command.errors()
     assert "Traceback" not in command.errors()
 

@@ -1,9 +1,9 @@
 """
 The work of one worker process: the blocks that it is given or claims, each computed and made durable, and its shard.
 
-Blocks come in units. A rank of fixed blocks has one; a rank that shares its work with other hosts claims one after the
-other, when the loader asks for more: the model stays loaded and the device busy from one to the next. What is finished
-or in the cache is sorted out before; what is under suspicion of having ended an earlier process comes last.
+Blocks come in units, whenever the loader needs more: from the parent, or claimed in a shared folder; a worker without
+either has one unit, its stride. The model stays loaded and the device busy from one to the next. What is finished or in
+the cache is sorted out before; suspects come last.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.block_writer import BlockWriter
 from virnucpro.pipeline.cached_blocks import BlockCache
 from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.handed_blocks import HandedBlocks, HandedUnit
 from virnucpro.pipeline.unit_claims import FixedBlocks, UnitClaims
 from virnucpro.pipeline.worker_device import load_model, peak_memory
 from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STEP_INTERVAL_S = 1.0
-"""Seconds between two signs that work without batches (checking, sealing, waiting for others) goes on."""
+"""Seconds between two messages that work without batches (checking, sealing, waiting) continues."""
 
 
 @dataclass
@@ -67,17 +68,17 @@ class BlockWork:
     assignment: Assignment
     reports: ReportPipe
     stop: threading.Event
-    _units: FixedBlocks | UnitClaims = field(init=False)
+    _units: FixedBlocks | HandedBlocks | UnitClaims = field(init=False)
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
     _suspects: list[int] = field(default_factory=list)
-    """Those among them that are under suspicion."""
+    """Those among them that may have ended a process."""
     _rowless: list[int] = field(default_factory=list)
-    """Blocks of which no sequence could be computed, while it is open whether they or this process are to blame."""
+    """Blocks of which no sequence could be computed, until it is known whether they or this process are the cause."""
     _resumed: int = 0
     """Sequences found finished."""
-    _is_heard: bool = False
-    """Whether the parent was told what was found."""
+    _has_reported: bool = False
+    """Whether what was found has been reported."""
     _model: tuple[AsyncInferenceRunner, Tokenizer] | None = None
     _last_step_s: float = 0.0
     _started_s: float = field(default_factory=time.monotonic)
@@ -87,8 +88,13 @@ class BlockWork:
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        source = self.assignment.units
-        self._units = FixedBlocks(self.assignment.blocks) if source is None else UnitClaims(source)
+        source, blocks = self.assignment.units, self.assignment.blocks
+        if source is not None:
+            self._units = UnitClaims(source)
+        elif self.assignment.is_handed_out:
+            self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
+        else:
+            self._units = FixedBlocks(blocks)
         if isinstance(self._units, UnitClaims) and self._units.plan.plan_fingerprint != self.plan.fingerprint:
             raise ConfigurationError(
                 "this host plans other blocks than the run's driver: it needs the same input, model and versions"
@@ -99,13 +105,14 @@ class BlockWork:
         Compute what is not finished, seal the rank's shard, and return its rows.
 
         Raises:
-            StoppedError: We were told to stop.
+            StoppedError: The stop event was set.
         """
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
             writer = self._writer(reports=self.reports, cache=cache)
             while (unit := units.wait(self.stop, self._step)) is not None:
-                blocks = self._blocks_to_compute(chain([unit], units.iter_now()), cache)
+                is_suspect = isinstance(unit, HandedUnit) and bool(unit.suspects)
+                blocks = self._blocks_to_compute(chain([unit], () if is_suspect else units.iter_now()), cache)
                 first = next(blocks, None)
                 if (first is not None or self._suspects) and not self.stop.is_set():
                     self._compute(chain([] if first is None else [first], blocks), device, writer)
@@ -134,14 +141,26 @@ class BlockWork:
     # --- what is to be computed; on a GPU this runs in the loader's thread ---
 
     def _blocks_to_compute(self, units: Iterable[ClaimedUnit], cache: BlockCache) -> Iterator[int]:
-        """Yield the blocks of *units* to compute; those under suspicion are kept for later."""
+        """Yield the blocks of *units* to compute; suspects are kept for later."""
         for unit in units:
+            if isinstance(unit, HandedUnit):
+                self._learn(unit)
             todo = self._sorted_out(unit, cache)
+            if isinstance(unit, HandedUnit) and unit.to_check:
+                continue
             self._left.update(todo)
             self._suspects += [block for block in todo if block in self.assignment.suspects]
             yield from [block for block in todo if block not in self.assignment.suspects]
             if self.stop.is_set():
                 return
+
+    def _learn(self, unit: HandedUnit) -> None:
+        self.assignment = replace(
+            self.assignment,
+            suspects=dict(unit.suspects),
+            lone_suspects=unit.lone_suspects,
+            quarantined=unit.quarantined,
+        )
 
     def _sorted_out(self, unit: ClaimedUnit, cache: BlockCache) -> list[int]:
         """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
@@ -153,22 +172,22 @@ class BlockWork:
         todo = [block for block in blocks if block not in finished and len(self._positions(block))]
         resumed = sum(len(self._positions(block)) for block in blocks if block in finished)
         self._resumed += resumed
-        if not self._is_heard:
+        if not self._has_reported:
             self.reports.put({"kind": "found"})
             log.info(
                 "worker.started", blocks=len(blocks), blocks_to_do=len(todo), sequences_resumed=resumed, pid=os.getpid()
             )
         cached = self._write_cached(todo, cache)
         todo = [block for block in todo if block not in cached]
-        if resumed or not self._is_heard:
-            self.reports.put({"kind": "resumed", "sequences": self._resumed})
-        self._is_heard = True
         waiting = {*todo, *cached}
         self._units.settle(block for block in blocks if block not in waiting)
+        if resumed or not self._has_reported or not unit.is_fresh:
+            self.reports.put({"kind": "resumed", "sequences": self._resumed})
+        self._has_reported = True
         return todo
 
     def _finished(self, blocks: Sequence[int]) -> set[int]:
-        """Return those of *blocks* that are durable, and say so."""
+        """Return those of *blocks* that are durable, and report them."""
         with spans.span(spans.PREPARING, name="check what is done"):
             found = find_finished_blocks(
                 self.layout,
@@ -178,7 +197,7 @@ class BlockWork:
                 on_step=self._step,
             )
         finished = found.blocks.intersection(blocks)
-        self._say_durable(found.positions_of(finished))
+        self._report_durable(found.positions_of(finished))
         return finished
 
     def _write_cached(self, todo: list[int], cache: BlockCache) -> set[int]:
@@ -207,7 +226,7 @@ class BlockWork:
         runner, tokenizer = self._model
         started_s = time.monotonic()
         with writer:
-            for result in runner.run(self._loader(plain, tokenizer, device), stop=self.stop, on_start=self._say):
+            for result in runner.run(self._loader(plain, tokenizer, device), stop=self.stop, on_start=self._announce):
                 self._keep(self._block_of(result), result, writer)
             suspicion = self.assignment.suspects
             suspects = sorted(self._suspects, key=lambda block: suspicion[block])
@@ -224,7 +243,7 @@ class BlockWork:
         self._left.discard(block)
         if not result.positions:
             self._rowless.append(block)
-        elif self._rowless:  # this process can compute, so what it could not compute is to blame
+        elif self._rowless:  # this process can compute, so the fault lies with what it could not compute
             self._units.settle(self._rowless)
             self._rowless.clear()
 
@@ -232,13 +251,13 @@ class BlockWork:
         return self.plan.block_of(result.positions[0] if result.positions else result.failed[0].position)
 
     def _compute_suspect(self, block: int, batch: PackedBatch, runner: AsyncInferenceRunner) -> InferenceResult:
-        if not self.assignment.is_apart(block):
-            (result,) = runner.run([batch], on_start=self._say)
+        if not self.assignment.computes_singly(block):
+            (result,) = runner.run([batch], on_start=self._announce)
         else:
             log.warning("block.apart", block=block, sequences=len(batch.positions))
             result = runner.run_apart(
                 batch,
-                on_start=self._say,
+                on_start=self._announce,
                 last=self.assignment.lone_suspects,
                 then_whole=self.assignment.may_be_whole(block) and self._is_whole(block),
             )
@@ -259,7 +278,7 @@ class BlockWork:
 
         def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
             blocks = ((item.block, item.positions) for item in rows)
-            self._say_durable(blocks, written_bytes=written_bytes)
+            self._report_durable(blocks, written_bytes=written_bytes)
             self._units.settle(item.block for item in rows)
 
         return BlockWriter(
@@ -281,10 +300,10 @@ class BlockWork:
         """Whether no sequence of *block* is quarantined: then its rows are those of the plan's batch."""
         return len(self._positions(block)) == len(self.plan.block_positions(block))
 
-    # --- what the parent is told ---
+    # --- messages to the parent ---
 
-    def _say_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0) -> None:
-        """Tell the parent which blocks are durable, given with the index positions of their rows."""
+    def _report_durable(self, blocks: Iterable[tuple[int, IntArray]], *, written_bytes: int = 0) -> None:
+        """Report durable *blocks*, given with the index positions of their rows."""
         whole: list[int] = []
         short: dict[int, int] = {}
         for block, positions in blocks:
@@ -295,15 +314,15 @@ class BlockWork:
         for message in durable_messages(whole, short=short, written_bytes=written_bytes):
             self.reports.put(message)
 
-    def _say(self, batch: PackedBatch) -> None:
-        """Tell the parent what is computed next, so that it knows if we do not live to tell the result."""
+    def _announce(self, batch: PackedBatch) -> None:
+        """Announce what is computed next: it is suspect if this process ends before the result."""
         if batch.positions:
             block, sequences = self.plan.block_of(batch.positions[0]), len(batch.positions)
             message = {"kind": "start", "block": block, "sequences": sequences, "tokens": int(self.plan.tokens[block])}
             self.reports.put(message if sequences > 1 else {**message, "position": batch.positions[0]})
 
     def _step(self) -> None:
-        """Tell the parent that work goes on that has no batches."""
+        """Report that work without batches continues."""
         if time.monotonic() - self._last_step_s > STEP_INTERVAL_S:
             self._last_step_s = time.monotonic()
             self.reports.put({"kind": "step"})

@@ -1,4 +1,4 @@
-"""From results to durable blocks: a worker's one way to keep rows, and to say what it kept and what it could not."""
+"""From results to durable blocks: a worker's one way to keep rows, and to report what it kept and what failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BlockWriter:
         folder: Where parts live.
         plan: That the rows are computed by.
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
-        reports: Hears of progress and of sequences that failed; None says nothing.
+        reports: Takes progress and failed sequences; None reports nothing.
         cache: Keeps the rows as well.
         on_durable: Called with blocks that have become durable, and the bytes of the part that holds them.
     """
@@ -98,7 +98,7 @@ class BlockWriter:
 
     def add(self, rows: BlockRows) -> None:
         """
-        Keep rows that are worth no report.
+        Keep rows without a report.
 
         Raises:
             OutputError: A part cannot be written.

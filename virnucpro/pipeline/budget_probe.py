@@ -72,13 +72,13 @@ def probe_devices(
 
     Raises:
         StoppedError: *stop* was set.
-        ConfigurationError: A device cannot be used; says which and why.
+        ConfigurationError: A device cannot be used; names it and the reason.
     """
     stop = stop or threading.Event()
     gpus = list(dict.fromkeys(devices))
     reports: dict[int, dict[str, Any]] = {}
 
-    def hear(rank: int, message: dict[str, Any]) -> None:
+    def on_message(rank: int, message: dict[str, Any]) -> None:
         if "kind" not in message:
             reports[rank] = message
 
@@ -91,14 +91,14 @@ def probe_devices(
             device=gpus[rank],
             limits=RunLimits(),
             stop=stop,
-            on_message=hear,
+            on_message=on_message,
         )
 
     with ThreadPoolExecutor(len(gpus), thread_name_prefix="probe") as threads:
         try:
             outcomes = list(threads.map(probe, range(len(gpus))))
         except BaseException:
-            stop.set()  # or the executor would wait for processes that nobody needs
+            stop.set()  # or the executor would wait for processes of no use any more
             raise
     if stop.is_set():
         raise StoppedError

@@ -2,7 +2,7 @@
 Blocks that need not be computed because the embedding cache holds the rows of all their sequences.
 
 A block is taken from the cache whole or not at all: a block of which one row is missing is computed whole, in the
-company that the plan gives it. The cache is a convenience: whatever goes wrong with it is said once, in the worker's
+company that the plan gives it. The cache is a convenience: a failure of it is reported once, in the worker's
 log and to the parent, and from then on everything is computed.
 """
 
@@ -42,7 +42,7 @@ class BlockCache:
         config: Where the cache is, how large it may be, and what rows are keyed by.
         index: The input.
         plan: Of the run.
-        reports: Hears why the cache is not used, if it is not.
+        reports: Takes the reason if the cache cannot be used.
     """
 
     def __init__(self, config: ModelConfig, index: SequenceIndex, plan: BlockPlan, reports: ReportPipe) -> None:

@@ -88,7 +88,7 @@ class LocalRanks(Executor):
         self._recovery: Recovery | None = None
 
     def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
-        """Run every rank, and then the blocks of lost ranks on the others, until no rank is left to compute them."""
+        """Run every rank until all blocks are done, or no rank is left to compute them."""
         self._recovery = recovery = run.recovery(limits, telemetry)
         with GPUProcessCoordinator(
             run.world_size,
@@ -99,17 +99,12 @@ class LocalRanks(Executor):
             stop=stop,
             policy=recovery,
         ) as coordinator:
-            ranks = list(range(run.world_size))
-            self._outcomes = outcomes = list(recovery.ranks)
-            for outcome in outcomes:  # of a run that is stopped before there are workers
-                outcome.state, outcome.failure = "stopped", FailureClass.STOPPED.value
-            while ranks and not stop.is_set():
-                coordinator.spawn_workers(self._worker_fn, run.worker_args, ranks=ranks)
+            self._outcomes = list(recovery.ranks)
+            for rank in self._outcomes:  # of a run that is stopped before there are workers
+                rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
+            if not stop.is_set():
+                coordinator.spawn_workers(self._worker_fn, run.worker_args)
                 coordinator.wait_for_completion()
-                ranks = recovery.take_over(outcomes)
-                if ranks:
-                    lost = [item.rank for item in outcomes if item.state != "complete"]
-                    log.warning("ranks.lost", lost=lost, by=ranks)
 
     def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""

@@ -121,7 +121,7 @@ def classify_exit(
 
     Args:
         exit_code: As ``Process.exitcode``: negative for a signal.
-        reported: The class that the worker itself reported, or None when it said nothing.
+        reported: The class that the worker itself reported, or None when it did not report.
         sent_a_message: Whether it gave any sign of life.
         oom_killed: Whether the kernel counted a kill for lack of memory meanwhile.
     """
@@ -139,7 +139,7 @@ class OomKills:
     """
     The kernel's count of processes that it killed for lack of memory in our control group; safe from any thread.
 
-    A killed process cannot say of what it died, and its exit code is that of any SIGKILL. Each kill that is counted
+    A killed process cannot report why, and its exit code is that of any SIGKILL. Each kill that is counted
     explains one process.
 
     Args:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NO_SEALS: Mapping[Path, bytes] = MappingProxyType({})
-"""Nobody else has checked anything."""
+"""No file was checked elsewhere."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ def find_finished_blocks(
         always: A file that is read whatever it holds.
         parts: Parts that are looked at, beside every shard; None looks at all of the folder.
         quarantined: Index positions of sequences that a finished block may lack.
-        seals: Of files whose every byte and number other hosts have checked just now.
+        seals: Of files that other hosts have just checked whole.
         on_step: Called after each file: this may take long.
 
     Returns:

@@ -2,8 +2,8 @@
 All ranks of one run, each in a process of its own on a device of its own.
 
 One thread a rank runs ``run_rank`` until the rank is complete or the retry policy has had enough. The coordinator knows
-processes; it does not know sequences, models or files: what a process is asked to do, and whether another one is worth
-it, is the policy's.
+processes; it does not know sequences, models or files: what a process does, and whether another one follows, is decided
+by the policy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class RetryPolicy(Protocol):
         ...
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what a worker said."""
+        """Take in a message, which was applied to its rank before."""
+        ...
+
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+        """Return the answer to a process of *rank* that asks for blocks; none while it has to wait."""
         ...
 
     def another_attempt(self, outcome: Rank) -> bool:
@@ -65,7 +69,7 @@ class RetryPolicy(Protocol):
 
 
 class CountedAttempts:
-    """As many processes as ``limits.attempts`` for each rank, as long as the failure is worth a retry."""
+    """Up to ``limits.attempts`` processes for each rank, while a retry may help."""
 
     def __init__(self, ranks: Sequence[Rank], limits: RunLimits) -> None:
         self.ranks = ranks
@@ -83,6 +87,10 @@ class CountedAttempts:
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Learn nothing."""
 
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Return nothing: workers compute the stride of their rank."""
+        return []
+
     def another_attempt(self, outcome: Rank) -> bool:
         """Whether attempts are left."""
         failure = FailureClass(outcome.failure or FailureClass.DIED)
@@ -99,8 +107,8 @@ class GPUProcessCoordinator:
         devices: One a rank; by default rank r gets entry r of the parent's visible list, and where no GPU is visible
             every rank is a CPU worker.
         limits: Attempts and time limits; by default one attempt.
-        on_message: Called with rank and message for everything that a worker says, from that rank's thread.
-        stop: Set by whoever wants the workers to end; by default one of our own.
+        on_message: Called with rank and each message of its worker, from that rank's thread.
+        stop: Set it to end the workers; by default an event of its own.
         policy: Decides about attempts; by default ``limits.attempts`` for each rank.
 
     Attributes:
@@ -182,7 +190,7 @@ class GPUProcessCoordinator:
             timeout: Seconds for each worker, from now on; None waits for as long as it takes.
 
         Returns:
-            Rank -> True when it ended well and said so. A worker that is still alive is False and keeps running.
+            Rank -> True when it reported success and exited with 0; False also for a worker that still runs.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads.values():
@@ -251,6 +259,7 @@ class GPUProcessCoordinator:
                         on_message=self._take,
                         on_start=note_start,
                         oom_kills=self._policy.oom_kills,
+                        next_blocks=self._policy.next_blocks,
                     )
                 is_wanted = self._policy.another_attempt(outcome)
                 if outcome.state == "failed":

@@ -1,9 +1,8 @@
 """
 The worker: a process that embeds blocks of a run on the one device that it sees.
 
-Everything it needs is in its arguments; everything that it finds out is on disk when it reports. It stops at a batch
-boundary when it is told to (SIGTERM), and what it finished is kept. Here is how it begins and ends; what it does in
-between is in ``block_work``.
+Everything it needs is in its arguments, and its results are on disk when it reports. On SIGTERM it stops at a batch
+boundary, and what it finished is kept. Here is how it begins and ends; ``block_work`` is what it does in between.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def gpu_worker(
         index_path: The sequence index.
         output_dir: The run's folder.
         model_config: What to compute.
-        assignment: Which blocks, or where to claim them, and what is known of earlier failures; by default the rank's
-            share of the plan.
+        assignment: Whether it asks its parent for blocks or claims them, and what is known of earlier failures; by
+            default it computes the stride of its rank.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.

@@ -49,7 +49,7 @@ def sha256_once(path: Path, *, run_id: str) -> str:
 
 
 def _own_folder() -> Path | None:
-    """Return our folder, which nobody else can write into; None where there is something else in its place."""
+    """Return our folder, which no other user can write into; None where there is something else in its place."""
     folder = Path(tempfile.gettempdir()) / f"virnucpro-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 SAMPLE = 512
 """Sequences of each kind (longest, typical) that blocks are made of."""
 BLOCKS_PER_RANK = 4
-"""Blocks that each rank should get at the least, so that all of them have work until the end."""
+"""Blocks that each rank should at least get, so that all of them have work until the end."""
 
 
 def probe_worker(
@@ -44,7 +44,7 @@ def probe_worker(
     model_config: ModelConfig,
 ) -> None:
     """
-    Load the model, say which attention kernel it has and, unless the budget was given, try out budgets.
+    Load the model, report its attention kernel and, unless the budget was given, try out budgets.
 
     Args:
         rank: Of the device.

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.ranks import Rank
 
     MessageHandler = Callable[[int, dict[str, Any]], None]
+    BlockSource = Callable[[int], list[dict[str, Any]]]
 
 POLL_S = 0.2
 """Seconds between looks at the stop event and the clocks."""
+WAITING_POLL_S = 0.05
+"""The same, while the process waits for blocks that another may give back."""
 
 
 def run_rank(
@@ -40,9 +43,10 @@ def run_rank(
     device: Device,
     limits: RunLimits,
     stop: Event,
-    on_message: MessageHandler | None = None,
-    on_start: Callable[[WorkerProcess], None] | None = None,
+    on_message: MessageHandler = lambda *_: None,
+    on_start: Callable[[WorkerProcess], None] = lambda _: None,
     oom_kills: OomKills | None = None,
+    next_blocks: BlockSource = lambda _: [],
 ) -> Rank:
     """
     Run one process of one rank to its end, and return *rank*; no process is left when this returns or raises.
@@ -58,6 +62,7 @@ def run_rank(
         on_message: Called with the rank's number and each message, after it was applied to *rank*.
         on_start: Called once with the started process.
         oom_kills: The kernel's count, which explains a process that was killed.
+        next_blocks: Called with the rank's number when its process asks for blocks, until it returns an answer.
 
     Raises:
         ConfigurationError: The worker function cannot be imported by another process.
@@ -68,22 +73,23 @@ def run_rank(
     def take_messages(timeout_s: float) -> None:
         for message in worker.wait_for_messages(timeout_s):
             rank.apply(message)
-            if on_message is not None:
-                on_message(rank.rank, message)
+            on_message(rank.rank, message)
+
+    def answer() -> None:
+        if rank.attempt.wants is not None and (answers := next_blocks(rank.rank)):
+            rank.attempt.wants = None
+            worker.answer(answers)
 
     try:
-        try:
-            worker.start()
-        except OSError as error:
-            rank.failure, rank.reason = _why_not_started(error)
+        if not _has_started(worker, rank):
             return rank
         rank.pids.append(worker.process.pid or 0)
-        if on_start is not None:
-            on_start(worker)
+        on_start(worker)
         while worker.process.exitcode is None and not _is_overdue(rank, limits):
             if stop.is_set():
                 worker.end(limits.stop_grace_s)
-            take_messages(POLL_S)
+            take_messages(POLL_S if rank.attempt.wants is None else WAITING_POLL_S)
+            answer()
     finally:
         if worker.process.pid is not None:
             worker.kill()
@@ -92,6 +98,15 @@ def run_rank(
         worker.close()
         _conclude(rank, oom_kills, stopping=stop.is_set())
     return rank
+
+
+def _has_started(worker: WorkerProcess, rank: Rank) -> bool:
+    try:
+        worker.start()
+    except OSError as error:
+        rank.failure, rank.reason = _why_not_started(error)
+        return False
+    return True
 
 
 def _why_not_started(error: OSError) -> tuple[str, str]:

@@ -1,19 +1,20 @@
 """
-What a run does about failures while it goes on: the parent's book of suspects, and whose work goes to whom.
+What a run does about failures while it computes: the parent's one list of suspects, and who gets which block.
 
-A worker says what it is about to compute before it does. When its process dies or hangs, the parent knows what was in
-flight and narrows it down, one step for each death:
+A worker announces what it is about to compute. When its process dies or hangs, the parent knows what was in flight and
+narrows it down, one step for each death:
 
-1. the blocks in flight are computed again, each whole and on its own, after everything that is not suspected;
+1. the blocks in flight are computed again, each whole and on its own, after everything that is not suspect;
 2. a block that was in flight again is computed sequence by sequence, and whole only once each of them has succeeded;
 3. a sequence that was in flight alone twice is quarantined: it gets no row but a line in ``failed_sequences.tsv``;
-   a block that fails only as a whole keeps the rows of its sequences computed apart.
+   a block that fails only as a whole keeps the rows of its sequences computed one by one.
 
-A poisoned sequence thus costs four more starts of a process at the most, whatever the size of its block. What is
-learned holds for this start of the run: the next one tries everything again.
+A poisoned sequence thus costs at most four more starts of a process, whatever the size of its block. What is learned
+holds for this start of the run: the next one tries everything again.
 
-The work of a rank that is lost for good goes to those that have finished theirs. A device that does nothing but fail
-proves nothing: what was blamed on sequences there is forgotten, and they go to the others as well.
+Blocks are handed out (``block_pool``): those of a rank that is lost for good go to the others at once, and a process
+ends only when every block of the run is done, so that there is always one to take them. A device that does nothing but
+fail proves nothing: its evidence against sequences is dropped, and they go to the others as well.
 
 Everything here is numbers of ranks, blocks and positions: no index, plan or model, and no framework.
 """
@@ -21,26 +22,35 @@ Everything here is numbers of ranks, blocks and positions: no index, plan or mod
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
+from virnucpro.pipeline.block_pool import BlockPool
+from virnucpro.pipeline.evidence import Evidence, Quarantine, Standing
 from virnucpro.pipeline.failures import FailureClass, OomKills
 from virnucpro.settings import MAX_STARTS
+from virnucpro.telemetry.durable_blocks import claimed_messages, runs_of, whole_blocks
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
+    from virnucpro.pipeline.block_pool import Grant
     from virnucpro.pipeline.unit_claims import UnitSource
     from virnucpro.telemetry.ranks import Rank
 
-_APART, _NEVER_WHOLE = 2, 3
-"""Deaths of a block from which on its sequences are computed apart, and from which on it is not computed whole."""
+log = structlog.get_logger(__name__)
+
+_SINGLY, _NEVER_WHOLE = 2, 3
+"""Deaths of a block from which on its sequences are computed one by one, and from which on it is not computed whole."""
 _LONE_DEATHS = 2
 """Deaths of a sequence alone after which it is quarantined."""
+_POSITIONS_IN_A_MESSAGE = 300
+"""Index positions in one message: at up to 12 characters each, they fit 4096 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +58,9 @@ class Assignment:
     """What one process is asked to do."""
 
     blocks: Sequence[int] = ()
-    """Its blocks, where they are known."""
+    """Its blocks, where they are known; where blocks are handed out, those whose files it checks first."""
+    is_handed_out: bool = False
+    """Whether it asks its parent for the blocks that it computes."""
     units: UnitSource | None = None
     """Where it claims its blocks, where other hosts share the work."""
     suspects: dict[int, int] = field(default_factory=dict)
@@ -64,71 +76,26 @@ class Assignment:
     task: str = ""
     """The orchestrator's name of what started it, for the log."""
     after_failure: bool = False
-    """Whether a process failed before: then blocks are computed one at a time, and each is made durable at once."""
+    """Whether a process failed before: then each block is made durable at once."""
 
-    def is_apart(self, block: int) -> bool:
+    def computes_singly(self, block: int) -> bool:
         """Whether the sequences of *block* are computed one by one first."""
-        return self.suspects.get(block, 0) >= _APART
+        return self.suspects.get(block, 0) >= _SINGLY
 
     def may_be_whole(self, block: int) -> bool:
         """Whether *block* is computed whole after its sequences."""
         return self.suspects.get(block, 0) < _NEVER_WHOLE
 
 
-@dataclass(frozen=True)
-class _Excuse:
-    """Why a sequence is not computed any more."""
-
-    block: int
-    failure: FailureClass
-    attempts: int
-
-
-@dataclass
-class _Blame:
-    """What a rank has brought up against blocks and sequences."""
-
-    blocks: Counter[int] = field(default_factory=Counter)
-    """Block -> deaths while it was in flight."""
-    lone: Counter[int] = field(default_factory=Counter)
-    """Index position -> deaths while it was computed alone."""
-    quarantined: dict[int, _Excuse] = field(default_factory=dict)
-    """By index position."""
-
-    def add(self, other: _Blame) -> None:
-        self.blocks += other.blocks
-        self.lone += other.lone
-        self.quarantined |= other.quarantined
-
-    def remove(self, other: _Blame) -> None:
-        self.blocks -= other.blocks
-        self.lone -= other.lone
-        for position in other.quarantined:
-            self.quarantined.pop(position, None)
-
-
-@dataclass
-class _Rank:
-    """What is known of one rank's work in this wave."""
-
-    record: Rank
-    blocks: Sequence[int]
-    unproved: _Blame = field(default_factory=_Blame)
-    """Of its processes since the last one that got something done."""
-    fruitless: int = 0
-    """Failed processes since the last one that got something done, that one included."""
-    starts: int = 0
-
-
 class RankObserver(Protocol):
-    """Something that is told how ranks go on; called from the threads of the ranks."""
+    """Follows ranks; called from their threads, with messages that were applied to the rank's record before."""
 
     def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
-        """Take in what the next process of *rank* is asked to do; None where it claims its blocks as it goes."""
+        """Take in what the next process of *rank* begins with; None where it claims its blocks from units."""
         ...
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what a worker said."""
+        """Take in a message of a worker."""
         ...
 
     def ended(self, rank: int, end: ProcessEnd) -> None:
@@ -138,7 +105,7 @@ class RankObserver(Protocol):
 
 class Recovery:
     """
-    Decides what each process computes, whether a rank is tried again, and who takes over; safe from any thread.
+    Decides what each process computes, and whether a rank is tried again; safe from any thread.
 
     Args:
         ranks: The records of the ranks that run here.
@@ -146,8 +113,8 @@ class Recovery:
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
         run_id: Handed on to the workers.
-        observer: Is told what processes are asked to do, what they say and how they end.
-        units: Where processes claim their blocks; then ranks have none of their own, and nobody takes over here.
+        observer: Follows the ranks.
+        units: Where processes claim their blocks; then none are handed out.
     """
 
     def __init__(
@@ -161,177 +128,99 @@ class Recovery:
         observer: RankObserver | None = None,
         units: UnitSource | None = None,
     ) -> None:
-        self.limits = limits
-        self._observer = observer
-        self.oom_kills = OomKills() if oom_kills is None else oom_kills
-        self._run_id = run_id
         self.ranks = ranks
-        self._world_size = world_size = len(ranks)
+        self.limits = limits
+        self.oom_kills = OomKills() if oom_kills is None else oom_kills
+        self._observer = observer
+        self._run_id = run_id
         self._units = units
-        num_shared_out = 0 if units is not None else num_blocks
-        self._ranks = {rank.rank: _Rank(rank, range(rank.rank, num_shared_out, world_size)) for rank in ranks}
-        self._taken_over: dict[int, int] = {}
-        self._blame = _Blame()
+        self._pool = BlockPool(num_blocks if units is None else 0, ranks)
+        self._standings = {rank.rank: Standing(rank) for rank in ranks}
+        self._evidence = Evidence()
         self._block_of: dict[int, int] = {}
         """Of every position that was ever computed alone when its process ended."""
-        self._proven: set[int] = set()
-        """Ranks whose devices have computed something."""
-        self._doubted: set[int] = set()
-        """Ranks that have only ever quarantined sequences."""
         self._changed = threading.Condition()
         self._running = 0
-        self._most_running = world_size
+        self._most_running = len(ranks)
 
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
         """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
-            state = self._ranks[rank]
+            standing, is_handed_out = self._standings[rank], self._units is None
+            blocks = self._pool.begin(rank) if is_handed_out else ()
             if self._observer is not None:
-                self._observer.assigned(rank, state.blocks if self._units is None else None)
-            of_lone_suspects = {self._block_of[position]: 1 for position in self._blame.lone}
-            return (
-                *args,
-                Assignment(
-                    blocks=state.blocks,
-                    units=self._units,
-                    suspects=of_lone_suspects | dict(self._blame.blocks),
-                    lone_suspects=frozenset(self._blame.lone),
-                    quarantined=frozenset(self._quarantined()),
-                    run_id=self._run_id,
-                    attempt=state.record.attempts + 1,
-                    task=task,
-                    after_failure=state.fruitless > 0,
-                ),
+                self._observer.assigned(rank, blocks if is_handed_out else None)
+            assignment = Assignment(
+                blocks=blocks,
+                is_handed_out=is_handed_out,
+                units=self._units,
+                suspects=self._suspects(),
+                lone_suspects=frozenset(self._evidence.lone),
+                quarantined=frozenset(self._quarantined()),
+                run_id=self._run_id,
+                attempt=standing.record.attempts + 1,
+                task=task,
+                after_failure=standing.fruitless > 0,
             )
+            return (*args, assignment)
 
     @contextmanager
     def turn(self, rank: int, stop: threading.Event) -> Iterator[None]:
         """Wait until *rank* may start a process (fewer run at a time once memory ran out), and note that it does."""
         with self._changed:
             while self._running >= self._most_running and not stop.is_set():
+                self._pool.waiting.add(rank)
                 self._changed.wait(0.2)
+            self._pool.waiting.discard(rank)
             self._running += 1
-            self._ranks[rank].starts += 1
         try:
             yield
+        except BaseException:
+            with self._changed:
+                self._pool.lose(rank)
+            raise
         finally:
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Hand a message on, which was applied to its rank before."""
+        """Update the blocks from a message that was applied to its rank before, and hand it on."""
+        with self._changed:
+            if message.get("kind") == "done":
+                self._pool.done(rank, whole_blocks(message).tolist())
+            elif message.get("kind") == "resumed":
+                self._pool.checked(rank)
         if self._observer is not None:
             self._observer.on_message(rank, message)
 
-    def another_attempt(self, outcome: Rank) -> bool:
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+        """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
+        with self._changed:
+            if self._units is not None:
+                return []
+            idle = self._standings[rank].record.attempt.wants == "idle"
+            grant = self._grant(rank, idle=idle)
+            if grant is None:
+                return [] if idle else [{"answer": "nothing"}]
+            return self._answer(rank, grant)
+
+    def another_attempt(self, rank: Rank) -> bool:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
-        starts_again = self._learn(outcome)
+        with self._changed:
+            starts_again = self._learn(rank)
+            quarantined = {position: failure.value for position, (failure, _) in self._quarantined().items()}
         if self._observer is not None:
-            with self._changed:
-                quarantined = {position: failure.value for position, (failure, _) in self._quarantined().items()}
             end = ProcessEnd(
-                state=outcome.state,
-                failure=outcome.failure or "",
-                reason=outcome.reason or "",
-                exit_code=outcome.exit_code,
+                state=rank.state,
+                failure=rank.failure or "",
+                reason=rank.reason or "",
+                exit_code=rank.exit_code,
                 starts_again=starts_again,
                 quarantined=quarantined,
             )
-            self._observer.ended(outcome.rank, end)
+            self._observer.ended(rank.rank, end)
         return starts_again
-
-    def _learn(self, outcome: Rank) -> bool:
-        if outcome.state != "failed":
-            with self._changed:
-                if outcome.attempt.has_rows:
-                    self._prove(outcome.rank)
-            return False
-        failure = FailureClass(outcome.failure or FailureClass.DIED)
-        with self._changed:
-            state = self._ranks[outcome.rank]
-            blame = self._blame_for_death(state, failure) if failure.may_be_the_batch else _Blame()
-            narrowed_down = bool(blame.quarantined) or any(
-                self._blame.blocks[block] >= _APART for block in blame.blocks
-            )
-            if outcome.attempt.has_rows:
-                self._prove(outcome.rank)
-                state.fruitless = 1
-            else:
-                state.unproved.add(blame)
-                state.fruitless += not narrowed_down
-            if failure is FailureClass.OOM_KILL:
-                self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
-            if failure.is_worth_a_retry and state.fruitless < self.limits.attempts and state.starts < MAX_STARTS:
-                return True
-            self._blame.remove(state.unproved)
-            return False
-
-    def _prove(self, rank: int) -> None:
-        """Note that the rank's device computes, so that what it blames is to blame."""
-        self._proven.add(rank)
-        self._ranks[rank].unproved = _Blame()
-
-    def _blame_for_death(self, state: _Rank, failure: FailureClass) -> _Blame:
-        """Count a death against everything that was in flight; return what was added to the blame."""
-        blame = _Blame()
-        for block, position in state.record.attempt.in_flight.items():
-            if position is None:
-                blame.blocks[block] += 1
-            else:
-                self._block_of[position] = block
-                blame.lone[position] += 1
-                deaths = self._blame.lone[position] + 1
-                if deaths >= _LONE_DEATHS:
-                    blame.quarantined[position] = _Excuse(block, failure, self._blame.blocks[block] + deaths)
-        self._blame.add(blame)
-        return blame
-
-    def take_over(self, outcomes: Sequence[Rank]) -> list[int]:
-        """
-        Give the blocks of the ranks that were lost in the last wave to those that finished.
-
-        Args:
-            outcomes: Of every rank, none of which runs.
-
-        Returns:
-            The ranks that have work again; none when nothing was lost, nobody is left, or it would be of no use.
-        """
-        with self._changed:
-            lost = {outcome.rank for outcome in outcomes if outcome.state != "complete"}
-            survivors = [outcome.rank for outcome in outcomes if outcome.state == "complete"]
-            blocks = {block for rank in lost for block in self._ranks[rank].blocks}
-            doubtful = [
-                rank for rank in survivors if self._ranks[rank].unproved.quarantined and rank not in self._proven
-            ]
-            self._doubted.update(doubtful)
-            takers = [rank for rank in survivors if rank in self._proven] or [
-                rank for rank in survivors if rank not in self._doubted
-            ]
-            for rank in doubtful if takers else ():
-                unproved = self._ranks[rank].unproved
-                blocks.update(excuse.block for excuse in unproved.quarantined.values())
-                self._blame.remove(unproved)
-                unproved.quarantined.clear()
-            takers = takers or survivors
-            classes = {FailureClass(outcome.failure) for outcome in outcomes if outcome.failure is not None}
-            for state in self._ranks.values():
-                state.blocks, state.fruitless, state.starts = (), 0, 0
-            if not takers or any(failure.concerns_all_ranks for failure in classes):
-                return []
-            for number, rank in enumerate(takers):
-                self._ranks[rank].blocks = sorted(blocks)[number :: len(takers)]
-                self._taken_over.update(dict.fromkeys(self._ranks[rank].blocks, rank))
-            return [rank for rank in takers if self._ranks[rank].blocks]
-
-    def _quarantined(self) -> dict[int, tuple[FailureClass, int]]:
-        """Return index position -> failure class and processes that tried, of sequences that are not computed."""
-        failed = {
-            position: (FailureClass(failure), 1)
-            for rank in self.ranks
-            for position, (_, failure) in (rank.failed_sequences | rank.attempt.unproved_failures).items()
-        }
-        return failed | {p: (item.failure, item.attempts) for p, item in self._blame.quarantined.items()}
 
     def quarantined(self) -> dict[int, tuple[str, int]]:
         """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
@@ -343,5 +232,133 @@ class Recovery:
         with self._changed:
             if (found := self._quarantined().get(position)) is not None:
                 return found[0].value, found[1]
-            outcome = outcomes[self._taken_over.get(block, block % self._world_size)]
+            outcome = outcomes[self._pool.rank_of(block)]
             return outcome.failure or "unknown", outcome.attempts
+
+    # --- handing out; the lock is held ---
+
+    def _grant(self, rank: int, *, idle: bool) -> Grant | None:
+        standings = self._standings
+        suspects = self._suspects()
+        by_deaths = sorted(suspects, key=suspects.__getitem__)
+        is_trusted = standings[rank].is_trusted
+        others_trusted = any(standings[other].is_trusted for other in self._pool.live - {rank})
+        may_take = is_trusted or not others_trusted
+        grant = self._pool.next_for(rank, by_deaths, idle=idle, may_take=may_take)
+        is_unused = grant is None or grant.is_end
+        if idle and is_trusted and is_unused and self._drop_doubtful_evidence(rank):
+            grant = self._pool.next_for(rank, by_deaths, idle=idle, may_take=may_take)
+        return grant
+
+    def _drop_doubtful_evidence(self, rank: int) -> bool:
+        """Free what ranks other than *rank* have quarantined without ever computing anything; whether there was any."""
+        blocks: set[int] = set()
+        for other, standing in self._standings.items():
+            if other != rank and standing.is_doubtful and self._pool.is_idle(other):
+                blocks.update(item.block for item in standing.unproved.quarantined.values())
+                self._evidence.remove(standing.unproved)
+                standing.unproved = Evidence()
+                standing.was_doubted = True
+        self._pool.reopen(blocks)
+        return bool(blocks)
+
+    def _answer(self, rank: int, grant: Grant) -> list[dict[str, Any]]:
+        if grant.is_end:
+            return [{"answer": "end"}]
+        blocks = set(grant.blocks)
+        for message in claimed_messages(blocks) if not grant.to_check and self._observer is not None else ():
+            self._observer.on_message(rank, message)  # type: ignore[union-attr]
+        quarantined = sorted(position for position, block in self._quarantined_blocks().items() if block in blocks)
+        answers: list[dict[str, Any]] = [
+            {"quarantined": quarantined[at : at + _POSITIONS_IN_A_MESSAGE]}
+            for at in range(0, len(quarantined), _POSITIONS_IN_A_MESSAGE)
+        ]
+        answer: dict[str, Any] = {
+            "answer": "check" if grant.to_check else "compute",
+            "runs": list(runs_of(list(grant.blocks))),
+        }
+        if grant.is_suspect:
+            answer["suspects"] = [[block, self._suspects()[block]] for block in grant.blocks]
+            lone = [position for position in self._evidence.lone if self._block_of[position] in blocks]
+            answer["lone_suspects"] = lone[:_POSITIONS_IN_A_MESSAGE]
+        return [*answers, answer]
+
+    # --- what deaths tell; the lock is held ---
+
+    def _suspects(self) -> dict[int, int]:
+        """Return block -> deaths; 1 where only a sequence of it was in flight, alone."""
+        return {self._block_of[position]: 1 for position in self._evidence.lone} | dict(self._evidence.blocks)
+
+    def _failed_sequences(self) -> dict[int, tuple[int, str]]:
+        return {
+            position: failed
+            for rank in self.ranks
+            for position, failed in (rank.failed_sequences | rank.attempt.unproved_failures).items()
+        }
+
+    def _quarantined(self) -> dict[int, tuple[FailureClass, int]]:
+        """Return index position -> failure class and processes that tried, of sequences that are not computed."""
+        failed = {p: (FailureClass(failure), 1) for p, (_, failure) in self._failed_sequences().items()}
+        return failed | {p: (item.failure, item.attempts) for p, item in self._evidence.quarantined.items()}
+
+    def _quarantined_blocks(self) -> dict[int, int]:
+        failed = {position: block for position, (block, _) in self._failed_sequences().items()}
+        return failed | {position: item.block for position, item in self._evidence.quarantined.items()}
+
+    def _learn(self, rank: Rank) -> bool:
+        standing = self._standings[rank.rank]
+        if rank.attempt.has_rows:  # the device computes, so its evidence counts
+            standing.has_proved, standing.unproved = True, Evidence()
+        if rank.state == "complete":
+            self._pool.close(rank.rank)
+        if rank.state != "failed":
+            return False
+        failure = FailureClass(rank.failure or FailureClass.DIED)
+        found = self._evidence_of_death(rank, failure) if failure.may_be_the_batch else Evidence()
+        narrowed_down = bool(found.quarantined) or any(
+            self._evidence.blocks[block] >= _SINGLY for block in found.blocks
+        )
+        if rank.attempt.has_rows:
+            standing.fruitless = 1
+        else:
+            standing.unproved.add(found)
+            standing.fruitless += not narrowed_down
+        if failure is FailureClass.OOM_KILL:
+            self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
+        starts_again = (
+            failure.is_worth_a_retry and standing.fruitless < self.limits.attempts and rank.attempts < MAX_STARTS
+        )
+        if starts_again:
+            self._pool.take_back(rank.rank)
+        else:
+            self._lose(standing, failure)
+        self._pool.reopen(block for block, _ in rank.attempt.revoked_failures.values())
+        return starts_again
+
+    def _lose(self, standing: Standing, failure: FailureClass) -> None:
+        """Drop what the lost rank could not prove, and free its blocks, unless the others would fail as it did."""
+        rank = standing.record.rank
+        self._evidence.remove(standing.unproved)
+        if failure.concerns_all_ranks:
+            self._pool.close(rank)
+            return
+        self._pool.lose(rank)
+        self._pool.reopen(item.block for item in standing.unproved.quarantined.values())
+        standing.unproved = Evidence()
+        if by := sorted(self._pool.live):
+            log.warning("ranks.lost", lost=[rank], by=by)
+
+    def _evidence_of_death(self, rank: Rank, failure: FailureClass) -> Evidence:
+        """Count a death against everything that was in flight; return what was added."""
+        found = Evidence()
+        for block, position in rank.attempt.in_flight.items():
+            if position is None:
+                found.blocks[block] += 1
+            else:
+                self._block_of[position] = block
+                found.lone[position] += 1
+                deaths = self._evidence.lone[position] + 1
+                if deaths >= _LONE_DEATHS:
+                    found.quarantined[position] = Quarantine(block, failure, self._evidence.blocks[block] + deaths)
+        self._evidence.add(found)
+        return found

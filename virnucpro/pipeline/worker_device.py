@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
     """
-    Load the run's model onto *device*, and say so.
+    Load the run's model onto *device*, and report it.
 
     Raises:
         WeightsError: The weights are absent or unusable.
@@ -64,10 +64,10 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return the MiB that this process had at the most: resident, and on a GPU those of torch's tensors there."""
+    """Return the peak MiB of this process: resident, and on a GPU those of torch's tensors there."""
     lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
     found = [int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")]
-    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may not tell
+    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may hide it
     if device.type == "cuda":
         peak["peak_gpu_mib"] = torch.cuda.max_memory_allocated(device) >> 20
     return peak

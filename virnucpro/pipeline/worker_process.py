@@ -3,7 +3,7 @@ One worker process, from both ends of its pipe.
 
 Child side: ``run_isolated`` is what a spawned process runs first. It is torch-free: it proves that the process sees
 exactly its device before anything can import the framework, then imports the worker function by name. Parent side:
-``WorkerProcess`` starts the process and reads what it says.
+``WorkerProcess`` starts the process, reads its messages and answers its requests.
 
 Each worker has a pipe of its own with messages of at most 4096 bytes, which the kernel writes whole or not at all:
 a worker killed while it writes can neither block its parent nor tear a message. Messages are small records; where a
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from virnucpro.pipeline.devices import VISIBLE_VARIABLE, Device
 from virnucpro.run_folders import worker_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnContext, SpawnProcess
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 4096 - 4
 """Bytes of one message: PIPE_BUF less the length that ``Connection`` puts before it, so that one write carries both."""
 _MAX_SENTENCE_BYTES = 600
-"""Bytes of an error's text, at the most."""
+"""Most bytes of an error's text."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
@@ -54,8 +54,9 @@ _START_LOCK = threading.Lock()
 class ReportPipe:
     """The object that a worker function gets as ``results_queue``; its ``put`` may be called from any thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, answers: Connection) -> None:
         self._connection = connection
+        self._answers = answers
         self._lock = threading.RLock()  # a warning that is raised while we send is sent as well
 
     def put(self, message: dict[str, Any]) -> None:
@@ -70,6 +71,13 @@ class ReportPipe:
             raise ValueError(f"a message of {len(data)} bytes: at most {MAX_MESSAGE_BYTES} fit, put the rest in a file")
         with self._lock:
             self._connection.send_bytes(data)
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the parent's next answer; None when none came in time."""
+        if not self._answers.poll(timeout_s):
+            return None
+        answer: dict[str, Any] = json.loads(self._answers.recv_bytes())
+        return answer
 
 
 def error_sentence(error: BaseException) -> str:
@@ -89,6 +97,7 @@ def run_isolated(
     rank: int,
     world_size: int,
     connection: Connection,
+    answers: Connection,
     device: Device,
     worker_args: tuple[Any, ...],
 ) -> None:
@@ -99,14 +108,15 @@ def run_isolated(
         worker: Module and name of the worker function.
         rank: Of this worker.
         world_size: Number of ranks.
-        connection: Our end of the pipe.
+        connection: Takes our messages.
+        answers: Brings the parent's.
         device: What this process must see, and nothing else.
         worker_args: Passed on to the worker function.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent()
-    reports = ReportPipe(connection)
+    reports = ReportPipe(connection, answers)
     threading.Thread(target=_beat, args=(reports,), name="heartbeat", daemon=True).start()
     exit_code = 0
     try:
@@ -194,10 +204,19 @@ class WorkerProcess:
         self.rank = rank
         self.device = device
         self._connection, self._child_end = ctx.Pipe(duplex=False)
+        self._childs_answers, self._answers = ctx.Pipe(duplex=False)
         self.process: SpawnProcess = ctx.Process(
             target=run_isolated,
             name=f"gpu_worker_{rank}",
-            args=(importable_name(worker_fn), rank, world_size, self._child_end, device, worker_args),
+            args=(
+                importable_name(worker_fn),
+                rank,
+                world_size,
+                self._child_end,
+                self._childs_answers,
+                device,
+                worker_args,
+            ),
         )
 
     def start(self) -> None:
@@ -216,17 +235,29 @@ class WorkerProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._child_end.close()
+            self._childs_answers.close()
 
     def wait_for_messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return what the worker has said, waiting up to *timeout_s* seconds for it to speak or to end."""
+        """Return the messages that have come; waits up to *timeout_s* seconds for one, or for the process to end."""
         wait([self._connection, self.process.sentinel], timeout_s)
         messages = []
         try:
             while self._connection.poll():
                 messages.append(json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES)))
-        except (EOFError, OSError):  # ended: everything it had said was read before
+        except (EOFError, OSError):  # ended: all its messages were read before
             pass
         return messages
+
+    def answer(self, answers: Iterable[dict[str, Any]]) -> None:
+        """
+        Send a few records, each as small as the worker's own.
+
+        Only a request is answered, so that a worker that stands still has at most one answer unread: the pipe takes it
+        at once, and the parent never waits.
+        """
+        with suppress(OSError):  # it has ended
+            for record in answers:
+                self._answers.send_bytes(json.dumps(record).encode("ascii"))
 
     def end(self, grace_s: float) -> None:
         """Make the process end: SIGTERM, then SIGKILL after *grace_s* seconds. Returns when it is gone."""
@@ -242,8 +273,9 @@ class WorkerProcess:
         self.process.join()
 
     def close(self) -> None:
-        """Close our end of the pipe."""
+        """Close our ends of the pipes."""
         self._connection.close()
+        self._answers.close()
 
 
 def importable_name(worker_fn: WorkerFunction) -> tuple[str, str]:

@@ -1,5 +1,5 @@
 """
-Messages that say which blocks a worker has claimed, and which have become durable.
+Messages about blocks that a worker has claimed, and that have become durable or done.
 
 A worker's blocks are nearly always every n-th of the plan, so that they are sent as runs (first, last, step): a few
 numbers for thousands of blocks. What does not fit one message goes into several.
@@ -22,14 +22,14 @@ def durable_messages(
     blocks: Iterable[int], *, short: Mapping[int, int], written_bytes: int = 0
 ) -> Iterator[dict[str, Any]]:
     """
-    Yield what a worker says when blocks have become durable, or were found so.
+    Yield messages that blocks have become durable, or were found so.
 
     Args:
         blocks: Numbers of those that hold every sequence.
         short: Number of each that lacks sequences -> the rows that it gives, copies included.
         written_bytes: Bytes of the file that was written.
     """
-    runs = list(_runs(sorted(blocks)))
+    runs = list(runs_of(sorted(blocks)))
     exceptions = [[block, rows] for block, rows in short.items()]
     yield {"kind": "durable", "bytes": written_bytes, "runs": runs[:ITEMS_IN_A_MESSAGE]}
     for start in range(ITEMS_IN_A_MESSAGE, len(runs), ITEMS_IN_A_MESSAGE):
@@ -38,11 +38,14 @@ def durable_messages(
         yield {"kind": "durable", "short": exceptions[start : start + ITEMS_IN_A_MESSAGE]}
 
 
+def done_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield messages that nothing is left to do for blocks that the parent hands out."""
+    yield from _messages("done", blocks)
+
+
 def claimed_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield what a worker says when it has claimed blocks."""
-    runs = list(_runs(sorted(blocks)))
-    for start in range(0, len(runs), ITEMS_IN_A_MESSAGE):
-        yield {"kind": "claimed", "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
+    """Yield messages that blocks were claimed."""
+    yield from _messages("claimed", blocks)
 
 
 def whole_blocks(message: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -51,7 +54,13 @@ def whole_blocks(message: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int6
     return np.concatenate([np.empty(0, np.int64), *runs])
 
 
-def _runs(numbers: list[int]) -> Iterator[list[int]]:
+def _messages(kind: str, blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    runs = list(runs_of(sorted(blocks)))
+    for start in range(0, len(runs), ITEMS_IN_A_MESSAGE):
+        yield {"kind": kind, "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
+
+
+def runs_of(numbers: list[int]) -> Iterator[list[int]]:
     """Yield ascending *numbers* as [first, last, step]."""
     start = 0
     while start < len(numbers):

@@ -1,4 +1,4 @@
-"""What telemetry is told of an embedding run: what it is, and how a process of it ended."""
+"""What an embedding run is, and how a process of it ended: the input of telemetry."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class EmbeddingFacts:
     precision: str
     """Number format of the forward pass."""
     token_budget: int
-    """Tokens in one block at the most."""
+    """Most tokens in one block."""
     devices: tuple[tuple[str, str], ...]
     """Label and token of each rank's device."""
     host: str
-    """The host of all of them; empty where each rank says itself where it is."""
+    """The host of all of them; empty where each rank reports its own."""
     layout: RunLayout
     """Names of its files."""
     block_tokens: IntArray
@@ -40,13 +40,13 @@ class EmbeddingFacts:
     block_rows: IntArray
     """int64 (B,): rows that each block gives, copies included."""
     rows_of: Callable[[IntArray], IntArray]
-    """Tells how many rows the sequences at some index positions give, copies included."""
+    """Returns how many rows the sequences at some index positions give, copies included."""
     records: int
-    """Records of the input, those that were left out included."""
+    """Records of the input, skipped ones included."""
     copies: int
     """Records that take the row of an identical sequence."""
     skipped: int
-    """Records that were left out."""
+    """Records that were skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class ProcessEnd:
     failure: str
     """Failure class; empty where it did not fail."""
     reason: str
-    """One sentence for a person."""
+    """One sentence."""
     exit_code: int | None
     """Negative for a signal."""
     starts_again: bool

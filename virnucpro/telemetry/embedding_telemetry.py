@@ -62,7 +62,9 @@ class EmbeddingTelemetry:
         self._counted = np.zeros(num_blocks, np.int64)
         """Rows of each block that are counted."""
         self._computed: BoolArray = np.zeros(num_blocks, np.bool_)
-        """Blocks that are computed, durable or not, or need not be."""
+        """Blocks that a running process has computed, durable or not."""
+        self._done: BoolArray = np.zeros(num_blocks, np.bool_)
+        """Blocks of which nothing is to be computed any more."""
         self._owner = np.arange(num_blocks) % max(1, len(facts.devices))
         """Rank that each block was last given to."""
         self._quarantined: dict[int, str] = {}
@@ -86,6 +88,8 @@ class EmbeddingTelemetry:
                         self._count(self.ranks[rank], message)
                     case "claimed":
                         self._owner[whole_blocks(message)] = rank
+                    case "done":
+                        self._done[whole_blocks(message)] = True
                     case "progress":
                         self._computed[int(message["block"])] = True
                     case "model_loaded" if uuid := message.get("gpu_uuid"):
@@ -109,8 +113,9 @@ class EmbeddingTelemetry:
                 state.ended_cpu_s, state.cpu_s = state.ended_cpu_s + state.cpu_s, 0.0
             state.pid = state.resident_bytes = None
             own = self._owner == rank
-            self._computed[own] = end.state == "complete"
+            self._computed[own] = False
             if end.state == "complete":
+                self._done[own] = True
                 state.phase = RankState.COMPLETE
                 return
             if end.state == "stopped":
@@ -238,7 +243,7 @@ class EmbeddingTelemetry:
 
     def _tokens_left(self) -> list[int]:
         """Return the planned tokens of each rank's blocks that are neither durable nor computed."""
-        is_open = ~self._computed & (self._counted == 0)
+        is_open = ~self._computed & ~self._done & (self._counted == 0)
         tokens = self.facts.block_tokens * is_open
         return [int(left) for left in np.bincount(self._owner, tokens, len(self.ranks))]
 

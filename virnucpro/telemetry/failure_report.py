@@ -1,5 +1,5 @@
 """
-What a person needs to know of a worker that failed, without opening a file.
+The facts of a worker that failed, without opening a file.
 
 Device and attempt, why it ended, what it was given last, its exception, and the end of its log. Short, plain text
 without control characters: it is shown on the terminal and under Prefect as it is.

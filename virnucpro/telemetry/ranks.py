@@ -68,11 +68,15 @@ class Attempt:
     """Block that is being computed -> the position that is computed alone, or None while the whole block is."""
     unproved_failures: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Index position -> block and failure class, until a success shows that the process itself is fine."""
+    revoked_failures: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Those of a process that has failed without showing that it was fine."""
     has_rows: bool = False
     """Whether it has computed something."""
     tokens_done: int = 0
     """Planned tokens of the blocks that it has computed."""
     last_batch: Batch | None = None
+    wants: str | None = None
+    """Whether it asks for blocks: ``more``, or ``idle`` where it has computed all that it had."""
 
 
 @dataclass(kw_only=True)
@@ -184,6 +188,8 @@ class Rank:
         attempt = self.attempt
         if self.state == "complete":
             self.failed_sequences |= attempt.unproved_failures
+        else:
+            attempt.revoked_failures = attempt.unproved_failures
         attempt.unproved_failures = {}
         self.seconds += time.monotonic() - attempt.started_s
         if attempt.loaded_s is not None and attempt.last_batch_s is not None:
@@ -213,6 +219,8 @@ class Rank:
                 attempt.report = dict(message)
             case "heartbeat":
                 self.pid = message.get("pid", self.pid)
+            case "wants":
+                attempt.wants = "idle" if message.get("idle") else "more"
             case "step":
                 self._step(now_s)
             case "start":

@@ -1,8 +1,8 @@
 """
-Everything that shows a run while it goes on: views, metrics, status file; put together here, for a run as a whole.
+Everything that shows a run: views, metrics, status file; put together here, for a run as a whole.
 
-One thread makes a snapshot twice a second and hands it to whoever shows it, so that nothing here holds up a worker, and
-whoever shows it may be slow. Nothing that goes wrong here ends a run: it is said once, and left.
+One thread makes a snapshot twice a second and hands it to the views, so that a slow view holds up no worker. No failure
+here ends a run: it is logged once.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RunTelemetry:
     Context manager around a run, of whatever kind; ``running`` marks the time in which it holds its folder.
 
     Args:
-        metrics: Where metrics go beside the folder; None: where the environment says.
+        metrics: Where metrics go beside the folder; None: as the environment sets it.
         views: What shows the run.
     """
 
@@ -120,7 +120,7 @@ class RunTelemetry:
                 ending.callback(self._server.stop)
             if self._target is not None:
                 ending.callback(self._guarded, remove_targets_of_hosts, self._target.path.parent, self._target.run_id)
-                ending.callback(self._target.stop)  # first of all, so that nobody finds a target that does not answer
+                ending.callback(self._target.stop)  # first, so that no scraper finds a dead target
             self._close_views()
             has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
             if self._server is not None and (error is None or has_failed):
@@ -150,7 +150,7 @@ class RunTelemetry:
 
     @contextmanager
     def stage(self, name: str, *, model: str = "") -> Iterator[None]:
-        """Note that a stage goes on for the time of the block; *model* names the embedding run that it belongs to."""
+        """Note that a stage lasts for the time of the block; *model* names the embedding run that it belongs to."""
         with self._lock:
             depth = sum(around.ended_s is None for around in self._stages)
             stage = _Stage(name, model, time.monotonic(), time.time(), depth)
@@ -181,7 +181,7 @@ class RunTelemetry:
         return {stage.name: stage.seconds(0.0) for stage in stages}
 
     def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
-        """Return what is told how an embedding run goes on."""
+        """Return the telemetry of an embedding run that begins."""
         self._guarded(remove_spans, [facts.layout.spans_dir])  # those of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)
@@ -196,7 +196,7 @@ class RunTelemetry:
         return embedding
 
     def has_workers(self) -> bool:
-        """Whether an embedding run goes on of which some worker has sent a message."""
+        """Whether an embedding run is under way of which some worker has sent a message."""
         return any(embedding.has_workers for embedding in self._embeddings)
 
     def for_hosts(self) -> HostMetricsOptions | None:
@@ -212,7 +212,7 @@ class RunTelemetry:
         )
 
     def say(self, text: str) -> None:
-        """Show lines for a person, soon; never waits."""
+        """Show lines to the user, soon; never waits."""
         self._sayings.put(text)
 
     def snapshot(self) -> RunSnapshot:
@@ -246,10 +246,10 @@ class RunTelemetry:
         )
 
     def _wait_for_scrape(self, server: MetricsServer) -> None:
-        """Wait until whoever reads our metrics has read the last of them; Ctrl-C ends the wait."""
+        """Wait until the scraper has read the final metrics; Ctrl-C ends the wait."""
         patience_s = server.patience_s
         if patience_s:
-            say(f"waiting until the final metrics are read, {patience_s:.0f} s at the most (Ctrl-C: not at all)")
+            say(f"waiting until the final metrics are read, at most {patience_s:.0f} s (Ctrl-C: not at all)")
             with _ended_by_signals():
                 server.wait_for_scrape(patience_s)
 
@@ -280,7 +280,7 @@ class RunTelemetry:
         self._server = server
         url = f"http://{address}{METRICS_PATH}"
         self.say(f"metrics: {url}")
-        log.info("metrics.served", address=url)  # for Prefect; on a terminal it is said above
+        log.info("metrics.served", address=url)  # for Prefect; a terminal has the line above
         if self._options.targets_dir is not None:
             target = TargetFile(Path(self._options.targets_dir), self._run_id, address)
             try:
@@ -375,11 +375,11 @@ class RunTelemetry:
             call(*args)
         except StoppedError:  # a signal, which has nothing to do with the call that it came in
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, the run is worth more
+        except Exception as error:  # noqa: BLE001  no failure of a view ends a run
             self._complain("telemetry.failed", f"{type(error).__name__}: {error}")
             if of is not None and of in self._views:
                 self._views.remove(of)
-                self._guarded(of.close)  # what it holds: standard error, a file that says the run goes on
+                self._guarded(of.close)  # what it holds: standard error, a file that shows the run as running
 
     def _complain(self, event: str, reason: str) -> None:
         """Warn, once for each kind of trouble."""

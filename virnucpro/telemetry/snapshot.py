@@ -2,7 +2,7 @@
 What is known of a run at one moment: plain data for everything that shows it.
 
 Bars, metrics, status file and artifacts are all made from a ``RunSnapshot``, so that they cannot disagree. Sequences
-and rows are counted once, when they are durable; tokens of the plan (``tokens_left``, ``progress``) say how far a run
+and rows are counted once, when they are durable; tokens of the plan (``tokens_left``, ``progress``) show how far a run
 is, since the long sequences come first.
 """
 
@@ -61,7 +61,7 @@ class BatchSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU as NVML saw it; what the driver does not tell is None."""
+    """One GPU as NVML saw it; what the driver does not report is None."""
 
     device: str
     """The run's label of it, such as ``cuda:3``."""
@@ -72,7 +72,7 @@ class GpuSample:
     utilization: float | None = None
     """Share of the last sampling period in which it computed, 0 to 1."""
     memory_used_bytes: int | None = None
-    """Bytes in use, by whomever."""
+    """Bytes in use, by all processes."""
     memory_total_bytes: int | None = None
     """Bytes it has."""
     power_watts: float | None = None
@@ -120,7 +120,7 @@ class RankSnapshot:
     attempts: int
     """Processes started."""
     rows: int | None
-    """Rows that are durable, copies and those of earlier starts included; None until its process said what it found."""
+    """Rows that are durable, copies and those of earlier starts included; None before its process has reported."""
     sequences: int
     """Sequences computed."""
     tokens: int
@@ -171,13 +171,13 @@ class EmbeddingSnapshot:
     precision: str
     """Number format of the forward pass."""
     token_budget: int
-    """Tokens in one block at the most."""
+    """Most tokens in one block."""
     records: int
-    """Records of the input, those that were left out included."""
+    """Records of the input, skipped ones included."""
     copies: int
     """Records that take the row of an identical sequence."""
     skipped: int
-    """Records that break a rule and were left out."""
+    """Records that break a rule and were skipped."""
     ranks: tuple[RankSnapshot, ...]
     """By rank."""
     tokens: int
@@ -185,9 +185,9 @@ class EmbeddingSnapshot:
     tokens_left: int
     """Of these not yet computed, and not found done."""
     tokens_before: int
-    """Of these found durable when this start of the run began, as far as the ranks have said."""
+    """Of these found durable when this start of the run began, as far as the ranks have reported."""
     seconds_left: float | None
-    """Until the slowest rank has computed its share; 0 when nothing is left, None where nobody works on what is."""
+    """Until the slowest rank has computed its share; 0 when nothing is left, None where no rank works on the rest."""
     failed: Mapping[str, int]
     """Failure class -> sequences, copies included, that got no row because computing them failed."""
     quarantined: Mapping[str, int]
@@ -202,7 +202,7 @@ class EmbeddingSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows that are durable, as far as the ranks have said."""
+        """Rows that are durable, as far as the ranks have reported."""
         return sum(rank.rows or 0 for rank in self.ranks)
 
 
@@ -253,7 +253,7 @@ class RunSnapshot:
 
     @property
     def stage(self) -> StageSnapshot | None:
-        """The innermost stage that goes on."""
+        """The innermost stage under way."""
         return next((stage for stage in reversed(self.stages) if not stage.is_over), None)
 
     @property
@@ -266,11 +266,11 @@ class View(Protocol):
     """Something that shows a run. Its methods are called one at a time; it decides itself how often it shows what."""
 
     def update(self, snapshot: RunSnapshot) -> None:
-        """Take in how the run is; called about twice a second while it goes on, and once at its end."""
+        """Take in how the run is; called about twice a second, and once at its end."""
         ...
 
     def say(self, text: str) -> None:
-        """Show lines for a person: what a worker warned of, or why one failed. Safe for a terminal."""
+        """Show lines to the user: what a worker warned of, or why one failed. Safe for a terminal."""
         ...
 
     def close(self) -> None:

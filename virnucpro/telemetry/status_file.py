@@ -1,8 +1,8 @@
 """
-How a run is, as a file beside it: for whoever asks from another terminal, or from another machine.
+The state of a run, as a file beside it: for readers on another terminal, or another machine.
 
 The file is whole whenever it is read, and it is not made durable: after a crash of the machine it would be out of date
-anyway. What is read from one is checked value by value, since anybody may have written it.
+anyway. What is read from one is checked value by value, since any program may have written it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 FORMAT = 1
 WRITE_INTERVAL_S = 2.0
-"""Seconds between two versions of the file at the least."""
+"""Least seconds between two versions of the file."""
 _MOST_BYTES = 16 * 2**20
 _MOST_WHOLE = 2**63
 _MOST = 1e15
@@ -48,7 +48,7 @@ class SavedStatus:
     written: float
     """Unix time."""
     host: str
-    """Where the run goes on."""
+    """Where the run computes."""
     pid: int
     """Its process there."""
     snapshot: RunSnapshot
@@ -101,7 +101,7 @@ class StatusFile:
 
 def read_status(path: Path) -> SavedStatus | None:
     """
-    Return what a run has last said of itself; None where there is no file.
+    Return the last status of a run; None where there is no file.
 
     Raises:
         ResultError: It cannot be read, or is not one of ours.

@@ -1,0 +1,244 @@
+"""
+Which rank computes which block: every rank begins with its stride, and takes from the others once that is used up.
+
+A block is unstarted, given to a running process, or done. Only the parent gives blocks, so each is given to one process
+at a time; what a process had when it ended is unstarted again. A block that was given to a process which
+has ended is checked on disk by the process that gets it next, before it is computed. Not safe from several threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from virnucpro.telemetry.durable_blocks import ITEMS_IN_A_MESSAGE, runs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from virnucpro.telemetry.ranks import Rank
+
+MOST_AT_ONCE = 8
+"""Blocks given at once."""
+BLOCKS_OF_A_GRANT = 32
+"""Unstarted blocks of a rank for each that is given at once: few near the end, so that ranks finish together."""
+TAIL = 2
+"""Unstarted blocks a rank from which on no process gets one before it has finished the one before."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a process gets for one request."""
+
+    blocks: Sequence[int] = ()
+    """To compute, or to check."""
+    to_check: bool = False
+    """Whether to look for their files only: those that are not done are given afterwards."""
+    is_suspect: bool = False
+    """Whether it is one block that may have ended a process."""
+    is_end: bool = False
+    """Whether everything is done."""
+
+
+class BlockPool:
+    """
+    Every block of a plan.
+
+    Args:
+        num_blocks: Of the plan.
+        ranks: The records, which say how fast each rank is and whether it was ever started.
+    """
+
+    def __init__(self, num_blocks: int, ranks: Sequence[Rank]) -> None:
+        self._num_blocks = num_blocks
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self._unstarted = {rank: deque(range(rank, num_blocks, len(ranks))) for rank in self._ranks}
+        """Done ones may be among them."""
+        self._free: deque[int] = deque()
+        """Of ranks that were lost."""
+        self._given: dict[int, set[int]] = {rank: set() for rank in self._ranks}
+        self._checking: dict[int, set[int]] = {rank: set() for rank in self._ranks}
+        """Blocks whose files a process looks for."""
+        self._is_done = bytearray(num_blocks)
+        self._is_checked = bytearray(num_blocks)
+        self._moved: dict[int, int] = {}
+        """Block -> the rank that has it, where that is not the one of its stride."""
+        self._begun: set[int] = set()
+        """Ranks whose running process has been given something."""
+        self._ended: set[int] = set()
+        """Ranks that are complete or lost."""
+        self.waiting: set[int] = set()
+        """Ranks that wait until they may start a process."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every block is done, or is not to be computed in this start of the run."""
+        return self._is_done.count(0) == 0
+
+    @property
+    def live(self) -> set[int]:
+        """Ranks that are neither complete nor lost."""
+        return self._ranks.keys() - self._ended
+
+    def is_idle(self, rank: int) -> bool:
+        """Whether *rank* has no block."""
+        return not self._given[rank]
+
+    def rank_of(self, block: int) -> int:
+        """Return the rank that has or had *block* last."""
+        return self._moved.get(block, block % len(self._ranks))
+
+    def blocks_of(self, rank: int) -> Sequence[int]:
+        """Return the blocks that *rank* has, done ones included."""
+        stride = range(rank, self._num_blocks, len(self._ranks))
+        if not self._moved:
+            return stride
+        others = [block for block, owner in self._moved.items() if owner == rank and block not in stride]
+        return sorted([*(block for block in stride if self.rank_of(block) == rank), *others])
+
+    def begin(self, rank: int) -> Sequence[int]:
+        """Note that a process of *rank* is about to start, and return the blocks that it checks first."""
+        blocks = self.blocks_of(rank)
+        self._begun.discard(rank)
+        self._ended.discard(rank)
+        self._checking[rank] = {block for block in blocks if not self._is_done[block]}
+        return blocks
+
+    def checked(self, rank: int) -> None:
+        """Note that *rank* has looked for the files of what it was asked to check; what it found is done."""
+        for block in self._checking[rank]:
+            self._is_checked[block] = True
+        self._checking[rank] = set()
+
+    def done(self, rank: int, blocks: Iterable[int]) -> None:
+        """Note that *blocks* are durable, or have no sequence that is to be computed, as far as *rank* was asked."""
+        for block in blocks:
+            if block in self._given[rank] or block in self._checking[rank]:
+                self._is_done[block] = True
+                self._given[rank].discard(block)
+
+    def take_back(self, rank: int) -> None:
+        """Note that the process of *rank* has ended, and another one is to follow."""
+        self._unstarted[rank].extendleft(sorted(self._taken(rank), reverse=True))
+
+    def lose(self, rank: int) -> None:
+        """Note that *rank* is lost: what it had is free at once."""
+        self._free.extend(sorted({*self._taken(rank), *self._unstarted[rank]}))
+        self._unstarted[rank].clear()
+        self._ended.add(rank)
+
+    def close(self, rank: int) -> None:
+        """Note that *rank* has ended, and that what it had is not to be computed in this start of the run."""
+        for block in {*self._taken(rank), *self._unstarted[rank]}:
+            self._is_done[block] = True
+        self._unstarted[rank].clear()
+        self._ended.add(rank)
+
+    def reopen(self, blocks: Iterable[int]) -> None:
+        """Note that *blocks* are to be computed after all, by other ranks than those that had them."""
+        for block in set(blocks).difference(self._free) if self._num_blocks else ():
+            self._is_done[block] = self._is_checked[block] = False
+            self._free.append(block)
+            for checking in self._checking.values():  # by what was known before
+                checking.discard(block)
+
+    def next_for(self, rank: int, suspects: Collection[int], *, idle: bool, may_take: bool) -> Grant | None:
+        """
+        Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
+
+        Args:
+            rank: Which.
+            suspects: Blocks that may have ended a process: given one at a time, to a process that has nothing else.
+            idle: Whether everything that the process has computed is durable.
+            may_take: Whether it may have blocks of others.
+        """
+        self._begun.add(rank)
+        if not idle and self._is_tail():
+            return None
+        if blocks := self._pop(self._unstarted[rank], suspects):
+            return self._give(rank, blocks)
+        if idle and (suspect := self._suspect(self._unstarted[rank], suspects)):
+            return self._give(rank, suspect, is_suspect=True)
+        if may_take:
+            sources = self._sources(rank)
+            for source, from_end in sources:
+                if blocks := self._pop(source, suspects, from_end=from_end):
+                    return self._give(rank, blocks)
+            if idle:
+                return self._last_resort(rank, suspects)
+        return Grant(is_end=True) if idle and self.is_done else None
+
+    def _last_resort(self, rank: int, suspects: Collection[int]) -> Grant | None:
+        """Return what ranks without a process have that is to be checked first, or that is suspect."""
+        idle_sources = [self._free, *(self._unstarted[other] for other in self._not_running() if other != rank)]
+        for source in idle_sources:
+            unchecked = [block for block in source if not self._is_done[block] and not self._is_checked[block]]
+            if unchecked:
+                runs = islice(runs_of(sorted(unchecked)), ITEMS_IN_A_MESSAGE)
+                blocks = [block for first, last, step in runs for block in range(first, last + 1, step)]
+                self._checking[rank] = set(blocks)
+                return Grant(blocks, to_check=True)
+            if suspect := self._suspect(source, suspects):
+                return self._give(rank, suspect, is_suspect=True)
+        return Grant(is_end=True) if self.is_done else None
+
+    def _not_running(self) -> list[int]:
+        return [rank for rank, record in self._ranks.items() if rank in self.waiting or not record.attempts]
+
+    def _sources(self, rank: int) -> list[tuple[deque[int], bool]]:
+        """Return where *rank* may take blocks, and whether from the end: the lost ranks' first, then who is behind."""
+        usual = [seconds for record in self._ranks.values() if (seconds := record.seconds_per_batch)]
+        typical = sum(usual) / len(usual) if usual else 1.0
+
+        def seconds_left(other: int) -> float:
+            return len(self._unstarted[other]) * (self._ranks[other].seconds_per_batch or typical)
+
+        others = {*self._begun, *self._not_running()} - {rank}
+        behind = sorted((other for other in others if self._unstarted[other]), key=seconds_left, reverse=True)
+        return [(self._free, False), *((self._unstarted[other], True) for other in behind)]
+
+    def _is_tail(self) -> bool:
+        num_live = len(self.live)
+        unstarted = len(self._free) + sum(map(len, self._unstarted.values()))
+        return num_live > 1 and unstarted <= TAIL * num_live
+
+    def _pop(self, source: deque[int], suspects: Collection[int], *, from_end: bool = False) -> list[int]:
+        """Take a few blocks that are checked and not suspect from *source*."""
+        wanted = max(1, min(MOST_AT_ONCE, len(source) // BLOCKS_OF_A_GRANT))
+        found: list[int] = []
+        put_back: list[int] = []
+        while source and len(found) < wanted:
+            block = source.pop() if from_end else source.popleft()
+            if self._is_done[block]:
+                continue
+            (found if self._is_checked[block] and block not in suspects else put_back).append(block)
+        (source.extend if from_end else source.extendleft)(reversed(put_back))
+        return sorted(found)
+
+    def _suspect(self, source: deque[int], suspects: Collection[int]) -> list[int]:
+        """Take the first suspect that is checked from *source*."""
+        block = next(
+            (one for one in suspects if one in source and self._is_checked[one] and not self._is_done[one]), None
+        )
+        if block is None:
+            return []
+        source.remove(block)
+        return [block]
+
+    def _give(self, rank: int, blocks: list[int], *, is_suspect: bool = False) -> Grant:
+        self._given[rank].update(blocks)
+        for block in blocks:
+            if self.rank_of(block) != rank:
+                self._moved[block] = rank
+        return Grant(blocks, is_suspect=is_suspect)
+
+    def _taken(self, rank: int) -> set[int]:
+        """Return what the ended process of *rank* was given and has not finished; its files are to be checked."""
+        given, self._given[rank] = self._given[rank], set()
+        self._checking[rank] = set()
+        self._begun.discard(rank)
+        for block in given:
+            self._is_checked[block] = False
+        return given
