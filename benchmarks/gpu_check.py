@@ -47,7 +47,7 @@ from virnucpro.models.encoders.esm2_checkpoint import Architecture, open_checkpo
 from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention  # noqa: E402
 from virnucpro.models.kernels.plain_attention import equal_length_attention  # noqa: E402
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner  # noqa: E402
-from virnucpro.pipeline.hardware.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
+from virnucpro.pipeline.plan.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

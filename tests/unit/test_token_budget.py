@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from virnucpro.errors import DeviceError
-from virnucpro.pipeline.hardware.token_budget import Trial, choose_token_budget, fill_block
+from virnucpro.pipeline.plan.token_budget import Trial, choose_token_budget, fill_block
 
 MODEL_BYTES = 10_000
 

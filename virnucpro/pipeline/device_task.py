@@ -21,7 +21,6 @@ import structlog
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, HostCheckError, OutputError, VirNucProError
 from virnucpro.models.registry import resolve_model
-from virnucpro.pipeline.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
@@ -29,6 +28,7 @@ from virnucpro.pipeline.host_check import check_host
 from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.host_watch import watching_driver
+from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.rank_runner import run_rank
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import ModelConfig
-    from virnucpro.pipeline.budget_probe import DeviceProbe
+    from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_preparation import PreparedRun
     from virnucpro.pipeline.worker_process import WorkerFunction

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from virnucpro.config import ModelConfig, RunLimits
-    from virnucpro.pipeline.budget_probe import DeviceProbe
+    from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.result.passes import ResultPasses

@@ -26,9 +26,9 @@ from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
-from virnucpro.pipeline.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
+from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.result.disk_space import release, take_space
 from virnucpro.pipeline.run import (
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.budget_probe import DeviceProbe
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.worker_process import WorkerFunction
 
-PROBE_WORKER = "virnucpro.pipeline.probe_worker:probe_worker"
+PROBE_WORKER = "virnucpro.pipeline.plan.probe_worker:probe_worker"
 """By name, so that the parent does not import the framework."""
 
 

@@ -19,7 +19,7 @@ from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported
-from virnucpro.pipeline.hardware.token_budget import DeviceTrials, Trial, choose_token_budget
+from virnucpro.pipeline.plan.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.pipeline.worker_device import load_model, own_device
 from virnucpro.run_layout import RunLayout
 
