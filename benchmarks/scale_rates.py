@@ -43,7 +43,7 @@ from virnucpro.pipeline.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
-from virnucpro.pipeline.worker_messages import MessageReader
+from virnucpro.pipeline.work.worker_messages import MessageReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
 from virnucpro.telemetry.embedding_facts import EmbeddingFacts

@@ -29,9 +29,9 @@ from virnucpro import failpoints
 from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
-from virnucpro.pipeline import worker_process
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
+from virnucpro.pipeline.work import worker_process
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from tests.faults.processes import ROOT, hash_command, make_proteins, wait_until
 from virnucpro import run_folders
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.worker_process import WorkerProcess
+from virnucpro.pipeline.work.worker_process import WorkerProcess
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks import worker_lock
 from virnucpro.store.locks.run_lock import RunLock

@@ -7,8 +7,8 @@ import threading
 from tests import fakes
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.handed_blocks import HandedBlocks
-from virnucpro.pipeline.recovery import Assignment
-from virnucpro.pipeline.worker_process import WorkerProcess
+from virnucpro.pipeline.work.recovery import Assignment
+from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 FIRST = Assignment(blocks=range(0, 8, 2), is_handed_out=True, quarantined=frozenset({5}))
 

@@ -13,7 +13,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virnucpro.pipeline.worker_process import MAX_MESSAGE_BYTES
+from virnucpro.pipeline.work.worker_process import MAX_MESSAGE_BYTES
 from virnucpro.telemetry.worker_logging import HANDLER_NAME, MAX_REPORTED, setup_worker_logging
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from virnucpro.pipeline.worker_messages import MessageReader, MessageWriter
+from virnucpro.pipeline.work.worker_messages import MessageReader, MessageWriter
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.telemetry.ranks import Rank
 

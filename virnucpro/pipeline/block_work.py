@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult
-    from virnucpro.pipeline.recovery import Assignment
     from virnucpro.pipeline.unit_claims import ClaimedUnit
-    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
 

@@ -29,10 +29,10 @@ from virnucpro.pipeline.host_memory import sha256_once
 from virnucpro.pipeline.host_metrics import host_metrics
 from virnucpro.pipeline.host_watch import watching_driver
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
-from virnucpro.pipeline.rank_runner import run_rank
-from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
-from virnucpro.pipeline.worker_messages import MessageWriter
+from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.pipeline.work.worker_messages import MessageWriter
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.telemetry.ranks import Rank
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_preparation import PreparedRun
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.metrics_options import HostMetricsOptions
 
 log = structlog.get_logger(__name__)

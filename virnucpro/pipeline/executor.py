@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.rank_runner import MessageHandler
-    from virnucpro.pipeline.recovery import Recovery
     from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.run_completion import Reasons
     from virnucpro.pipeline.run_preparation import PreparedRun
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.recovery import Recovery
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
     from virnucpro.telemetry.ranks import Rank
 

@@ -21,8 +21,8 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import devices_for_ranks
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.rank_runner import run_rank
-from virnucpro.pipeline.worker_process import importable_name
+from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.worker_process import importable_name
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.rank_runner import MessageHandler
-    from virnucpro.pipeline.worker_process import WorkerFunction, WorkerProcess
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.worker_process import WorkerFunction, WorkerProcess
 
 
 log = structlog.get_logger(__name__)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from virnucpro.pipeline.recovery import Assignment
-    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.worker_process import ReportPipe
 
 ANSWER_POLL_S = 0.2
 """Seconds between looks at the stop event while an answer is awaited."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.run_layout import UnitsLayout
     from virnucpro.telemetry.metrics_options import HostMetricsOptions
 

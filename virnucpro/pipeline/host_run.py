@@ -21,7 +21,7 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
-from virnucpro.pipeline.worker_messages import MessageReader
+from virnucpro.pipeline.work.worker_messages import MessageReader
 from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
 from virnucpro.telemetry.durable_blocks import durable_messages
 from virnucpro.telemetry.embedding_facts import ProcessEnd

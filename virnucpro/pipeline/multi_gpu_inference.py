@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.rank_runner import MessageHandler
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.shard_aggregator import Aggregation
     from virnucpro.pipeline.stages import EmbeddingJob, StageRunner
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.rank_runner import MessageHandler
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 

@@ -29,7 +29,6 @@ from virnucpro.errors import OutputError
 from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
-from virnucpro.pipeline.recovery import Recovery
 from virnucpro.pipeline.result.disk_space import release, take_space
 from virnucpro.pipeline.run import (
     about_indexed,
@@ -39,6 +38,7 @@ from virnucpro.pipeline.run import (
     refuse_other_settings,
     sweep,
 )
+from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import RunManifest, read_object
 from virnucpro.store.parts import part_paths
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]

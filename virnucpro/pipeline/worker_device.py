@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
     from virnucpro.data.collators import Tokenizer
     from virnucpro.pipeline.async_inference import PackedEncoder
-    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
 

@@ -16,14 +16,14 @@ from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.rank_runner import run_rank
+from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
 
 PROBE_WORKER = "virnucpro.pipeline.plan.probe_worker:probe_worker"
 """By name, so that the parent does not import the framework."""

@@ -25,7 +25,7 @@ from virnucpro.run_layout import RunLayout
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
-    from virnucpro.pipeline.worker_process import ReportPipe
+    from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.pipeline.failures import FailureClass, classify_exit
-from virnucpro.pipeline.worker_process import WorkerProcess
+from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.failures import OomKills
-    from virnucpro.pipeline.worker_process import WorkerFunction
+    from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.ranks import Rank
 
     MessageHandler = Callable[[int, dict[str, Any]], None]

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from virnucpro.pipeline.block_pool import BlockPool
-from virnucpro.pipeline.evidence import Evidence, Quarantine, Standing
 from virnucpro.pipeline.failures import FailureClass, OomKills
+from virnucpro.pipeline.work.block_pool import BlockPool
+from virnucpro.pipeline.work.evidence import Evidence, Quarantine, Standing
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.durable_blocks import claimed_messages, runs_of, whole_blocks
 from virnucpro.telemetry.embedding_facts import ProcessEnd
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.block_pool import Grant
     from virnucpro.pipeline.unit_claims import UnitSource
+    from virnucpro.pipeline.work.block_pool import Grant
     from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
