@@ -63,7 +63,8 @@ def durability_off() -> Iterator[None]:
 
 def not_durable_worker(rank: int, world_size: int, results_queue: Any, *arguments: Any) -> None:
     """Do what ``gpu_worker`` does, but keep the rows in memory until the end, and write them once."""
-    from virnucpro.pipeline import block_writer, gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
+    from virnucpro.pipeline import gpu_worker  # noqa: PLC0415  imports torch, which the parent must not
+    from virnucpro.pipeline.blocks import block_writer  # noqa: PLC0415  imports torch, which the parent must not
 
     assert hasattr(block_writer, "PART_INTERVAL_S")
     block_writer.PART_INTERVAL_S = float(NEVER)

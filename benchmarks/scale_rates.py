@@ -39,7 +39,7 @@ from virnucpro.data.index.file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline import unit_claims
-from virnucpro.pipeline.finished_blocks import seal_shard
+from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, numbers_in, write_units

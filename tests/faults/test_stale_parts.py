@@ -20,8 +20,8 @@ from virnucpro.data import packing
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.knobs import recorded_settings
+from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.store.parts import part_paths, write_part
 from virnucpro.store.reader import read_embeddings

@@ -9,8 +9,8 @@ import pytest
 
 from tests.strategies import MadeRun, flip_bit
 from virnucpro.errors import OutputError
-from virnucpro.pipeline import finished_blocks
-from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.blocks import finished_blocks
+from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, read_block_numbers, write_part
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from tests import fakes
+from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.handed_blocks import HandedBlocks
 from virnucpro.pipeline.work.recovery import Assignment
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 

@@ -19,8 +19,8 @@ from virnucpro.config import InputRules
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, SourceGoneError
-from virnucpro.pipeline import finished_blocks
-from virnucpro.pipeline.finished_blocks import seal_shard
+from virnucpro.pipeline.blocks import finished_blocks
+from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
 from virnucpro.run_layout import RunLayout

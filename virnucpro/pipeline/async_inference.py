@@ -25,7 +25,7 @@ import torch
 
 from virnucpro import spans
 from virnucpro.errors import SequenceError, VirNucProError
-from virnucpro.pipeline.device_clock import DeviceClock
+from virnucpro.pipeline.blocks.device_clock import DeviceClock
 from virnucpro.pipeline.failures import FailureClass
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
-    from virnucpro.pipeline.device_clock import DeviceMarks
+    from virnucpro.pipeline.blocks.device_clock import DeviceMarks
 
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 

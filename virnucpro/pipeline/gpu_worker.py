@@ -20,11 +20,11 @@ from virnucpro import spans
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.async_inference import DEVICE_ERROR
-from virnucpro.pipeline.block_work import BlockWork
+from virnucpro.pipeline.blocks.block_work import BlockWork
+from virnucpro.pipeline.blocks.worker_device import own_device, own_label
 from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
 from virnucpro.pipeline.work.recovery import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
-from virnucpro.pipeline.worker_device import own_device, own_label
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock
 from virnucpro.telemetry.worker_logging import setup_worker_logging

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from virnucpro.errors import OutputError
+from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.work.worker_messages import MessageReader

@@ -17,7 +17,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.choices import ResultForm
 from virnucpro.errors import SourceGoneError
-from virnucpro.pipeline.finished_blocks import find_all_finished
+from virnucpro.pipeline.blocks.finished_blocks import find_all_finished
 from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.rows import rows_of_parts
 from virnucpro.store import schema
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.finished_blocks import FinishedBlocks
+    from virnucpro.pipeline.blocks.finished_blocks import FinishedBlocks
     from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.result.rows import ResultRows
     from virnucpro.run_layout import RunLayout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.packing import BlockPlan
     from virnucpro.pipeline.async_inference import InferenceResult
-    from virnucpro.pipeline.cached_blocks import BlockCache
+    from virnucpro.pipeline.blocks.cached_blocks import BlockCache
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)

@@ -22,12 +22,12 @@ from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
-from virnucpro.pipeline.block_writer import BlockWriter
-from virnucpro.pipeline.cached_blocks import BlockCache
-from virnucpro.pipeline.finished_blocks import find_finished_blocks, seal_shard
-from virnucpro.pipeline.handed_blocks import HandedBlocks, HandedUnit
+from virnucpro.pipeline.blocks.block_writer import BlockWriter
+from virnucpro.pipeline.blocks.cached_blocks import BlockCache
+from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
+from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
+from virnucpro.pipeline.blocks.worker_device import load_model, peak_memory
 from virnucpro.pipeline.unit_claims import FixedBlocks, UnitClaims
-from virnucpro.pipeline.worker_device import load_model, peak_memory
 from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
