@@ -27,11 +27,11 @@ from flows.clusters.cluster import NOTICE_S, Cluster
 from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
-from virnucpro.pipeline.device_task import DeviceOutcome, probe_device_here, run_device_task
 from virnucpro.pipeline.executor import Executor
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.host_check import check_host, hashing_s
-from virnucpro.pipeline.host_run import HostRun
+from virnucpro.pipeline.hosts.device_task import DeviceOutcome, probe_device_here, run_device_task
+from virnucpro.pipeline.hosts.host_check import check_host, hashing_s
+from virnucpro.pipeline.hosts.host_run import HostRun
 from virnucpro.pipeline.plan.budget_probe import DeviceProbe
 from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run_completion import Reasons

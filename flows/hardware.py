@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from flows.clusters.cluster import Cluster
 from flows.clusters.runners import check_runner_allowed, runner_of, started
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
-from virnucpro.pipeline.host_run import device_tasks
+from virnucpro.pipeline.hosts.host_run import device_tasks
 from virnucpro.settings import Hardware
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from virnucpro.config import RunLimits
-from virnucpro.pipeline.device_task import run_device_task
+from virnucpro.pipeline.hosts.device_task import run_device_task
 
 
 class Host:

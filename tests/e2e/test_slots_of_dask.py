@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 REFUSES_ITS_FIRST_TASK = """
 from virnucpro.errors import HostCheckError
-from virnucpro.pipeline import device_task
-from virnucpro.pipeline.host_check import check_host as accepts
+from virnucpro.pipeline.hosts import device_task
+from virnucpro.pipeline.hosts.host_check import check_host as accepts
 
 refused = []
 

@@ -23,16 +23,16 @@ from tests.strategies import edit_manifest
 from virnucpro import durable
 from virnucpro.choices import ResultForm
 from virnucpro.errors import ExitCode, HostCheckError, OutputError
-from virnucpro.pipeline import host_check, host_run
-from virnucpro.pipeline.device_task import device_here, weights_here
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.host_check import check_host
-from virnucpro.pipeline.host_memory import sha256_once
-from virnucpro.pipeline.host_run import HostRun, device_tasks
+from virnucpro.pipeline.hosts import host_check, host_run
+from virnucpro.pipeline.hosts.device_task import device_here, weights_here
+from virnucpro.pipeline.hosts.host_check import check_host
+from virnucpro.pipeline.hosts.host_memory import sha256_once
+from virnucpro.pipeline.hosts.host_run import HostRun, device_tasks
+from virnucpro.pipeline.hosts.unit_claims import owners_of_done
 from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_multi_gpu_inference
 from virnucpro.pipeline.run_completion import aggregate_run, close_run, validate_run
 from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.pipeline.unit_claims import owners_of_done
 from virnucpro.pipeline.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.lease import Lease

@@ -14,9 +14,9 @@ from tests.strategies import MadeRun, flip_bit
 from virnucpro import durable
 from virnucpro.choices import ResultForm
 from virnucpro.errors import OutputError, ResultError, SourceGoneError
-from virnucpro.pipeline import host_watch, unit_claims
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.hosts import host_watch, unit_claims
 from virnucpro.pipeline.result import passes
 from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
 from virnucpro.pipeline.result.validation import validate_result

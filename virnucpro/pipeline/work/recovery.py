@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.unit_claims import UnitSource
+    from virnucpro.pipeline.hosts.unit_claims import UnitSource
     from virnucpro.pipeline.work.block_pool import Grant
     from virnucpro.telemetry.ranks import Rank
 

@@ -24,12 +24,12 @@ from virnucpro.models.registry import resolve_model
 from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
-from virnucpro.pipeline.host_check import check_host
-from virnucpro.pipeline.host_memory import sha256_once
-from virnucpro.pipeline.host_metrics import host_metrics
-from virnucpro.pipeline.host_watch import watching_driver
+from virnucpro.pipeline.hosts.host_check import check_host
+from virnucpro.pipeline.hosts.host_memory import sha256_once
+from virnucpro.pipeline.hosts.host_metrics import host_metrics
+from virnucpro.pipeline.hosts.host_watch import watching_driver
+from virnucpro.pipeline.hosts.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
-from virnucpro.pipeline.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.pipeline.work.worker_messages import MessageWriter
