@@ -29,9 +29,9 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_result import PredictionResult
-from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.prediction.result import PredictionResult
+from virnucpro.pipeline.prediction.settings import PredictionConfig, configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import (
     Cache,

@@ -17,8 +17,8 @@ from virnucpro.config import InputRules
 from virnucpro.models.classifier_files.card import Encoder
 from virnucpro.models.registry import MODELS
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_settings import PredictionConfig
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.prediction.settings import PredictionConfig
 from virnucpro.report.prediction.page import write_report
 
 if TYPE_CHECKING:

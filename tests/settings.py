@@ -8,7 +8,7 @@ from typing import Any
 from virnucpro.config import ModelConfig
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.prediction_settings import PredictionConfig, configure_prediction
+from virnucpro.pipeline.prediction.settings import PredictionConfig, configure_prediction
 from virnucpro.settings import EmbeddingSettings, PredictionSettings, TrainingSettings
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 

@@ -20,8 +20,8 @@ from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingSettings, PredictionSettings
 from virnucpro.store.contig_table import read_contig_calls

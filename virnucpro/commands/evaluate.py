@@ -21,8 +21,8 @@ from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import claim_for, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report

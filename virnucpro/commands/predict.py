@@ -14,14 +14,14 @@ from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import claim_for, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
-from virnucpro.pipeline.prediction import run_prediction
-from virnucpro.pipeline.prediction_settings import configure_prediction
+from virnucpro.pipeline.prediction.prediction import run_prediction
+from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
-    from virnucpro.pipeline.prediction_result import PredictionResult
+    from virnucpro.pipeline.prediction.result import PredictionResult
 
 
 @takes_settings(PredictionSettings)

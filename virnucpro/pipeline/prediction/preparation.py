@@ -17,7 +17,7 @@ from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.errors import ConfigurationError, OutputError, printable
 from virnucpro.pipeline.from_scratch import start_from_scratch
-from virnucpro.pipeline.prediction_run import PredictionRun
+from virnucpro.pipeline.prediction.prediction_run import PredictionRun
 from virnucpro.pipeline.run import (
     about_indexed,
     all_intact,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.prediction_settings import PredictionConfig
+    from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
 

@@ -12,7 +12,7 @@ from virnucpro.pipeline.stages import StagedRun
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.pipeline.prediction_settings import PredictionConfig
+    from virnucpro.pipeline.prediction.settings import PredictionConfig
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.manifest import PredictionManifest
 

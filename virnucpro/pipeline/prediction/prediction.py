@@ -25,8 +25,8 @@ from virnucpro.config import fingerprint
 from virnucpro.data.fragments import write_fragments
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
-from virnucpro.pipeline.prediction_preparation import prepare_prediction
-from virnucpro.pipeline.prediction_result import PredictionResult, notes_on_contigs, prove_counts
+from virnucpro.pipeline.prediction.preparation import prepare_prediction
+from virnucpro.pipeline.prediction.result import PredictionResult, notes_on_contigs, prove_counts
 from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, running
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.prediction_run import PredictionRun
-    from virnucpro.pipeline.prediction_settings import PredictionConfig
+    from virnucpro.pipeline.prediction.prediction_run import PredictionRun
+    from virnucpro.pipeline.prediction.settings import PredictionConfig
     from virnucpro.pipeline.run_result import RunResult
     from virnucpro.pipeline.stages import StageRunner
     from virnucpro.telemetry.run_telemetry import RunTelemetry
