@@ -7,7 +7,7 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from virnucpro.pipeline.prediction.result import PredictionResult
-from virnucpro.pipeline.run_result import RunResult
+from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.report.prediction.contig_lines import read_columns
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout

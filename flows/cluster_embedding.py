@@ -34,8 +34,8 @@ from virnucpro.pipeline.hosts.host_check import check_host, hashing_s
 from virnucpro.pipeline.hosts.host_run import HostRun
 from virnucpro.pipeline.plan.budget_probe import DeviceProbe
 from virnucpro.pipeline.result.passes import ResultPasses
-from virnucpro.pipeline.run_completion import Reasons
-from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.pipeline.run.run_completion import Reasons
+from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics_options import HostMetricsOptions

@@ -37,8 +37,8 @@ from virnucpro.models.registry import is_path
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.run_result import RunResult
-from virnucpro.pipeline.stages import EmbeddingJob
+from virnucpro.pipeline.run.run_result import RunResult
+from virnucpro.pipeline.run.stages import EmbeddingJob
 from virnucpro.settings import Cache, EmbeddingResult, EmbeddingSettings, Hardware, Limits, Monitoring, SequenceRules
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics_options import metrics_options

@@ -41,7 +41,7 @@ from virnucpro.data.reading.inbox import (
     scan_inbox,
 )
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
-from virnucpro.pipeline.run import new_run_id
+from virnucpro.pipeline.run.run import new_run_id
 from virnucpro.store.inbox_memory import Claim, InboxMemory
 from virnucpro.store.locks.run_lock import RunLock
 

@@ -22,9 +22,9 @@ from flows.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor
-from virnucpro.pipeline.run_completion import Reasons
-from virnucpro.pipeline.run_preparation import PreparedRun
-from virnucpro.pipeline.stages import StageRunner
+from virnucpro.pipeline.run.run_completion import Reasons
+from virnucpro.pipeline.run.run_preparation import PreparedRun
+from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry

@@ -29,7 +29,8 @@ def uuid_of(number: int) -> str:
 
 def pretend(count: int) -> None:
     """Let this process see *count* GPUs, and start workers for them."""
-    from virnucpro.pipeline import multi_gpu_inference, run_preparation
+    from virnucpro.pipeline import multi_gpu_inference
+    from virnucpro.pipeline.run import run_preparation
 
     nvml = FakeNvml([FakeGpu(uuid_of(number)) for number in range(count)])
     for name in dir(nvml):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.run.run_status import status_of
 
 
 def is_noticed(verify, out) -> bool:

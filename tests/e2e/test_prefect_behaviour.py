@@ -27,7 +27,7 @@ from tests.faults.processes import RowsFound, compare_rows, is_gone, make_protei
 from tests.faults.test_prefect import computed, durable_sequences
 from tests.hash_flows import RENEW_LEASE_S, VARIABLE, control_file
 from tests.prefect_service import POOL, START_LIMIT_S, started, wait_until
-from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

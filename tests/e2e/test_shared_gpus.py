@@ -17,7 +17,7 @@ from tests import fake_gpus
 from tests.faults.processes import ROOT, compare_rows, make_proteins, wait_until
 from tests.hash_flows import VARIABLE, control_file
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.run.run_status import status_of
 
 pytestmark = pytest.mark.slow
 

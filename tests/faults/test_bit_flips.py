@@ -18,7 +18,7 @@ from tests.strategies import MadeRun, flip_bit
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import part_paths
 

@@ -20,7 +20,7 @@ from tests.manifests import is_noticed, values_unseen
 from tests.predictions import hash_prediction, make_contigs, predict_forked
 from tests.strategies import edit_manifest, flip_bit
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.telemetry.status_file import read_status
 
 OF_OTHERS = (".x.tmp", ".run.json.tmp", ".notes.4194305.0123abcd.tmp", ".a.norun.4194305.0123abcd.tmp", "notes.txt")

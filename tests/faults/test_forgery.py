@@ -20,7 +20,7 @@ from tests.faults.forked import run_forked
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
-from virnucpro.pipeline.run_result import RunResult
+from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.failure_report import failure_report
 from virnucpro.telemetry.metrics.table import RunCollector

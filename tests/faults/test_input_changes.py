@@ -18,7 +18,7 @@ from tests.fakes import hash_config, hash_vector
 from virnucpro.errors import BadInputError, ExitCode, InputChangedError, SettingsChangedError, VirNucProError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.store.reader import read_embeddings
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tests.faults.processes import (
     wait_until,
     workers_of,
 )
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 
 COMPLETE, PARTIAL, INTERNAL = 0, 3, 70
 SLOW_S = 0.04

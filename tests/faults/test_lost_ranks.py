@@ -19,7 +19,7 @@ from virnucpro.errors import ConfigurationError, WorkersFailedError
 from virnucpro.pipeline import failures
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.processes import DEADLINE_S, family, seconds_until_gone
 from tests.predictions import tables
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 
 
 def start(examples_dir, out, errors):

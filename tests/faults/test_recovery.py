@@ -17,7 +17,7 @@ from tests.faults.processes import compare_rows, make_proteins
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.reader import read_embeddings
 

@@ -10,8 +10,8 @@ from tests.faults import command_line
 from tests.faults.forked import run_forked, small_input
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
 
 

@@ -29,7 +29,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, OutputError, ResultError, WeightsError
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.esm2_flash import load_esm2_model
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store import schema
 from virnucpro.store.locks.run_lock import RunLock

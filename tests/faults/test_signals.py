@@ -33,7 +33,7 @@ from tests.faults.processes import (
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import BlockRows, write_part

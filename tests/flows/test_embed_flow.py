@@ -36,7 +36,7 @@ from tests.strategies import write_fasta
 from virnucpro.api import embed_fasta
 from virnucpro.cli import app
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.store.reader import read_embeddings
 from virnucpro.telemetry.snapshot import RankState

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # each starts a server of its own
 

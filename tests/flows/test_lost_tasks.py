@@ -20,7 +20,7 @@ from virnucpro.errors import HostCheckError
 from virnucpro.pipeline.hosts.device_task import DeviceOutcome
 from virnucpro.pipeline.hosts.host_run import device_tasks
 from virnucpro.pipeline.hosts.unit_claims import UnitClaims, UnitSource, new_owner
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.ranks import Rank
 

@@ -20,7 +20,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from virnucpro.choices import AUTO_TOKEN_BUDGET
 from virnucpro.data.packing import make_plan
 from virnucpro.errors import ConfigurationError, DeviceError, ExitCode, SettingsChangedError, StoppedError
 from virnucpro.pipeline.devices import CPU, Device
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.store.manifest import RunManifest
 
 RECORDS = [("a", "MKT"), ("b", "MKTAYIAKQR" * 8), ("c", "WY" * 9), ("d", "MKTAYIAKQR" * 5)]
@@ -152,7 +152,7 @@ def test_probing_leaves_the_parent_free_of_the_framework(tmp_path):
     import subprocess
     import sys
 
-    code = "import sys, virnucpro.pipeline.run_preparation; sys.exit('torch' in sys.modules)"
+    code = "import sys, virnucpro.pipeline.run.run_preparation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -14,7 +14,7 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.store.embedding_cache import FILE_NAME
 from virnucpro.store.reader import read_embeddings
 

@@ -22,7 +22,7 @@ from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 

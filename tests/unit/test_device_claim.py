@@ -19,7 +19,7 @@ from virnucpro.pipeline.hardware import device_claim
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_of
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.telemetry.run_telemetry import RunTelemetry

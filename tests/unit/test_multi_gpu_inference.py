@@ -27,7 +27,7 @@ from virnucpro.errors import (
 )
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_esm2_multi_gpu, run_multi_gpu_inference
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import write_part
 from virnucpro.store.reader import read_embeddings

@@ -25,8 +25,8 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import parquet, sharded
 from virnucpro.store.results.parquet import ParquetFile

@@ -38,7 +38,7 @@ from virnucpro.errors import (
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import report_markdown
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls

@@ -20,7 +20,7 @@ from virnucpro.pipeline.hosts import host_watch, unit_claims
 from virnucpro.pipeline.result import passes
 from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
 from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.run_preparation import PreparedRun
+from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results import sharded

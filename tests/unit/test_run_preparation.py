@@ -13,7 +13,7 @@ from virnucpro import durable
 from virnucpro.choices import LongPolicy
 from virnucpro.errors import BadInputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU, Device
-from virnucpro.pipeline.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest
 

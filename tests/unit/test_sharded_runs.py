@@ -16,9 +16,9 @@ from virnucpro.errors import OutputError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.result import disk_space
-from virnucpro.pipeline.run_preparation import prepare_run
-from virnucpro.pipeline.run_status import status_of
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.run_preparation import prepare_run
+from virnucpro.pipeline.run.run_status import status_of
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
 from virnucpro.store.results import forms, sharded

@@ -20,7 +20,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, WorkersFailedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.store.reader import read_embeddings
 
 SKIP = InputRules(on_bad_record="skip")

@@ -22,8 +22,8 @@ from tests.snapshots import NOW, embedding_snapshot, rank_snapshot, run_snapshot
 from tests.strategies import edit_manifest
 from virnucpro.commands.status import status
 from virnucpro.errors import ResultError
-from virnucpro.pipeline import run_status
-from virnucpro.pipeline.run_status import status_of
+from virnucpro.pipeline.run import run_status
+from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.run_holder import holder_of
 from virnucpro.store.locks.run_lock import RunLock

@@ -21,8 +21,8 @@ from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import read_card
-from virnucpro.pipeline.run_status import status_of
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.run_status import status_of
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.fitting.annotations import read_annotations

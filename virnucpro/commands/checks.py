@@ -15,7 +15,7 @@ from virnucpro.commands.options import AsJson, FastaFiles, RunDir, takes_setting
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, printable
-from virnucpro.pipeline.verification import verify_run
+from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.settings import EmbeddingSettings
 
 

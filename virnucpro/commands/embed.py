@@ -21,7 +21,7 @@ from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.show.progress import DownloadProgress, say
 
 if TYPE_CHECKING:
-    from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.run.run_result import RunResult
 
 
 @takes_settings(EmbeddingSettings)

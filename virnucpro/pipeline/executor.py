@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from virnucpro.config import ModelConfig, RunLimits
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
     from virnucpro.pipeline.result.passes import ResultPasses
-    from virnucpro.pipeline.run_completion import Reasons
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_completion import Reasons
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.recovery import Recovery
     from virnucpro.pipeline.work.worker_process import WorkerFunction

@@ -22,16 +22,16 @@ from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
 from virnucpro.pipeline.hardware.cpu_workers import devices_for
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
-from virnucpro.pipeline.run import failure_noted, running
-from virnucpro.pipeline.run_completion import (
+from virnucpro.pipeline.run.run import failure_noted, running
+from virnucpro.pipeline.run.run_completion import (
     aggregate_run,
     close_run,
     finished_result,
     stop_run,
     validate_run,
 )
-from virnucpro.pipeline.run_preparation import PreparedRun, prepare_run
-from virnucpro.pipeline.stages import Stages, call_stage
+from virnucpro.pipeline.run.run_preparation import PreparedRun, prepare_run
+from virnucpro.pipeline.run.stages import Stages, call_stage
 from virnucpro.run_layout import RunLayout
 from virnucpro.settings import EmbeddingSettings
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.run.run_result import RunResult
+    from virnucpro.pipeline.run.stages import EmbeddingJob, StageRunner
     from virnucpro.pipeline.shard_aggregator import Aggregation
-    from virnucpro.pipeline.stages import EmbeddingJob, StageRunner
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.run_telemetry import RunTelemetry

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
-from virnucpro.pipeline.run import failure_noted, running
-from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
+from virnucpro.pipeline.run.run import failure_noted, running
+from virnucpro.pipeline.run.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.fitting.embedded_pieces import cut_frames
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
-    from virnucpro.pipeline.run_result import RunResult
-    from virnucpro.pipeline.stages import StageRunner
+    from virnucpro.pipeline.run.run_result import RunResult
+    from virnucpro.pipeline.run.stages import StageRunner
     from virnucpro.telemetry.run_telemetry import RunTelemetry
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig

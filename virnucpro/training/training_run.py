@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.models.classifier_files.card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
-from virnucpro.pipeline.from_scratch import remove_run
-from virnucpro.pipeline.run import (
+from virnucpro.pipeline.run.from_scratch import remove_run
+from virnucpro.pipeline.run.run import (
     about_file,
     all_intact,
     is_same_input,
@@ -23,7 +23,7 @@ from virnucpro.pipeline.run import (
     remove_files,
     sweep,
 )
-from virnucpro.pipeline.stages import StagedRun
+from virnucpro.pipeline.run.stages import StagedRun
 from virnucpro.run_layout import RunLayout, TrainingLayout
 from virnucpro.store.manifest import COMPUTING_PACKAGES, TrainingManifest
 from virnucpro.training.genomes.labelled_genomes import LabelledInput, files_of, read_labelled

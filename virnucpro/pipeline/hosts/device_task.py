@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction
     from virnucpro.telemetry.metrics_options import HostMetricsOptions

@@ -25,7 +25,7 @@ from virnucpro.this_host import host_name
 if TYPE_CHECKING:
     from virnucpro.data.index.build import IndexedFile
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
 
 QUICK_S = 8.0
 """Seconds for the quick checks; a hanging file system takes longer."""

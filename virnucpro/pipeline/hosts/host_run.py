@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from virnucpro.pipeline.hosts.device_task import DeviceOutcome
     from virnucpro.pipeline.hosts.unit_claims import UnitPlan
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
 log = structlog.get_logger(__name__)

@@ -27,9 +27,9 @@ from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import PredictionResult, notes_on_contigs, prove_counts
-from virnucpro.pipeline.run import failure_noted, is_intact, remove_unpacked, running
+from virnucpro.pipeline.run.run import failure_noted, is_intact, remove_unpacked, running
+from virnucpro.pipeline.run.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
-from virnucpro.pipeline.stages import EmbeddingJob, Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import RunManifest
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.prediction.prediction_run import PredictionRun
     from virnucpro.pipeline.prediction.settings import PredictionConfig
-    from virnucpro.pipeline.run_result import RunResult
-    from virnucpro.pipeline.stages import StageRunner
+    from virnucpro.pipeline.run.run_result import RunResult
+    from virnucpro.pipeline.run.stages import StageRunner
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
     ReportWriter = Callable[[PredictionLayout], Path]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.stages import StagedRun
+from virnucpro.pipeline.run.stages import StagedRun
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ from virnucpro.choices import TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.errors import ConfigurationError, OutputError, printable
-from virnucpro.pipeline.from_scratch import start_from_scratch
 from virnucpro.pipeline.prediction.prediction_run import PredictionRun
-from virnucpro.pipeline.run import (
+from virnucpro.pipeline.run.from_scratch import start_from_scratch
+from virnucpro.pipeline.run.run import (
     about_indexed,
     all_intact,
     ensure_index,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.run.run_result import RunResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from virnucpro.this_host import host_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.store.results.result import NewRows
 
     Answer = dict[str, Any]

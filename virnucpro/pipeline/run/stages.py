@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
-from virnucpro.pipeline.run import all_intact
+from virnucpro.pipeline.run.run import all_intact
 from virnucpro.store.manifest import StageRecord
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.config import ModelConfig
-    from virnucpro.pipeline.run_result import RunResult
+    from virnucpro.pipeline.run.run_result import RunResult
     from virnucpro.run_layout import FolderLayout
     from virnucpro.store.manifest import StagedManifest
     from virnucpro.telemetry.run_telemetry import RunTelemetry

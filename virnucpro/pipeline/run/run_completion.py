@@ -16,8 +16,8 @@ from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.result import disk_space
 from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.run import remove_unpacked
-from virnucpro.pipeline.run_result import RunResult
+from virnucpro.pipeline.run.run import remove_unpacked
+from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.result.passes import ResultPasses
-    from virnucpro.pipeline.run_preparation import PreparedRun
+    from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
     from virnucpro.telemetry.ranks import Rank
 

@@ -26,11 +26,11 @@ from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
-from virnucpro.pipeline.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
 from virnucpro.pipeline.result.disk_space import release, take_space
-from virnucpro.pipeline.run import (
+from virnucpro.pipeline.run.from_scratch import start_from_scratch, unknown_results
+from virnucpro.pipeline.run.run import (
     about_indexed,
     ensure_index,
     is_same_input,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from virnucpro import durable
-from virnucpro.pipeline.run import remove_files
+from virnucpro.pipeline.run.run import remove_files
 from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths

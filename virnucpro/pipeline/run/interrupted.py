@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, RunLockedError
-from virnucpro.pipeline.run import note_end, sweep
-from virnucpro.pipeline.run_status import manifest_in, status_of
+from virnucpro.pipeline.run.run import note_end, sweep
+from virnucpro.pipeline.run.run_status import manifest_in, status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.run_holder import holder_of
 from virnucpro.store.locks.run_lock import RunLock
@@ -20,7 +20,7 @@ from virnucpro.store.locks.run_lock import RunLock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.pipeline.run_status import RunStatus
+    from virnucpro.pipeline.run.run_status import RunStatus
 
 
 def mark_interrupted(output_dir: Path) -> RunStatus:
