@@ -40,7 +40,7 @@ from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
 from virnucpro.settings import EmbeddingSettings, Monitoring
-from virnucpro.telemetry.metrics_options import MetricsOptions
+from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import TerminalView
 from virnucpro.telemetry.show.terminal import Terminal

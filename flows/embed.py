@@ -41,7 +41,7 @@ from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import EmbeddingJob
 from virnucpro.settings import Cache, EmbeddingResult, EmbeddingSettings, Hardware, Limits, Monitoring, SequenceRules
 from virnucpro.store.results.forms import require_form
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.metrics.options import metrics_options
 
 MAX_RANKS = 64
 """Ranks that run at the same time; more than any one machine has devices."""

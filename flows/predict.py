@@ -45,7 +45,7 @@ from virnucpro.settings import (
     PredictionSettings,
     SequenceRules,
 )
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.metrics.options import metrics_options
 
 TASKS = {
     "index": "index_contigs",

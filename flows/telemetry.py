@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from flows.progress import ProgressArtifacts
-from virnucpro.telemetry.metrics_options import MetricsOptions
+from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import PlainView
 

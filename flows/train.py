@@ -27,7 +27,7 @@ from flows.telemetry import run_telemetry
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.devices import CPU
 from virnucpro.settings import Cache, Hardware, Limits, Monitoring, Training, TrainingOutput, TrainingSettings
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.training.classifier_training import TrainingResult, run_training
 from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import TrainingConfig, configure_training

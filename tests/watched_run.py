@@ -14,7 +14,7 @@ from tests.settings import embedding_config
 from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.telemetry.metrics_options import MetricsOptions
+from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 SEQUENCES_PER_PART = 16

@@ -27,7 +27,7 @@ from virnucpro.settings import EmbeddingSettings, PredictionSettings
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.store.reader import Embeddings, read_embeddings
 from virnucpro.store.results.forms import require_form
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
 

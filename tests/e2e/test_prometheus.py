@@ -18,7 +18,7 @@ from tests.debian_programs import Prometheus, get, program, started
 from tests.strategies import write_fasta
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.reader import read_embeddings
-from virnucpro.telemetry.status_file import read_status
+from virnucpro.telemetry.show.status_file import read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(600)]
 

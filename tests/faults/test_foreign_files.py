@@ -21,7 +21,7 @@ from tests.predictions import hash_prediction, make_contigs, predict_forked
 from tests.strategies import edit_manifest, flip_bit
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.run.verification import verify_run
-from virnucpro.telemetry.status_file import read_status
+from virnucpro.telemetry.show.status_file import read_status
 
 OF_OTHERS = (".x.tmp", ".run.json.tmp", ".notes.4194305.0123abcd.tmp", ".a.norun.4194305.0123abcd.tmp", "notes.txt")
 

@@ -26,8 +26,8 @@ from virnucpro.pipeline.hosts import host_metrics
 from virnucpro.pipeline.hosts.unit_claims import new_owner
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics.options import HostMetricsOptions, MetricsOptions
 from virnucpro.telemetry.metrics.table import RunCollector
-from virnucpro.telemetry.metrics_options import HostMetricsOptions, MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.this_host import host_name
 

@@ -16,8 +16,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from virnucpro.errors import ConfigurationError
 from virnucpro.telemetry.metrics import pushgateway
+from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.metrics.pushgateway import FORGOTTEN_S, Pushgateway
-from virnucpro.telemetry.metrics_options import MetricsOptions
 
 HOST = socket.gethostname()
 RUN_ID = "0123456789ab"

@@ -20,7 +20,7 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry.metrics.exposition import LONGEST_PATIENCE_S, SCRAPER_HEADER, MetricsServer
-from virnucpro.telemetry.metrics_options import MetricsOptions
+from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 RECORDS = [("a", "MKVL"), ("b", "MKVLW"), ("c", "MKVL"), ("d", "ACDEFGHIKL")]

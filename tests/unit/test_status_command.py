@@ -28,8 +28,8 @@ from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.run_holder import holder_of
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import COUNTED, PredictionManifest, RunManifest, StageRecord
+from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RankState
-from virnucpro.telemetry.status_file import StatusFile
 
 HOLD = """
 import sys, time

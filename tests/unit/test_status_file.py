@@ -10,9 +10,9 @@ import pytest
 from tests.snapshots import rank_snapshot, run_snapshot
 from virnucpro.errors import ResultError
 from virnucpro.run_layout import RunLayout
-from virnucpro.telemetry import status_file
+from virnucpro.telemetry.show import status_file
+from virnucpro.telemetry.show.status_file import StatusFile, from_json, read_status, to_json
 from virnucpro.telemetry.snapshot import Batch, GpuSample
-from virnucpro.telemetry.status_file import StatusFile, from_json, read_status, to_json
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
 from virnucpro.pipeline.hardware.device_claim import claim_devices
-from virnucpro.telemetry.metrics_options import metrics_options
+from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import terminal_view
 

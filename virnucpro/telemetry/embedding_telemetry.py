@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.telemetry.durable_blocks import whole_blocks
-from virnucpro.telemetry.failure_report import failure_report
+from virnucpro.telemetry.logs.failure_report import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank
 from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
 from virnucpro.telemetry.token_rate import seconds_left

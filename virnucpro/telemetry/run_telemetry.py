@@ -26,15 +26,15 @@ from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
+from virnucpro.telemetry.metrics.options import HostMetricsOptions, MetricsOptions, metrics_options
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.metrics.target_file import TargetFile, remove_targets_of_hosts
-from virnucpro.telemetry.metrics_options import HostMetricsOptions, MetricsOptions, metrics_options
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import say
+from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
-from virnucpro.telemetry.status_file import StatusFile
 from virnucpro.telemetry.trace import merge_trace, remove_spans
 from virnucpro.this_host import host_name
 

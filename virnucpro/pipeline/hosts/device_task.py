@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.pipeline.work.worker_process import WorkerFunction
-    from virnucpro.telemetry.metrics_options import HostMetricsOptions
+    from virnucpro.telemetry.metrics.options import HostMetricsOptions
 
 log = structlog.get_logger(__name__)
 

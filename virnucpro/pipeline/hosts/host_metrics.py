@@ -26,8 +26,8 @@ from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.metrics.target_file import TargetFile
+from virnucpro.telemetry.show.status_file import from_json, to_json
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, WorkerCost
-from virnucpro.telemetry.status_file import from_json, to_json
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.work.rank_runner import MessageHandler
     from virnucpro.run_layout import UnitsLayout
-    from virnucpro.telemetry.metrics_options import HostMetricsOptions
+    from virnucpro.telemetry.metrics.options import HostMetricsOptions
 
     Report = Callable[..., None]
     """Takes level, event and fields of a line for users."""

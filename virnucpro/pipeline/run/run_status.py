@@ -20,8 +20,8 @@ from virnucpro.run_layout import FolderLayout, PredictionLayout
 from virnucpro.store.locks.run_holder import holder_of
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
 from virnucpro.telemetry.snapshot import RankState
-from virnucpro.telemetry.status_file import WRITE_INTERVAL_S, read_status, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from virnucpro.store.locks.run_holder import Holder
     from virnucpro.store.manifest import AnyManifest
+    from virnucpro.telemetry.show.status_file import SavedStatus
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
-    from virnucpro.telemetry.status_file import SavedStatus
 
 FRESH_S = 60.0
 """Seconds for which a live status counts where the run's process cannot be seen."""
