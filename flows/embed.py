@@ -18,16 +18,16 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.allowed_roots import check_allowed
-from flows.artifacts import publish_embedding
 from flows.cluster_embedding import OnCluster
 from flows.command_line import run_here
 from flows.hardware import cluster_here, computing_on
-from flows.hooks import say_how_to_continue
-from flows.outcome import ended
-from flows.parent_lines import send_lines_to_prefect
+from flows.run.allowed_roots import check_allowed
+from flows.run.artifacts import publish_embedding
+from flows.run.hooks import say_how_to_continue
+from flows.run.outcome import ended
+from flows.run.parent_lines import send_lines_to_prefect
+from flows.run.telemetry import run_telemetry
 from flows.tasks import TaskRanks, as_tasks, from_scratch
-from flows.telemetry import run_telemetry
 from virnucpro.choices import DEFAULT_PROTEIN_MODEL
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.build import check_readable

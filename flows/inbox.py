@@ -29,8 +29,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Scheduled
 from pydantic import Field
 
-from flows.allowed_roots import PathNotAllowedError, check_allowed
-from flows.outcome import ended
+from flows.run.allowed_roots import PathNotAllowedError, check_allowed
+from flows.run.outcome import ended
 from virnucpro.data.reading.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,

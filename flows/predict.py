@@ -14,16 +14,16 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows.allowed_roots import check_allowed
-from flows.artifacts import publish_prediction
 from flows.command_line import run_here
 from flows.embed import embedding_flow
 from flows.hardware import computing_on, kept
-from flows.hooks import say_how_to_continue
-from flows.outcome import ended
-from flows.parent_lines import send_lines_to_prefect
+from flows.run.allowed_roots import check_allowed
+from flows.run.artifacts import publish_prediction
+from flows.run.hooks import say_how_to_continue
+from flows.run.outcome import ended
+from flows.run.parent_lines import send_lines_to_prefect
+from flows.run.telemetry import run_telemetry
 from flows.tasks import as_tasks, from_scratch
-from flows.telemetry import run_telemetry
 from virnucpro.choices import DEFAULT_CLASSIFIER, ResultForm
 from virnucpro.data.index.build import check_readable
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS

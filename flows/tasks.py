@@ -18,7 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run, task_run
 from prefect.states import Failed
 
-from flows.parent_lines import log_level
+from flows.run.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor

@@ -165,7 +165,7 @@ def test_a_model_of_any_name_makes_the_same_lines_of_metrics(hostile_run):
 
 def test_a_page_and_a_table_of_prefect_have_no_row_of_theirs(hostile_run):
     pytest.importorskip("prefect")
-    from flows.artifacts import embedding_markdown
+    from flows.run.artifacts import embedding_markdown
 
     hostile = "\n| 9 | cuda:9 | 1 |\n# Embedding: complete\n" + "|".join(HIDDEN.values()) + "`<b>[x](javascript:1)"
     outcome = Rank(rank=0, device="cpu", state="failed", failure="died", reason=hostile, cache_problem=hostile)

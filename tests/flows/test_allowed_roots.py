@@ -10,10 +10,10 @@ pytest.importorskip("prefect")
 
 from prefect.client.schemas.objects import FlowRun
 
-from flows import hooks
-from flows.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
 from flows.embed import embed
 from flows.predict import predict
+from flows.run import hooks
+from flows.run.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
 from virnucpro.this_host import host_name
 
 

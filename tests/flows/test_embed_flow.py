@@ -22,11 +22,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Suspended
 from prefect.testing.utilities import prefect_test_harness
 
-from flows import progress, server_state
 from flows.embed import embed, run_from_command_line
-from flows.outcome import ended
 from flows.predict import predict
-from flows.progress import ProgressArtifacts
+from flows.run import progress, server_state
+from flows.run.outcome import ended
+from flows.run.progress import ProgressArtifacts
 from flows.train import train
 from tests import fakes
 from tests.clusters import free_port

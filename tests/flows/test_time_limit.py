@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from flows.time_limit import TimeLimitError, time_limit
+from flows.run.time_limit import TimeLimitError, time_limit
 from virnucpro.errors import ConfigurationError
 
 

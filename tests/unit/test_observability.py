@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
-from flows.allowed_roots import DATA_ROOTS
+from flows.run.allowed_roots import DATA_ROOTS
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program

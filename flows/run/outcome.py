@@ -20,8 +20,8 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Failed
 
-from flows.server_state import NotToRunError, watched
-from flows.time_limit import TimeLimitError, time_limit
+from flows.run.server_state import NotToRunError, watched
+from flows.run.time_limit import TimeLimitError, time_limit
 from virnucpro.errors import ExitCode, VirNucProError
 
 LABEL = "virnucpro.exit_code"

@@ -24,7 +24,7 @@ from prefect.logging.loggers import flow_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
-from flows.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.errors import ResultError, VirNucProError, printable
 from virnucpro.pipeline.run.interrupted import mark_interrupted
 from virnucpro.pipeline.run.run_status import RunStatus

@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from flows.time_limit import AGAIN_S
+from flows.run.time_limit import AGAIN_S
 from virnucpro.errors import StoppedError, VirNucProError
 
 LOOK_S = 10.0
