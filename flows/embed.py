@@ -18,9 +18,9 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.cluster_embedding import OnCluster
+from flows.clusters.cluster_embedding import OnCluster
+from flows.clusters.hardware import cluster_here, computing_on
 from flows.command_line import run_here
-from flows.hardware import cluster_here, computing_on
 from flows.run.allowed_roots import check_allowed
 from flows.run.artifacts import publish_embedding
 from flows.run.hooks import say_how_to_continue

@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
+from flows.clusters.hardware import computing_on, kept
 from flows.command_line import run_here
 from flows.embed import embedding_flow
-from flows.hardware import computing_on, kept
 from flows.run.allowed_roots import check_allowed
 from flows.run.artifacts import publish_prediction
 from flows.run.hooks import say_how_to_continue

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import cluster_embedding
-from flows.cluster_embedding import OnCluster
+from flows.clusters import cluster_embedding
 from flows.clusters.cluster import Cluster
+from flows.clusters.cluster_embedding import OnCluster
 from tests import fakes
 from tests.faults.processes import make_proteins
 from virnucpro.config import RunLimits

@@ -21,9 +21,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 from prefect.settings import PREFECT_API_URL
 
-from flows.cluster_result import result_on_hosts
 from flows.clusters.api_reach import check_api_reached
 from flows.clusters.cluster import NOTICE_S, Cluster
+from flows.clusters.cluster_result import result_on_hosts
 from flows.run.parent_lines import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
