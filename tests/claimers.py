@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from virnucpro.pipeline.hosts.unit_claims import UnitClaims, UnitSource, new_owner
+from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, new_owner
 from virnucpro.run_layout import UnitsLayout
 from virnucpro.store.locks.lease import Lease
 

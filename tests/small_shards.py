@@ -7,7 +7,7 @@ Only the driver cuts them. On a cluster it lets a host begin with each pass over
 import time
 
 import virnucpro.cli
-from virnucpro.pipeline.result import passes
+from virnucpro.pipeline.hosts import result_passes as passes
 from virnucpro.store.results import sharded
 
 LONGEST_WAIT_S = 60.0

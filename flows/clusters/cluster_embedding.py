@@ -32,8 +32,8 @@ from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hosts.device_task import DeviceOutcome, probe_device_here, run_device_task
 from virnucpro.pipeline.hosts.host_check import check_host, hashing_s
 from virnucpro.pipeline.hosts.host_run import HostRun
+from virnucpro.pipeline.hosts.result_passes import ResultPasses
 from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-from virnucpro.pipeline.result.passes import ResultPasses
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry

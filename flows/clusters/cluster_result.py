@@ -18,7 +18,7 @@ from prefect.runtime import task_run
 
 from flows.clusters.cluster import Cluster
 from virnucpro.errors import printable
-from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
+from virnucpro.pipeline.hosts.result_passes import ResultPasses, help_with_result
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.store.results.forms import FORMS
 from virnucpro.this_host import host_name

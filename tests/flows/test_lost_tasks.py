@@ -19,8 +19,8 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import HostCheckError
 from virnucpro.pipeline.hosts.device_task import DeviceOutcome
 from virnucpro.pipeline.hosts.host_run import device_tasks
-from virnucpro.pipeline.hosts.unit_claims import UnitClaims, UnitSource, new_owner
 from virnucpro.pipeline.run.run_preparation import prepare_run
+from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, new_owner
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.ranks import Rank
 

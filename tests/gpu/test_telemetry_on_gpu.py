@@ -19,7 +19,7 @@ from benchmarks.gpu_check import (
 )
 from virnucpro import spans
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
-from virnucpro.pipeline.blocks.device_clock import DeviceClock
+from virnucpro.pipeline.hardware.device_clock import DeviceClock
 
 
 @pytest.fixture

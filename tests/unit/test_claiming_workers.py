@@ -19,12 +19,12 @@ from tests.settings import embedding_config
 from virnucpro.config import RunLimits
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.hosts.unit_claims import UnitSource, numbers_in, owners_of_done, read_units, write_units
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_multi_gpu_inference
 from virnucpro.pipeline.run.run_completion import aggregate_run, validate_run
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.pipeline.work.unit_claims import UnitSource, numbers_in, owners_of_done, read_units, write_units
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.parts import SealedBlocks, part_paths

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu_check import out_of_order, overlapping
 from virnucpro import spans
-from virnucpro.pipeline.blocks.device_clock import DeviceMarks, _Tie
+from virnucpro.pipeline.hardware.device_clock import DeviceMarks, _Tie
 
 BATCH = SimpleNamespace(positions=(4, 5), num_tokens=77)
 

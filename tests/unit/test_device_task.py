@@ -29,11 +29,11 @@ from virnucpro.pipeline.hosts.device_task import device_here, weights_here
 from virnucpro.pipeline.hosts.host_check import check_host
 from virnucpro.pipeline.hosts.host_memory import sha256_once
 from virnucpro.pipeline.hosts.host_run import HostRun, device_tasks
-from virnucpro.pipeline.hosts.unit_claims import owners_of_done
 from virnucpro.pipeline.multi_gpu_inference import run_embedding, run_multi_gpu_inference
 from virnucpro.pipeline.run.run_completion import aggregate_run, close_run, validate_run
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.run.verification import verify_run
+from virnucpro.pipeline.work.unit_claims import owners_of_done
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.run_lock import RunLock

@@ -23,7 +23,7 @@ from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.unit.test_device_task import SharedRun, wait_until, with_its_sha256
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.hosts import host_metrics
-from virnucpro.pipeline.hosts.unit_claims import new_owner
+from virnucpro.pipeline.work.unit_claims import new_owner
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.options import HostMetricsOptions, MetricsOptions

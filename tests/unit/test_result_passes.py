@@ -16,12 +16,13 @@ from virnucpro.choices import ResultForm
 from virnucpro.errors import OutputError, ResultError, SourceGoneError
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.hosts import host_watch, unit_claims
-from virnucpro.pipeline.result import passes
-from virnucpro.pipeline.result.passes import ResultPasses, help_with_result
+from virnucpro.pipeline.hosts import host_watch
+from virnucpro.pipeline.hosts import result_passes as passes
+from virnucpro.pipeline.hosts.result_passes import ResultPasses, help_with_result
 from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.work import unit_claims
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results import sharded
 

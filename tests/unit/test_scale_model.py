@@ -12,8 +12,8 @@ from benchmarks import scale_model, scale_page
 from benchmarks.scale_model import CHANGES, GPUS, SEQUENCES, SERIAL, Assumptions, Rates, Run
 from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS
 from virnucpro.config import ModelConfig
-from virnucpro.pipeline.hosts import unit_claims
-from virnucpro.pipeline.hosts.unit_claims import cut_units
+from virnucpro.pipeline.work import unit_claims
+from virnucpro.pipeline.work.unit_claims import cut_units
 from virnucpro.store.results import sharded
 from virnucpro.store.results.id_index import write_id_index
 from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.errors import OutputError, ResultError
-from virnucpro.pipeline.hosts import unit_claims
-from virnucpro.pipeline.hosts.unit_claims import (
+from virnucpro.pipeline.work import unit_claims
+from virnucpro.pipeline.work.unit_claims import (
     UnitClaims,
     UnitSource,
     cut_units,

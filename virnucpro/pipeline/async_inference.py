@@ -25,8 +25,8 @@ import torch
 
 from virnucpro import spans
 from virnucpro.errors import SequenceError, VirNucProError
-from virnucpro.pipeline.blocks.device_clock import DeviceClock
 from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.hardware.device_clock import DeviceClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from virnucpro.data.collators import PackedBatch
     from virnucpro.models.attention import AttentionChoice
-    from virnucpro.pipeline.blocks.device_clock import DeviceMarks
+    from virnucpro.pipeline.hardware.device_clock import DeviceMarks
 
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from virnucpro.config import ModelConfig, RunLimits
+    from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.pipeline.plan.budget_probe import DeviceProbe
-    from virnucpro.pipeline.result.passes import ResultPasses
     from virnucpro.pipeline.run.run_completion import Reasons
     from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.pipeline.work.rank_runner import MessageHandler

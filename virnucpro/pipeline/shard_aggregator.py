@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.blocks.finished_blocks import FinishedBlocks
-    from virnucpro.pipeline.result.passes import ResultPasses
+    from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.pipeline.result.rows import ResultRows
     from virnucpro.run_layout import RunLayout
 

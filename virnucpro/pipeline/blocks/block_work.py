@@ -27,7 +27,7 @@ from virnucpro.pipeline.blocks.cached_blocks import BlockCache
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
 from virnucpro.pipeline.blocks.worker_device import load_model, peak_memory
-from virnucpro.pipeline.hosts.unit_claims import FixedBlocks, UnitClaims
+from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
 from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult
-    from virnucpro.pipeline.hosts.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.pipeline.hosts.unit_claims import ClaimedUnit
+from virnucpro.pipeline.work.unit_claims import ClaimedUnit
 from virnucpro.telemetry.durable_blocks import done_messages, whole_blocks
 
 if TYPE_CHECKING:

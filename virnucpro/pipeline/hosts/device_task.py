@@ -28,10 +28,10 @@ from virnucpro.pipeline.hosts.host_check import check_host
 from virnucpro.pipeline.hosts.host_memory import sha256_once
 from virnucpro.pipeline.hosts.host_metrics import host_metrics
 from virnucpro.pipeline.hosts.host_watch import watching_driver
-from virnucpro.pipeline.hosts.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
+from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, all_done, new_owner, read_units
 from virnucpro.pipeline.work.worker_messages import MessageWriter
 from virnucpro.store.locks.lease import Lease
 from virnucpro.store.locks.worker_lock import taking_part

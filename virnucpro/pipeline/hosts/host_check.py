@@ -18,7 +18,7 @@ from virnucpro import durable
 from virnucpro.config import computing_versions
 from virnucpro.errors import ExitCode, HostCheckError, OutputError, VirNucProError
 from virnucpro.pipeline.hosts.host_memory import sha256_once
-from virnucpro.pipeline.hosts.unit_claims import read_units
+from virnucpro.pipeline.work.unit_claims import read_units
 from virnucpro.store.manifest import RunManifest
 from virnucpro.this_host import host_name
 

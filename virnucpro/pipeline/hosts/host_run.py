@@ -20,7 +20,7 @@ from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
 from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
-from virnucpro.pipeline.hosts.unit_claims import numbers_in, write_units
+from virnucpro.pipeline.work.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.work.worker_messages import MessageReader
 from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
 from virnucpro.telemetry.durable_blocks import durable_messages
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.pipeline.hosts.device_task import DeviceOutcome
-    from virnucpro.pipeline.hosts.unit_claims import UnitPlan
     from virnucpro.pipeline.run.run_preparation import PreparedRun
+    from virnucpro.pipeline.work.unit_claims import UnitPlan
     from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 
 log = structlog.get_logger(__name__)

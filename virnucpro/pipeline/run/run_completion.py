@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.result.passes import ResultPasses
+    from virnucpro.pipeline.hosts.result_passes import ResultPasses
     from virnucpro.pipeline.run.run_preparation import PreparedRun
     from virnucpro.run_layout import RunLayout
     from virnucpro.telemetry.ranks import Rank

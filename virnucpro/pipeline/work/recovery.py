@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.hosts.unit_claims import UnitSource
     from virnucpro.pipeline.work.block_pool import Grant
+    from virnucpro.pipeline.work.unit_claims import UnitSource
     from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
