@@ -24,7 +24,7 @@ def claim_and_note(folder: Path, notes: Path, seconds_a_unit: float) -> None:
         while (unit := claims.take() or claims.wait(threading.Event())) is not None:
             file.write(f"took {unit.number}\n")
             time.sleep(seconds_a_unit)
-            claims.settle(unit.blocks)
+            claims.mark_durable(unit.blocks)
             file.write(f"did {unit.number}\n")
 
 

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _log_to_standard_error() -> None:
-    """Show warnings to whoever started the command; what is in them cannot reach the terminal as anything but text."""
+    """Show warnings on standard error; what is in them reaches the terminal as plain text only."""
 
     def as_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}

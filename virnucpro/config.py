@@ -166,7 +166,7 @@ class ModelConfig:
         """
         Return what decides a row beside its sequence, up to the tolerance of the precision, as text.
 
-        The plan, the device and the kernel decide last bits only, and are left out. Our own version is in it, so that
+        The plan, the device and the kernel decide last bits only, and are not in it. Our own version is in it, so that
         rows of a version with a defect are never served by the one that fixes it.
         """
         space = {
@@ -189,7 +189,7 @@ class RunLimits:
     attempts: int = 3
     """Processes of one rank, one after the other, that fail without getting anything done, before the rank is lost."""
     heartbeat_timeout_s: float = 120.0
-    """Seconds without any sign of life, from the start of the process on, after which a worker is killed."""
+    """Seconds without a heartbeat, from the start of the process, after which a worker is killed."""
     startup_timeout_s: float = 1800.0
     """Seconds from its start until a worker must have loaded its model."""
     progress_timeout_s: float = 900.0

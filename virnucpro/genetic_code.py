@@ -1,4 +1,4 @@
-"""The standard genetic code, for whoever translates: contigs are cut into frames, and models look at residues."""
+"""The standard genetic code, shared by the chunks and the models."""
 
 BASES = b"TCAG"
 """In the order that tables of the genetic code have."""

@@ -61,16 +61,16 @@ def knob(
 ) -> Any:
     """Return a field with its bounds (``ge``, ``gt``, ``le``, ``lt``), and what ``Knob`` says of it."""
     bounds = {name: more.pop(name) for name in ("ge", "gt", "le", "lt", "min_length") if name in more}
-    said = Knob(help=help, **more)
+    extra = Knob(help=help, **more)
     unset = "None" if default is None else "0" if isinstance(default, int | float) else "Empty"
     info: FieldInfo = Field(
         default=default,
         title=title,
-        description=f"{help} {unset}: {said.automatic}." if said.auto else help,
+        description=f"{help} {unset}: {extra.automatic}." if extra.auto else help,
         json_schema_extra={"pattern": pattern} if pattern else None,
         **bounds,
     )
-    info.metadata.append(said)
+    info.metadata.append(extra)
     return info
 
 

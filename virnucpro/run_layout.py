@@ -197,7 +197,7 @@ class UnitsLayout:
         return self.folder / "owners"
 
     @property
-    def said_dir(self) -> Path:
+    def messages_dir(self) -> Path:
         """One file of JSON lines for each owner: its worker's messages."""
         return self.folder / "said"
 
@@ -210,9 +210,9 @@ class UnitsLayout:
         """Lease of an owner."""
         return self.owners_dir / name
 
-    def said(self, owner: str) -> Path:
+    def messages_of(self, owner: str) -> Path:
         """Messages of an owner's worker."""
-        return self.said_dir / f"{owner}.jsonl"
+        return self.messages_dir / f"{owner}.jsonl"
 
     def reading(self, owner: str) -> Path:
         """Last sample of an owner."""
@@ -235,7 +235,7 @@ class UnitsLayout:
 
     def answer(self, item: int) -> Path:
         """Outcome of one file of a pass."""
-        return self.said_dir / f"{item}.json"
+        return self.messages_dir / f"{item}.json"
 
     @property
     def driver(self) -> Path:

@@ -59,7 +59,7 @@ class Scripted(Cluster):
         if script == "works":
             claims = UnitClaims(UnitSource(run.layout.units(run.run_id).folder, new_owner()))
             for unit in claims.iter_now():
-                claims.settle(unit.blocks)
+                claims.mark_durable(unit.blocks)
         state = {"works": "complete"}.get(script, script)
         failure = None if state == "complete" else "died"
         return DeviceOutcome(host="host-b", owner="", rank=Rank(rank=rank, device="cpu", state=state, failure=failure))

@@ -50,7 +50,7 @@ def test_a_process_with_nothing_left_says_so_and_ends_when_everything_is_done():
     pipe, stop = Pipe({"answer": "end"}), threading.Event()
     handed = HandedBlocks(FIRST, pipe, stop)
     handed.wait(stop)
-    handed.settle([0, 2])
+    handed.mark_durable([0, 2])
     assert handed.wait(stop) is None
     assert handed.all_done()
     assert pipe.asked == ["done", "idle"]

@@ -132,9 +132,9 @@ def test_a_unit_is_done_once_all_its_blocks_are_durable(tmp_path):
     claims = UnitClaims(UnitSource(tmp_path, "a"))
     first, second = claims.take(), claims.take()
     assert (first.number, second.number) == (0, 1)
-    claims.settle([*first.blocks[:-1], *second.blocks])
+    claims.mark_durable([*first.blocks[:-1], *second.blocks])
     assert numbers_in(UnitsLayout(tmp_path).done_dir) == {1}
-    claims.settle(first.blocks[-1:])
+    claims.mark_durable(first.blocks[-1:])
     assert owners_of_done(tmp_path, range(len(plan))) == {0: "a", 1: "a"}
 
 
@@ -170,9 +170,9 @@ def test_whoever_takes_a_free_unit_lists_the_claims_only_and_whoever_waits_lists
     monkeypatch.setattr(unit_claims, "numbers_in", looked)
     first = claims.take()
     assert listed == ["claims"]
-    claims.settle(first.blocks)
+    claims.mark_durable(first.blocks)
     while (unit := claims.take()) is not None:
-        claims.settle(unit.blocks[:-1])
+        claims.mark_durable(unit.blocks[:-1])
     monkeypatch.setattr(unit_claims, "UNITS_LOOKED_AT_A_SECOND", 0.001)
     listed.clear()
     stop = threading.Event()
@@ -185,7 +185,7 @@ def test_the_next_process_of_an_owner_gets_its_unfinished_units_first_and_knows_
     make_units(tmp_path)
     before = UnitClaims(UnitSource(tmp_path, "a"))
     units = [before.take() for _ in range(3)]
-    before.settle(units[1].blocks)
+    before.mark_durable(units[1].blocks)
     claims = UnitClaims(UnitSource(tmp_path, "a"))
     taken = [claims.take() for _ in range(3)]
     assert [(unit.number, unit.is_fresh) for unit in taken] == [(0, False), (2, False), (3, True)]
@@ -196,7 +196,7 @@ def test_what_is_released_is_free_for_others_at_once_and_what_is_done_stays_done
     make_units(tmp_path, lease_s=1000)
     claims = UnitClaims(UnitSource(tmp_path, "a"))
     units = [claims.take() for _ in range(3)]
-    claims.settle(units[0].blocks)
+    claims.mark_durable(units[0].blocks)
     claims.release()
     other = UnitClaims(UnitSource(tmp_path, "b"))
     assert [other.take().number for _ in range(2)] == [1, 2]

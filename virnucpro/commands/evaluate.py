@@ -118,7 +118,7 @@ def evaluate(
     missing: Annotated[
         Missing,
         typer.Option(
-            help="Contigs without a score rank below all others and are not called, or are left out of everything."
+            help="Contigs without a score rank below all others and are not called, or are excluded from everything."
         ),
     ] = Missing.LOWEST,
     length_classes: Annotated[

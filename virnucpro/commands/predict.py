@@ -85,7 +85,7 @@ def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> 
 
 
 def print_summary(result: PredictionResult) -> None:
-    """Print what users are told of a result."""
+    """Print the summary of a result."""
     counts = result.counts
     if result.was_complete:
         print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")

@@ -122,7 +122,7 @@ def classify_exit(
     Args:
         exit_code: As ``Process.exitcode``: negative for a signal.
         reported: The class that the worker itself reported, or None when it did not report.
-        sent_a_message: Whether it gave any sign of life.
+        sent_a_message: Whether it sent any message.
         oom_killed: Whether the kernel counted a kill for lack of memory meanwhile.
     """
     if reported in set(FailureClass):

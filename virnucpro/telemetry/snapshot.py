@@ -164,7 +164,7 @@ class RankSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSnapshot:
-    """One embedding run: the run itself, or one of the two within an identification."""
+    """One embedding run: the run itself, or one of the two within a prediction."""
 
     model: str
     """Name of the model."""
@@ -211,7 +211,7 @@ class StageSnapshot:
     """A stage that has begun."""
 
     name: str
-    """Such as index, embed, aggregate; of an identification fragments, classify and so on as well."""
+    """Such as index, embed, aggregate; of a prediction also fragments, classify and so on."""
     model: str
     """The embedding run's that it belongs to; empty for stages of the whole."""
     started: float
@@ -241,7 +241,7 @@ class RunSnapshot:
     stages: tuple[StageSnapshot, ...]
     """In the order in which they began."""
     embeddings: tuple[EmbeddingSnapshot, ...]
-    """In the order in which they began; an identification has up to two."""
+    """In the order in which they began; a prediction has up to two."""
     gpus: tuple[GpuSample, ...]
     """One a GPU of the run, of those that can be asked here; none without a driver."""
     costs: tuple[WorkerCost, ...] = ()

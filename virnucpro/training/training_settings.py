@@ -34,7 +34,7 @@ MEASURED_SHARE = 1 / 6
 CHUNKS_NT = (300, 500)
 """Nucleotides of a chunk, as the published classifiers have them."""
 TRAINING_COVERAGE, MEASURED_COVERAGE = 8.0, 2.0
-"""Times that a genome's letters are used at the most, for training and for what is measured on."""
+"""Times that a genome's letters are used, at most, for training and for what is measured on."""
 SHORTEST_NT = 300
 """Nucleotides of the shortest piece, and of the shortest record that is cut."""
 
@@ -46,7 +46,7 @@ class ClassifierSettings:
     hidden_dim: int = 256
     """Width of the hidden layer."""
     dropout: float = 0.5
-    """Share of the hidden layer that is left out of each step."""
+    """Share of the hidden layer that is dropped in each step."""
     batch_frames: int = 512
     """Frames of one step."""
     learning_rate: float = 1e-3
@@ -54,7 +54,7 @@ class ClassifierSettings:
     weight_decay: float = 1e-2
     """Of AdamW."""
     most_epochs: int = DEFAULT_EPOCHS
-    """Passes over the frames at the most."""
+    """Passes over the frames, at most."""
     patience_epochs: int = 10
     """Passes without a lower loss on the held-out genomes after which training ends."""
     seed: int = 1
@@ -72,9 +72,9 @@ class ContigSettings:
     hidden_dims: tuple[int, int] = (256, 64)
     """Widths of their hidden layers."""
     input_dropout: float = 0.3
-    """Share of the inputs that is left out of each step: no network can rely on a few of them."""
+    """Share of the inputs that is dropped in each step: no network can rely on a few of them."""
     dropout: float = 0.4
-    """Share of the first hidden layer that is left out of each step; half of that in the second one."""
+    """Share of the first hidden layer that is dropped in each step; half of that in the second one."""
     batch_contigs: int = 256
     """Contigs of one step."""
     learning_rate: float = 2e-3
@@ -82,7 +82,7 @@ class ContigSettings:
     weight_decay: float = 2e-2
     """Of AdamW."""
     most_epochs: int = 30
-    """Passes over the contigs at the most."""
+    """Passes over the contigs, at most."""
     patience_epochs: int = 10
     """Passes without a lower loss on validation after which training ends."""
     seed: int = 1
@@ -108,7 +108,7 @@ class TrainingConfig:
     annotations: tuple[Path, ...] = ()
     """Annotated proteins, which frames must be part of."""
     leave_out: tuple[Path, ...] = ()
-    """Genomes or contigs whose relatives are left out."""
+    """Genomes or contigs whose relatives are not used."""
     num_pieces: int = DEFAULT_PIECES
     """Pieces that train."""
     held_out_share: float = DEFAULT_HELD_OUT_SHARE

@@ -116,7 +116,7 @@ class BlockWork:
                 first = next(blocks, None)
                 if (first is not None or self._suspects) and not self.stop.is_set():
                     self._compute(chain([] if first is None else [first], blocks), device, writer)
-                units.settle(self._rowless)  # nothing is left that could prove this process
+                units.mark_durable(self._rowless)  # nothing is left that could prove this process
                 self._rowless.clear()
         if self._left or not units.all_done():
             units.release()
@@ -180,7 +180,7 @@ class BlockWork:
         cached = self._write_cached(todo, cache)
         todo = [block for block in todo if block not in cached]
         waiting = {*todo, *cached}
-        self._units.settle(block for block in blocks if block not in waiting)
+        self._units.mark_durable(block for block in blocks if block not in waiting)
         if resumed or not self._has_reported or not unit.is_fresh:
             self.reports.put({"kind": "resumed", "sequences": self._resumed})
         self._has_reported = True
@@ -244,7 +244,7 @@ class BlockWork:
         if not result.positions:
             self._rowless.append(block)
         elif self._rowless:  # this process can compute, so the fault lies with what it could not compute
-            self._units.settle(self._rowless)
+            self._units.mark_durable(self._rowless)
             self._rowless.clear()
 
     def _block_of(self, result: InferenceResult) -> int:
@@ -279,7 +279,7 @@ class BlockWork:
         def on_durable(rows: Sequence[BlockRows], written_bytes: int) -> None:
             blocks = ((item.block, item.positions) for item in rows)
             self._report_durable(blocks, written_bytes=written_bytes)
-            self._units.settle(item.block for item in rows)
+            self._units.mark_durable(item.block for item in rows)
 
         return BlockWriter(
             self.layout.parts_dir,

@@ -82,7 +82,7 @@ class HandedBlocks:
         """Whether the parent has nothing left to hand out."""
         return self._is_over
 
-    def settle(self, blocks: Iterable[int]) -> None:
+    def mark_durable(self, blocks: Iterable[int]) -> None:
         """Mark blocks as durable, or as having nothing to compute."""
         done = list(blocks)
         self._own.update(done)

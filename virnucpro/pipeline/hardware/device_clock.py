@@ -3,7 +3,7 @@ When a GPU did what, on the host's clock; used only while spans are recorded.
 
 CUDA events tell how long after one another the device reached them, not when. An event that the host waits for ties
 them to CLOCK_MONOTONIC. The two clocks drift, and distances between events are float32 milliseconds, so the tie is
-made afresh every few seconds, on a stream of its own: waiting for it is not waiting for the work.
+made anew every few seconds, on a stream of its own: waiting for it is not waiting for the work.
 """
 
 from __future__ import annotations

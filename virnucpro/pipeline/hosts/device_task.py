@@ -112,37 +112,37 @@ def run_device_task(
         config = weights_here(run.model_config, run_id=run.run_id)
         place = {"host": host_name(), "device": device.label}
         source = UnitSource(units.folder, owner)
-        words = MessageWriter(units.said(owner))
+        messages = MessageWriter(units.messages_of(owner))
         others = [] if on_message is None else [on_message]
-        tell = partial(_tell, [words.on_message, *others])
+        tell = partial(_tell, [messages.on_message, *others])
         reading = host_metrics(
             metrics, units, owner, rank=rank, device=device, model=config.model_name, on_message=tell
         )
         about = {**place, "pid": os.getpid(), "rank": rank}
         lease = Lease(units.owner(owner), about, lease_s=lease_s)
-        with taking_part(run.output_dir), lease, words, reading as seen_here:
-            words.on_message(rank, {"kind": "placed", **place})
+        with taking_part(run.output_dir), lease, messages, reading as seen_here:
+            messages.on_message(rank, {"kind": "placed", **place})
             recovery = Recovery(
                 [outcome],
                 num_blocks=run.num_blocks,
                 limits=limits or RunLimits(),
                 run_id=run.run_id,
-                observer=words,
+                observer=messages,
                 units=source,
             )
             args = (str(run.layout.index), str(run.output_dir), config)
-            hear = partial(_tell, [recovery.on_message, seen_here, *others])
+            to_all = partial(_tell, [recovery.on_message, seen_here, *others])
             try:
-                _run_processes(recovery, args, outcome, device, stop, task, hear, worker_fn, run.world_size)
+                _run_processes(recovery, args, outcome, device, stop, task, to_all, worker_fn, run.world_size)
             finally:
                 if outcome.state != "complete":
                     _release(source)
         return DeviceOutcome(host=host_name(), owner=owner, rank=outcome, quarantined=recovery.quarantined())
 
 
-def _tell(hearers: Sequence[MessageHandler], rank: int, message: dict[str, Any]) -> None:
-    for hear in hearers:
-        hear(rank, message)
+def _tell(handlers: Sequence[MessageHandler], rank: int, message: dict[str, Any]) -> None:
+    for on_message in handlers:
+        on_message(rank, message)
 
 
 def _run_processes(
@@ -152,7 +152,7 @@ def _run_processes(
     device: Device,
     stop: threading.Event,
     task: str,
-    hear: MessageHandler,
+    on_message: MessageHandler,
     worker_fn: WorkerFunction,
     world_size: int,
 ) -> None:
@@ -168,7 +168,7 @@ def _run_processes(
                 device=device,
                 limits=recovery.limits,
                 stop=stop,
-                on_message=hear,
+                on_message=on_message,
                 oom_kills=recovery.oom_kills,
             )
         is_wanted = recovery.another_attempt(outcome)

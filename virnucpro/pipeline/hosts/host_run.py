@@ -92,7 +92,7 @@ class HostRun:
         self._owners = ExpiryWatch(lease_s)
         self._refused_s: float | None = None
         """Since when the folder cannot be read."""
-        self._words = None if telemetry is None else MessageReader(self._layout.said_dir, telemetry)
+        self._words = None if telemetry is None else MessageReader(self._layout.messages_dir, telemetry)
         self._ending = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="follow-hosts", daemon=True)
         about = {"host": host_name(), "run_id": run.run_id}

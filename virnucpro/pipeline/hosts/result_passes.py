@@ -215,7 +215,7 @@ def _take_part(run: PreparedRun, layout: UnitsLayout, stop: threading.Event) -> 
                     if stop.is_set():
                         break
                     durable.write_bytes(layout.answer(item), json.dumps(do(item)).encode())
-                    claims.settle([item])
+                    claims.mark_durable([item])
                     num_done += 1
         finally:
             _release(claims)

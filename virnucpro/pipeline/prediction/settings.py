@@ -32,7 +32,7 @@ FINGERPRINT_DIGITS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionConfig:
-    """What an identification needs to know; small and picklable."""
+    """What a prediction needs to know; small and picklable."""
 
     classifier_dir: Path
     """Folder of the classifier."""

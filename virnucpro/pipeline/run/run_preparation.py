@@ -76,7 +76,7 @@ class PreparedRun:
     output_dir: Path
     """The run's folder."""
     model_config: ModelConfig
-    """With the token budget settled, and the attention kernels of GPUs."""
+    """With the token budget resolved, and the attention kernels of GPUs."""
     devices: tuple[Device, ...]
     """One a rank; where everything is done, those that might have been taken."""
     num_blocks: int
@@ -324,8 +324,8 @@ def _expected_settings(
     model_config: ModelConfig, earlier: RunManifest, device_type: str, result_form: ResultForm
 ) -> dict[str, Any]:
     """Return the settings as they will be if the input is the earlier run's."""
-    settled = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
-    return _settings(replace(model_config, token_budget=settled), device_type, result_form)
+    budget = max(model_config.token_budget, earlier.plan["longest_sequence_tokens"])
+    return _settings(replace(model_config, token_budget=budget), device_type, result_form)
 
 
 def _settings(model_config: ModelConfig, device_type: str, result_form: ResultForm) -> dict[str, Any]:

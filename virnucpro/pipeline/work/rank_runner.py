@@ -151,7 +151,7 @@ def _conclude(rank: Rank, oom_kills: OomKills | None, *, stopping: bool) -> None
     if stopping:
         rank.state, rank.failure = "stopped", FailureClass.STOPPED.value
     elif rank.failure == FailureClass.STOPPED:  # another process sent the signal
-        rank.failure, rank.reason = FailureClass.DIED.value, "the process was told to stop, but not by us"
+        rank.failure, rank.reason = FailureClass.DIED.value, "another process stopped it"
     rank.reason = rank.reason or report.get("error") or _ending(rank.exit_code, rank.failure)
     rank.failures.append(rank.failure)
     rank.end_attempt()

@@ -139,7 +139,7 @@ def write_units(
     plan = UnitPlan(run_id=run_id, plan_fingerprint=plan_fingerprint, num_devices=devices, lease_s=lease_s, units=units)
     layout = UnitsLayout(folder)
     try:
-        for inner in (layout.claims_dir, layout.done_dir, layout.owners_dir, layout.said_dir, layout.readings_dir):
+        for inner in (layout.claims_dir, layout.done_dir, layout.owners_dir, layout.messages_dir, layout.readings_dir):
             durable.make_folder(inner)
     except OSError as error:
         raise OutputError(folder, error.strerror or str(error)) from error
@@ -233,7 +233,7 @@ class UnitClaims:
                 self._done |= numbers_in(self._layout.done_dir, refresh=True)
             return len(self._done) >= len(self.plan)
 
-    def settle(self, blocks: Iterable[int]) -> None:
+    def mark_durable(self, blocks: Iterable[int]) -> None:
         """Mark blocks as durable or skipped; a unit is done when all its blocks are."""
         with self._lock, _refused(self._layout.folder):
             durable_blocks = set(blocks)
@@ -349,7 +349,7 @@ class FixedBlocks:
     def all_done(self) -> bool:
         return True
 
-    def settle(self, blocks: Iterable[int]) -> None:
+    def mark_durable(self, blocks: Iterable[int]) -> None:
         pass
 
     def own_blocks(self) -> Sequence[int]:
