@@ -117,7 +117,7 @@ def test_one_signal_stops_the_run_at_a_batch_and_the_same_command_continues_it(
 )
 def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins, number, to_the_group):
     out = tmp_path / "out"
-    command = hash_command(tmp_path, proteins[0], rank=1, how="hang", before_batch=6, times=1)
+    command = hash_command(tmp_path, proteins[0], rank=1, how="hang", before_batch=0, times=1)
     code, seconds = signalled(command, out, number, to_the_group=to_the_group, times=2)
     assert code == CODES[number], command.errors()
     assert seconds < 2.0

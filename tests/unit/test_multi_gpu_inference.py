@@ -152,7 +152,7 @@ def test_the_work_of_a_worker_that_never_starts_is_done_by_the_other(tmp_path, p
 def test_a_retry_resumes_in_a_new_process_within_one_run(tmp_path, proteins):
     fasta, sequences = proteins
     config = fakes.faulty_config(
-        tmp_path / "faults.json", {"rank": 0, "how": "sigkill", "before_batch": 8, "times": 1, "slow_s": 0.05}
+        tmp_path / "faults.json", {"rank": 0, "how": "sigkill", "before_batch": 4, "times": 1, "slow_s": 0.05}
     )
     result = run_embedding([fasta], tmp_path / "out", config, [CPU] * 2, limits=RunLimits(attempts=3))
     assert result.state == "complete"
