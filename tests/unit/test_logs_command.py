@@ -54,7 +54,8 @@ def test_they_can_be_narrowed_down(out):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--rank", 7), "there are 0, 1"), (("--level", "LOUD"), "'debug', 'info', 'warning', 'error'")]
+    ("arguments", "said"),
+    [(("--rank", 7), "there are 0, 1"), (("--level", "LOUD"), "'debug', 'info', 'warning', 'error'")],
 )
 def test_a_rank_or_level_that_is_none_is_an_error_of_usage(out, arguments, said):
     ended = run("logs", out, *arguments)

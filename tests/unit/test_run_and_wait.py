@@ -180,7 +180,9 @@ def test_the_exit_code_is_the_outcome(kind, name, label, code):
 
 
 def test_the_label_is_that_of_the_flows():
-    assert f'LABEL = "{script.EXIT_CODE_LABEL}"' in (REPOSITORY / "flows" / "run" / "outcome.py").read_text().splitlines()
+    assert (
+        f'LABEL = "{script.EXIT_CODE_LABEL}"' in (REPOSITORY / "flows" / "run" / "outcome.py").read_text().splitlines()
+    )
 
 
 @pytest.mark.parametrize("path", [SCRIPT, BOOTSTRAP])
