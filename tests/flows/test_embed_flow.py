@@ -155,7 +155,10 @@ class Scraper(threading.Thread):
                     self.metrics = answer.read().decode()
 
 
-@pytest.mark.parametrize("way", [by_the_library, pytest.param(by_the_command, marks=pytest.mark.slow), by_the_flow])
+@pytest.mark.parametrize(
+    "way",
+    [by_the_library, *(pytest.param(way, marks=pytest.mark.slow) for way in (by_the_command, by_the_flow))],
+)
 def test_the_environment_says_to_every_entry_point_where_metrics_go(tmp_path, monkeypatch, way):
     monkeypatch.setenv("VIRNUCPRO_METRICS_TARGETS", str(tmp_path / "targets"))
     scraper = Scraper(tmp_path / "targets")

@@ -21,7 +21,6 @@ from virnucpro.errors import (
     BadInputError,
     ConfigurationError,
     OutputError,
-    RunLockedError,
     SettingsChangedError,
     WorkersFailedError,
 )
@@ -193,6 +192,7 @@ def test_run_esm2_multi_gpu_embeds_with_the_bundled_model(tmp_path):
         assert abs(embeddings["one"]).sum() > 0
 
 
+@pytest.mark.slow
 def test_run_multi_gpu_inference_serves_both_bundled_models(tmp_path):
     for model, sequences in (
         ("virnucpro-tiny-protein", ["MKVLAAGIVG", "MKVW"]),
@@ -231,7 +231,13 @@ def test_a_damaged_result_is_computed_again(tmp_path, proteins):
     check_rows(out, sequences)
 
 
-@pytest.mark.parametrize("changes", [{"max_residues": 30}, {"weights_sha256": "1" * 64}, {"token_budget": 128}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_residues": 30},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"weights_sha256": "1" * 64}, {"token_budget": 128})),
+    ],
+)
 def test_another_setting_in_the_same_folder_is_refused_with_what_differs(tmp_path, proteins, changes):
     fasta, _ = proteins
     out = tmp_path / "out"
@@ -245,41 +251,12 @@ def test_another_setting_in_the_same_folder_is_refused_with_what_differs(tmp_pat
     }
 
 
-def test_another_input_in_the_same_folder_is_refused_and_the_old_result_stays_verifiable(tmp_path, proteins):
-    fasta, _ = proteins
-    out = tmp_path / "out"
-    run_embedding([fasta], out, fakes.hash_config(), [CPU])
-    fasta.write_text(">other\nMKVVV\n")
-    with pytest.raises(SettingsChangedError, match="sha256 of the input"):
-        run_embedding([fasta], out, fakes.hash_config(), [CPU])
-    assert verify_run(out).problems == []
-
-
 def test_bad_input_is_refused_before_any_worker_starts(tmp_path):
     fasta = tmp_path / "bad.fasta"
     fasta.write_text(">one\nMKV\n>one\nMK-V\n")
     with pytest.raises(BadInputError, match=r"bad\.fasta:3: .*\(one\): "):
         run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU], worker_fn=fakes.always_exit7)
     assert not (tmp_path / "out" / "logs").exists()
-
-
-def test_a_second_run_in_the_same_folder_touches_nothing_and_says_who_holds_it(tmp_path, proteins):
-    fasta, sequences = proteins
-    out = tmp_path / "out"
-    config = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.1})
-    started = threading.Event()
-    thread = threading.Thread(
-        target=run_embedding,
-        args=([fasta], out, config, [CPU]),
-        kwargs={"on_message": lambda rank, message: started.set()},
-    )
-    thread.start()
-    assert started.wait(30)
-    with pytest.raises(RunLockedError, match=f'"pid": {os.getpid()}') as caught:
-        run_embedding([fasta], out, config, [CPU])
-    assert caught.value.exit_code == 75
-    thread.join()
-    check_rows(out, sequences)
 
 
 def test_a_stopped_run_keeps_what_is_finished_and_can_be_continued(tmp_path, proteins):
