@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import virnucpro.cli
 from tests import fake_gpus, fakes
 from virnucpro.commands import embed
-from virnucpro.pipeline import multi_gpu_inference
+from virnucpro.models import configuration
 
 if TYPE_CHECKING:
     from virnucpro.config import ModelConfig
@@ -36,7 +36,7 @@ def main() -> None:
     if "--runner" in sys.argv:  # the hosts of a cluster look whether they have the same weights
         config = replace(config, weights_sha256=hashlib.sha256(Path(control).read_bytes()).hexdigest())
     embed.configure_model = lambda *_, **__: config
-    multi_gpu_inference.configure_model = embed.configure_model  # the flow, imported later, takes it from here
+    configuration.configure_model = embed.configure_model  # the flow, imported later, takes it from here
     if fake_gpus.VARIABLE in os.environ:
         fake_gpus.pretend(int(os.environ[fake_gpus.VARIABLE]))
     virnucpro.cli.main()
