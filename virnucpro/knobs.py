@@ -88,7 +88,7 @@ def matching(pattern: str, sentence: str, *, kind: str = "configuration") -> Aft
 class Box(BaseModel):
     """Settings that belong together: a box of the form. An unknown name in it is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # few commands need them all
 
 
 @dataclass(frozen=True)

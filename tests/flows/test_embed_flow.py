@@ -157,7 +157,10 @@ class Scraper(threading.Thread):
 
 @pytest.mark.parametrize(
     "way",
-    [by_the_library, *(pytest.param(way, marks=pytest.mark.slow) for way in (by_the_command, by_the_flow))],
+    [
+        by_the_library,
+        *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.long]) for way in (by_the_command, by_the_flow)),
+    ],
 )
 def test_the_environment_says_to_every_entry_point_where_metrics_go(tmp_path, monkeypatch, way):
     monkeypatch.setenv("VIRNUCPRO_METRICS_TARGETS", str(tmp_path / "targets"))

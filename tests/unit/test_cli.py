@@ -148,6 +148,8 @@ def test_embed_verify_and_again(tmp_path, proteins):
     assert "max_residues was 1022, now 99" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_sharded_result_is_read_verified_continued_and_refused_in_another_form(tmp_path, proteins):
     out, options = tmp_path / "out", ("--devices", "cpu", "--workers", "1")
     done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "sharded", *options)
@@ -187,6 +189,8 @@ def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, prote
     }
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     out = tmp_path / "out"
     virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu")

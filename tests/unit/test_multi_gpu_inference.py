@@ -193,6 +193,7 @@ def test_run_esm2_multi_gpu_embeds_with_the_bundled_model(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_run_multi_gpu_inference_serves_both_bundled_models(tmp_path):
     for model, sequences in (
         ("virnucpro-tiny-protein", ["MKVLAAGIVG", "MKVW"]),
@@ -235,7 +236,10 @@ def test_a_damaged_result_is_computed_again(tmp_path, proteins):
     "changes",
     [
         {"max_residues": 30},
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"weights_sha256": "1" * 64}, {"token_budget": 128})),
+        *(
+            pytest.param(one, marks=[pytest.mark.slow, pytest.mark.long])
+            for one in ({"weights_sha256": "1" * 64}, {"token_budget": 128})
+        ),
     ],
 )
 def test_another_setting_in_the_same_folder_is_refused_with_what_differs(tmp_path, proteins, changes):

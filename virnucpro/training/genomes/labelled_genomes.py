@@ -19,9 +19,8 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes.label_table import LABEL_WORDS, Label, read_labels
-from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.organisms import organism_of, source_of
 from virnucpro.training.genomes.records import read_records
-from virnucpro.training.genomes.related import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

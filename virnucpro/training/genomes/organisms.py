@@ -9,7 +9,12 @@ counts as two.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from virnucpro.training.genomes.records import Record
+
+_ASSEMBLIES = ("GCF_", "GCA_")
 _BEFORE_NAME = re.compile(
     r"(?:TPA\w*|MAG|UNVERIFIED):|\|?(?:gi\|\S*|GC[AF]_\d+(?:\.\d+)?|[A-Z]{1,6}_?[A-Z]{0,6}\d{4,}(?:\.\d+)?)"
 )
@@ -22,6 +27,12 @@ _END_OF_NAME = re.compile(
 _VIRUS = re.compile(r"(?P<name>.+ \S*virus\S*(?: type)?(?: (?:\d+\w?|[A-Z]))?)(?: |$)", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"[A-Z][A-Za-z'-]*")
 _UNNAMED_SPECIES = ("sp.", "spp.", "cf.", "bacterium", "archaeon")
+
+
+def source_of(record: Record) -> str:
+    """Return the genome that a header names: the assembly after the id, or the id without a range."""
+    assembly = record.description.partition(" ")[0]
+    return assembly if assembly.startswith(_ASSEMBLIES) else record.accession.partition(":")[0]
 
 
 def organism_of(description: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro.training.genomes.kmer_links import connected, linked_pairs
-from virnucpro.training.genomes.organisms import organism_of
+from virnucpro.training.genomes.organisms import organism_of, source_of
 from virnucpro.training.genomes.records import read_records
 
 if TYPE_CHECKING:
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from virnucpro.training.genomes.records import Record
 
 KMER_NT = 21
 KMER_LIMIT = 0.1
 """Share of a record's 21-mers from which on two records are linked."""
 SKETCH_ONE_IN = 20
-_ASSEMBLIES = ("GCF_", "GCA_")
 _COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
 
 
@@ -54,12 +52,6 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
         for path in paths
         for record in read_records(path)
     ]
-
-
-def source_of(record: Record) -> str:
-    """Return the genome that a header names: the assembly after the id, or the id without a range."""
-    assembly = record.description.partition(" ")[0]
-    return assembly if assembly.startswith(_ASSEMBLIES) else record.accession.partition(":")[0]
 
 
 def cluster(kmers_of: Sequence[NDArray[np.uint64]], *names_of: Sequence[str]) -> NDArray[np.int64]:
