@@ -18,7 +18,7 @@ from virnucpro.interrupts import TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.hardware.cpu_workers import devices_for
-from virnucpro.pipeline.hardware.device_claim import claim_devices
+from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
@@ -94,7 +94,7 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
     check_readable(files)
     require_form(asked.result.form)
     workers = asked.hardware.workers or None
-    claim = claim_devices(asked.hardware.devices, workers=workers, workers_per_device=asked.hardware.workers_per_device)
+    claim = claim_for(asked.hardware)
     config = configure_model(asked, device_type=claim.type)
     with _run_of(asked) as how:
         result = run_embedding(
@@ -140,7 +140,7 @@ def predict_fasta(
     files = _listed(input_files)
     check_readable(files)
     workers = asked.hardware.workers or None
-    claim = claim_devices(asked.hardware.devices, workers=workers, workers_per_device=asked.hardware.workers_per_device)
+    claim = claim_for(asked.hardware)
     config = configure_prediction(asked, device_type=claim.type)
     with _run_of(asked) as how:
         result = run_prediction(

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from flows.clusters.cluster import Cluster
 from flows.clusters.runners import check_runner_allowed, runner_of, started
-from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_for
 from virnucpro.pipeline.hosts.host_run import device_tasks
 from virnucpro.settings import Hardware
 
@@ -32,9 +32,7 @@ def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[De
     check_runner_allowed(hardware.runner)
     runner = runner_of(hardware.runner)
     if runner.engine == "threads":
-        yield claim_devices(
-            hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
-        )
+        yield claim_for(hardware)
         return
     check()
     with started(runner, workers=hardware.workers, on_cpus=hardware.devices.strip() == "cpu") as cluster:

@@ -18,9 +18,10 @@ from rich.text import Text
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
-from virnucpro.commands.running import claim_for, shown_run
+from virnucpro.commands.running import shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
+from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.evaluation.page import write_page

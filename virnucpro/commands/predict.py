@@ -11,9 +11,10 @@ import typer
 
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
 from virnucpro.commands.output import ignoring_closed_output
-from virnucpro.commands.running import claim_for, run_as_flow, shown_run
+from virnucpro.commands.running import run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
+from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report

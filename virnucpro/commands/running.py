@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from virnucpro.config import RunLimits
 from virnucpro.errors import StoppedError
 from virnucpro.interrupts import stop_on_signals
-from virnucpro.pipeline.hardware.device_claim import claim_devices
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import terminal_view
@@ -18,17 +17,9 @@ from virnucpro.telemetry.show.progress import terminal_view
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from virnucpro.pipeline.hardware.device_claim import DeviceClaim
-    from virnucpro.settings import Hardware, RunSettings
+    from virnucpro.settings import RunSettings
 
 Outcome = TypeVar("Outcome")
-
-
-def claim_for(hardware: Hardware) -> DeviceClaim:
-    """Return a claim on the devices of this machine that the settings name."""
-    return claim_devices(
-        hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
-    )
 
 
 @contextmanager
@@ -60,5 +51,5 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
 
 def run_as_flow(name: str, settings: RunSettings, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
-    boxes = {name: getattr(settings, name) for name in type(settings).model_fields}
+    boxes = {field: getattr(settings, field) for field in type(settings).model_fields}
     return importlib.import_module(f"flows.{name}").run_from_command_line(**parameters, **boxes)

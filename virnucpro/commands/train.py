@@ -13,9 +13,10 @@ import typer
 
 from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settings
 from virnucpro.commands.output import ignoring_closed_output
-from virnucpro.commands.running import claim_for, run_as_flow, shown_run
+from virnucpro.commands.running import run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
+from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.settings import TrainingSettings
 from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.genomes.labelled_genomes import check_files

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.hardware.device_locks import DeviceHolder
+    from virnucpro.settings import Hardware
     from virnucpro.telemetry.run_telemetry import RunTelemetry
 
 log = structlog.get_logger(__name__)
@@ -156,3 +157,10 @@ def _holder_text(holder: DeviceHolder | None) -> str:
     except ValueError:
         since = holder.since
     return printable(f"held by process {holder.pid} of {holder.user}{where} since {since}")
+
+
+def claim_for(hardware: Hardware) -> DeviceClaim:
+    """Return a claim on the devices of this machine that the settings name."""
+    return claim_devices(
+        hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
+    )
