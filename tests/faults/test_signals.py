@@ -126,6 +126,17 @@ def test_a_second_signal_does_not_wait_for_a_batch_that_hangs(tmp_path, proteins
     check_it_continues(command, proteins, out)
 
 
+def test_a_time_limit_stops_the_run_and_the_same_command_continues_it(tmp_path, proteins):
+    out = tmp_path / "out"
+    command = hash_command(tmp_path, proteins[0], slow_s=0.5)
+    with command.running(out, workers=2, options=["--time-limit", "0.1"]) as process:
+        assert process.wait(60) == 70, command.errors()
+    assert "the time limit of 0.1 minutes has passed: run it again to continue" in command.errors()
+    assert json.loads((out / "run.json").read_text())["state"] == "stopped"
+    command.control.write_text(json.dumps({"times": 1, "before_batch": -1}))
+    check_it_continues(command, proteins, out)
+
+
 def test_a_worker_that_ignores_the_request_to_stop_is_ended_after_the_grace_time(tmp_path):
     limits = RunLimits(attempts=1, stop_grace_s=0.5)
     heard = threading.Event()

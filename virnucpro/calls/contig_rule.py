@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
-RULE = "frames' mean log-odds times the root of their number, at most 4"
-"""Name of the rule in cards."""
-
 MOST_FRAMES = 16
 """Further frames do not make a score surer."""
 LEAST_PROBABILITY = 1e-6
