@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 from typer.testing import CliRunner
 
 import virnucpro
-from tests.faces import help_text
+from tests.faces import EXAMPLES, help_text
 from tools.settings_page import PAGE, page
 from virnucpro.cli import app
 from virnucpro.commands.train import command_of
 from virnucpro.errors import ConfigurationError
+from virnucpro.interrupts import TimeLimitError
 from virnucpro.knobs import UsageError, from_flat, recorded_settings, settings_of
 from virnucpro.settings import (
     EmbeddingSettings,
@@ -125,3 +127,10 @@ def test_a_command_line_is_recorded_for_the_card_with_what_differs_from_the_defa
 
 def test_the_page_in_the_docs_is_made_from_the_settings():
     assert PAGE.read_text() == page(), "python -m tools.settings_page"
+
+
+def test_a_time_limit_stops_a_call_of_the_library(tmp_path):
+    proteins = EXAMPLES / "proteins.fasta"
+    with pytest.raises(TimeLimitError, match=r"time limit of 0\.02 minutes"):
+        virnucpro.embed_fasta(proteins, tmp_path / "out", devices="cpu", workers=1, time_limit_minutes=0.02)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["state"] == "stopped"
