@@ -21,8 +21,8 @@ import h5py
 import pytest
 
 import virnucpro
+from tests.command_line import Ended, run
 from tests.fakes import another_user
-from tests.faults.command_line import Ended, run
 from tests.predictions import hash_prediction, predict
 from tests.strategies import write_fasta
 from virnucpro.data.sequence_index import SequenceIndex

@@ -13,8 +13,8 @@ import shutil
 
 import pytest
 
+from tests.command_line import run
 from tests.fakes import hash_config
-from tests.faults.command_line import run
 from tests.faults.forked import run_forked, run_job, small_input
 from tests.manifests import is_noticed, values_unseen
 from tests.predictions import hash_prediction, make_contigs, predict_forked

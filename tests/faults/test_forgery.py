@@ -14,8 +14,8 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.command_line import run
 from tests.fakes import faulty_config, hash_vector
-from tests.faults.command_line import run
 from tests.faults.forked import run_forked
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from virnucpro.cli import _log_to_standard_error

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.faults.command_line import run
+from tests.command_line import run
 from virnucpro.data.sequence_index import SequenceIndex
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import virnucpro.commands.embed
+from tests import command_line
 from tests.fakes import hash_config
-from tests.faults import command_line
 from tests.faults.forked import run_forked, small_input
 from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU

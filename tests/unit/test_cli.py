@@ -1,4 +1,4 @@
-"""The command line as a user meets it: every command in a process of its own."""
+"""The command line as a user meets it: mistakes and outcomes, in a process of its own where that matters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import virnucpro
+from tests.command_line import run
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.registry import MODELS
@@ -97,17 +98,17 @@ def test_help_names_every_command_and_every_option_has_its_help():
     ],
 )
 def test_a_cluster_that_cannot_be_is_a_usage_error(tmp_path, proteins, options, words):
-    done = virnucpro_command("embed", proteins, "--output", tmp_path / "out", *options)
-    assert done.returncode == 2
-    assert words in " ".join(done.stderr.split())
+    done = run("embed", proteins, "--output", tmp_path / "out", *options)
+    assert done.code == 2
+    assert words in " ".join(done.err.split())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_typo_in_an_option_is_a_usage_error_in_plain_text():
-    done = virnucpro_command("embed", "x.fasta", "-o", "out", "--tokens-budget", "3")
-    assert done.returncode == 2
-    assert "No such option: --tokens-budget" in done.stderr
-    assert not any(char in done.stderr for char in "╭│╰")
+    done = run("embed", "x.fasta", "-o", "out", "--tokens-budget", "3")
+    assert done.code == 2
+    assert "No such option: --tokens-budget" in done.err
+    assert not any(char in done.err for char in "╭│╰")
 
 
 def test_a_missing_file_is_named_with_the_systems_text_on_one_unwrapped_line(tmp_path):
@@ -132,55 +133,55 @@ def test_the_plain_command_imports_neither_prefect_nor_torch(tmp_path):
 
 def test_embed_verify_and_again(tmp_path, proteins):
     out = tmp_path / "out folder"
-    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    assert "bundled demonstration encoder virnucpro-tiny-protein" in done.stderr
-    assert f"40 of 40 sequences -> {out / 'embeddings.h5'}" in done.stdout
+    done = run("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "2")
+    assert done.code == 0, done.err
+    assert "bundled demonstration encoder virnucpro-tiny-protein" in done.err
+    assert f"40 of 40 sequences -> {out / 'embeddings.h5'}" in done.out
     with read_embeddings(out) as embeddings:
         assert len(embeddings) == 40
-    done = virnucpro_command("verify", out)
-    assert (done.returncode, done.stdout) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
-    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu")
-    assert done.returncode == 0
-    assert "already complete, 40 sequences; nothing was computed" in done.stdout
-    done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--max-residues", "99")
-    assert done.returncode == 78
-    assert "max_residues was 1022, now 99" in done.stderr
+    done = run("verify", out)
+    assert (done.code, done.out) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
+    done = run("embed", proteins, "-o", out, "--devices", "cpu")
+    assert done.code == 0
+    assert "already complete, 40 sequences; nothing was computed" in done.out
+    done = run("embed", proteins, "-o", out, "--devices", "cpu", "--max-residues", "99")
+    assert done.code == 78
+    assert "max_residues was 1022, now 99" in done.err
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_sharded_result_is_read_verified_continued_and_refused_in_another_form(tmp_path, proteins):
     out, options = tmp_path / "out", ("--devices", "cpu", "--workers", "1")
-    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "sharded", *options)
-    assert done.returncode == 0, done.stderr
-    assert f"40 of 40 sequences -> {out / 'embeddings'}\n" in done.stdout
-    done = virnucpro_command("embed", proteins, "-o", tmp_path / "single", *options)
-    assert done.returncode == 0, done.stderr
+    done = run("embed", proteins, "-o", out, "--result-form", "sharded", *options)
+    assert done.code == 0, done.err
+    assert f"40 of 40 sequences -> {out / 'embeddings'}\n" in done.out
+    done = run("embed", proteins, "-o", tmp_path / "single", *options)
+    assert done.code == 0, done.err
     with read_embeddings(out) as sharded, read_embeddings(tmp_path / "single") as single:
         assert tuple(sharded.ids) == single.ids
         assert sharded.to_numpy().tobytes() == single.to_numpy().tobytes()
-    done = virnucpro_command("verify", out)
-    assert (done.returncode, done.stdout) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
-    done = virnucpro_command("embed", proteins, "-o", out, *options)
-    assert (done.returncode, "already complete, 40 sequences" in done.stdout) == (0, True)
-    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "single", *options)
-    assert done.returncode == 78
-    assert "result_form was 'sharded', now 'single'" in done.stderr
+    done = run("verify", out)
+    assert (done.code, done.out) == (0, f"{out}: complete and intact: 40 of 40 sequences\n")
+    done = run("embed", proteins, "-o", out, *options)
+    assert (done.code, "already complete, 40 sequences" in done.out) == (0, True)
+    done = run("embed", proteins, "-o", out, "--result-form", "single", *options)
+    assert done.code == 78
+    assert "result_form was 'sharded', now 'single'" in done.err
     (out / "embeddings" / "ids.index").unlink()
-    done = virnucpro_command("verify", out)
-    assert (done.returncode, "embeddings/ids.index: is missing" in done.stderr) == (65, True)
-    done = virnucpro_command("embed", proteins, "-o", out, "--result-form", "many", *options)
-    assert done.returncode == 2
+    done = run("verify", out)
+    assert (done.code, "embeddings/ids.index: is missing" in done.err) == (65, True)
+    done = run("embed", proteins, "-o", out, "--result-form", "many", *options)
+    assert done.code == 2
 
 
 def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, proteins):
-    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", "--json")
-    outcome = json.loads(done.stdout)
+    done = run("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", "--json")
+    outcome = json.loads(done.out)
     assert (outcome["state"], outcome["records"], outcome["rows"], outcome["missing"]) == ("complete", 40, 40, 0)
     assert outcome["ranks"][0]["state"] == "complete"
-    done = virnucpro_command("verify", tmp_path / "out", "--json")
-    assert json.loads(done.stdout) == {
+    done = run("verify", tmp_path / "out", "--json")
+    assert json.loads(done.out) == {
         "state": "complete",
         "records": 40,
         "rows": 40,
@@ -193,19 +194,19 @@ def test_json_on_standard_output_is_the_outcome_and_nothing_else(tmp_path, prote
 @pytest.mark.long
 def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     out = tmp_path / "out"
-    virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu")
+    run("embed", proteins, "-o", out, "--devices", "cpu")
     data = bytearray((out / "embeddings.h5").read_bytes())
     data[len(data) // 2] ^= 1
     (out / "embeddings.h5").write_bytes(data)
-    done = virnucpro_command("verify", out)
-    assert done.returncode == 65
-    assert "embeddings.h5: damaged: its sha256 is not the one that run.json recorded" in done.stderr
+    done = run("verify", out)
+    assert done.code == 65
+    assert "embeddings.h5: damaged: its sha256 is not the one that run.json recorded" in done.err
     (tmp_path / "empty").mkdir()
-    done = virnucpro_command("verify", tmp_path / "empty")
-    assert (done.returncode, "empty: holds no run" in done.stderr) == (65, True)
-    done = virnucpro_command("verify", tmp_path / "nothing")
-    assert done.returncode == 65
-    assert "is not a folder" in done.stderr
+    done = run("verify", tmp_path / "empty")
+    assert (done.code, "empty: holds no run" in done.err) == (65, True)
+    done = run("verify", tmp_path / "nothing")
+    assert done.code == 65
+    assert "is not a folder" in done.err
 
 
 @pytest.mark.parametrize(
@@ -224,32 +225,32 @@ def test_verify_finds_one_flipped_bit_and_a_missing_folder(tmp_path, proteins):
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(tmp_path, proteins, options, code, message):
-    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", *options)
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run("embed", proteins, "-o", tmp_path / "out", "--devices", "cpu", *options)
+    assert done.code == code, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_long_sequence_is_an_error_when_that_is_asked_for(tmp_path):
     fasta = tmp_path / "long.fasta"
     fasta.write_text(">short\nMKV\n>long\n" + "MKVA" * 10 + "\n")
     arguments = ("embed", fasta, "-o", tmp_path / "out", "--devices", "cpu", "--max-residues", "20")
-    done = virnucpro_command(*arguments, "--long", "error")
-    assert done.returncode == 65
-    assert f"{fasta}:3: 40 residues, more than --max-residues 20 (long): raise --max-residues" in done.stderr
-    done = virnucpro_command(*arguments, "--long", "truncate")
-    assert done.returncode == 0
-    assert "1 cut to the residue limit" in done.stdout
+    done = run(*arguments, "--long", "error")
+    assert done.code == 65
+    assert f"{fasta}:3: 40 residues, more than --max-residues 20 (long): raise --max-residues" in done.err
+    done = run(*arguments, "--long", "truncate")
+    assert done.code == 0
+    assert "1 cut to the residue limit" in done.out
 
 
 def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
-    done = virnucpro_command("index", proteins, "-o", tmp_path / "proteins.index")
-    assert done.returncode == 0
-    assert "40 sequences of 1 file(s)" in done.stdout
+    done = run("index", proteins, "-o", tmp_path / "proteins.index")
+    assert done.code == 0
+    assert "40 sequences of 1 file(s)" in done.out
     (tmp_path / "bad.fasta").write_text(">a\nMK1\n")
-    done = virnucpro_command("index", tmp_path / "bad.fasta", "-o", tmp_path / "bad.index")
-    assert done.returncode == 65
-    assert f"{tmp_path / 'bad.fasta'}:2: " in done.stderr
+    done = run("index", tmp_path / "bad.fasta", "-o", tmp_path / "bad.index")
+    assert done.code == 65
+    assert f"{tmp_path / 'bad.fasta'}:2: " in done.err
     assert not (tmp_path / "bad.index").exists()
 
 
@@ -316,8 +317,8 @@ SIZES_NT = [300, 500, 500, 1, 7000, 41, 500, 2]
 def test_dna_is_embedded_uncut_by_the_bundled_dna_model(tmp_path, genome_fasta):
     path, records = genome_fasta
     out = tmp_path / "out"
-    done = virnucpro_command("embed", path, "-o", out, "--model", "virnucpro-tiny-dna", "--json")
-    assert done.returncode == 0, done.stderr
+    done = run("embed", path, "-o", out, "--model", "virnucpro-tiny-dna", "--json")
+    assert done.code == 0, done.err
     model, tokenizer = load_dnabert_s("virnucpro-tiny-dna", "cpu")
     with read_embeddings(out) as rows:
         assert list(rows) == [name for name, _ in records] + ["copy"]
@@ -329,27 +330,27 @@ def test_dna_is_embedded_uncut_by_the_bundled_dna_model(tmp_path, genome_fasta):
             np.testing.assert_allclose(rows[name], alone.numpy(), atol=1e-5, err_msg=name)
     settings = json.loads((out / "run.json").read_text())["settings"]
     assert settings["letters_per_token"] == 4.6
-    assert virnucpro_command("verify", out).returncode == 0
+    assert run("verify", out).code == 0
 
 
 def test_proteins_for_a_dna_model_are_refused_by_name(tmp_path, proteins):
-    done = virnucpro_command("embed", proteins, "-o", tmp_path / "out", "--model", "virnucpro-tiny-dna")
-    assert done.returncode == 65
-    assert "stands for no nucleotide of DNA" in done.stderr
-    assert str(proteins) in done.stderr
+    done = run("embed", proteins, "-o", tmp_path / "out", "--model", "virnucpro-tiny-dna")
+    assert done.code == 65
+    assert "stands for no nucleotide of DNA" in done.err
+    assert str(proteins) in done.err
 
 
 def test_dna_for_a_protein_model_is_warned_of(tmp_path, genome_fasta):
     path, _ = genome_fasta
     path.write_text(">long\n" + "ACGT" * 50 + "\n")
-    done = virnucpro_command("embed", path, "-o", tmp_path / "out")
-    assert done.returncode == 0
-    assert "input.looks_like_dna" in done.stderr
+    done = run("embed", path, "-o", tmp_path / "out")
+    assert done.code == 0
+    assert "input.looks_like_dna" in done.err
 
 
 def test_models_list_says_what_each_takes():
-    done = virnucpro_command("models", "list")
-    takes = dict(re.findall(r"^(\S+) +(DNA|protein) ", done.stdout, re.MULTILINE))
+    done = run("models", "list")
+    takes = dict(re.findall(r"^(\S+) +(DNA|protein) ", done.out, re.MULTILINE))
     assert takes.keys() == MODELS.keys()
     assert (takes["virnucpro-tiny-dna"], takes["dnabert-s"]) == ("DNA", "DNA")
     assert (takes["virnucpro-tiny-protein"], takes["esm2_t6_8M_UR50D"]) == ("protein", "protein")

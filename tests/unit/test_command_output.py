@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from tests.faults.command_line import run
+from tests.command_line import run
 from virnucpro.api import embed_fasta, predict_fasta
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import BadInputError

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.faults.command_line import run
+from tests.command_line import run
 from virnucpro.store.locks.run_lock import RunLock
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.command_line import run
 from tests.strategies import write_fasta
 from virnucpro import predict_fasta
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.store.contig_table import read_contig_calls
-
-
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "virnucpro", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture
@@ -28,33 +21,33 @@ def contigs(tmp_path):
 
 def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, contigs):
     out = tmp_path / "out put"
-    done = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 contigs: ")
-    assert f"calls:  {out / 'contigs.tsv'}" in done.stdout
-    assert f"report: {out / 'report.html'}" in done.stdout
+    done = run("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks")
+    assert done.code == 0, done.err
+    assert done.out.startswith("2 contigs: ")
+    assert f"calls:  {out / 'contigs.tsv'}" in done.out
+    assert f"report: {out / 'report.html'}" in done.out
     (card,) = classifiers_table()
-    assert card.worth in done.stdout
+    assert card.worth in done.out
     assert "virnucpro-tiny" in card.worth
-    assert "No --classifier given" in done.stderr
+    assert "No --classifier given" in done.err
     assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCCATGG")
     calls = {call.contig: call for call in read_contig_calls(out / "contigs.tsv")}
     assert calls["none"].frames == 0
     assert calls["none"].reason.endswith("no open frame: scored by its sequence alone")
     assert 0 < calls["none"].score < 1
-    again = command("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
-    assert again.returncode == 0
-    assert json.loads(again.stdout)["counts"]["contigs"] == 2
-    changed = command("predict", contigs, "-o", out, "--devices", "cpu", "--threshold", "0.9")
-    assert "threshold 0.9: it was 0.61 in the earlier run in this folder" in changed.stderr
-    assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.stdout)
+    again = run("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
+    assert again.code == 0
+    assert json.loads(again.out)["counts"]["contigs"] == 2
+    changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--threshold", "0.9")
+    assert "threshold 0.9: it was 0.61 in the earlier run in this folder" in changed.err
+    assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.out)
     predict_fasta(contigs, out, devices="cpu")
     manifest = json.loads((out / "run.json").read_text())
     assert manifest["output_settings"] == {"threshold": 0.9, "formats": ["tsv"], "keep_chunks": True}
     of_stages = sum(stage["seconds"] for stage in manifest["stages"].values())
-    assert json.loads(command("status", out, "--json").stdout)["seconds"] == pytest.approx(of_stages)
-    verified = command("verify", out)
-    assert (verified.returncode, "2 of 2 contigs" in verified.stdout) == (0, True)
+    assert json.loads(run("status", out, "--json").out)["seconds"] == pytest.approx(of_stages)
+    verified = run("verify", out)
+    assert (verified.code, "2 of 2 contigs" in verified.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +66,20 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path, contigs, options, code, said):
-    done = command("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", *options)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", *options)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
 
 
 def test_input_that_cannot_be_used_ends_with_65(tmp_path, contigs):
-    absent = command("predict", tmp_path / "absent.fa", "-o", tmp_path / "out", "--devices", "cpu")
-    assert (absent.returncode, "No such file" in absent.stderr) == (65, True)
+    absent = run("predict", tmp_path / "absent.fa", "-o", tmp_path / "out", "--devices", "cpu")
+    assert (absent.code, "No such file" in absent.err) == (65, True)
     (tmp_path / "empty.fa").write_text("")
-    empty = command("predict", tmp_path / "empty.fa", "-o", tmp_path / "out", "--devices", "cpu")
-    assert empty.returncode == 65
+    empty = run("predict", tmp_path / "empty.fa", "-o", tmp_path / "out", "--devices", "cpu")
+    assert empty.code == 65
     (tmp_path / "cut.fastq").write_text("@a\nACGT\n+\nII")
-    cut = command("predict", tmp_path / "cut.fastq", "-o", tmp_path / "out", "--devices", "cpu")
-    assert cut.returncode == 65
+    cut = run("predict", tmp_path / "cut.fastq", "-o", tmp_path / "out", "--devices", "cpu")
+    assert cut.code == 65
     assert not (tmp_path / "out").exists()

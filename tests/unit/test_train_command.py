@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import typer
 
+from tests.command_line import run
 from tests.trainings import make_genomes
 from virnucpro.commands.options import named_number
 from virnucpro.errors import ConfigurationError
@@ -69,10 +70,10 @@ def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_sc
 
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):
     (tmp_path / "virus.fa").write_text(">a\nACGT\n")
-    done = command("train", tmp_path / "virus.fa", "-o", tmp_path / "out", "--devices", "cpu", "--labels", "absent.tsv")
-    assert done.returncode == 65, done.stderr
-    assert "absent.tsv: No such file" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run("train", tmp_path / "virus.fa", "-o", tmp_path / "out", "--devices", "cpu", "--labels", "absent.tsv")
+    assert done.code == 65, done.err
+    assert "absent.tsv: No such file" in done.err
+    assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
 
 
