@@ -89,7 +89,7 @@ def check_it_continues(command, proteins, out):
     ("number", "to_the_group"),
     [
         (signal.SIGINT, True),
-        (signal.SIGTERM, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(signal.SIGINT, False, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
@@ -156,7 +156,11 @@ def test_a_worker_that_ignores_the_request_to_stop_is_ended_after_the_grace_time
 
 @pytest.mark.parametrize(
     ("step", "number"),
-    [("file.write:1", signal.SIGINT), ("file.rename:1", signal.SIGINT), ("file.reserve:2", signal.SIGTERM)],
+    [
+        pytest.param("file.write:1", signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("file.rename:1", signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.long]),
+        ("file.reserve:2", signal.SIGTERM),
+    ],
     ids=["the index is written", "the index is renamed", "the result is put together"],
 )
 def test_a_signal_while_there_are_no_workers_ends_the_command_at_once(tmp_path, proteins, monkeypatch, step, number):

@@ -82,7 +82,10 @@ def _random_esm2(num_layers, hidden_dim, attention_heads, path):
     torch.save({"cfg": {"model": settings}, "model": state}, path)
 
 
-@pytest.fixture(scope="module", params=["real 8M", *SHAPES])
+LONG = [pytest.mark.slow, pytest.mark.long]
+
+
+@pytest.fixture(scope="module", params=["real 8M", "8M", pytest.param("35M", marks=LONG), "650M, 2 layers"])
 def weights_name(request):
     return request.param
 

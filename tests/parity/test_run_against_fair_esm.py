@@ -34,7 +34,7 @@ def proteins(tmp_path_factory, examples_dir):
         tmp_path_factory.mktemp("index") / "index",
         unpack_dir=tmp_path_factory.mktemp("unpacked"),
     )
-    records = [index.read(position) for position in range(0, len(index), 14)]
+    records = [index.read(position) for position in range(0, len(index), 28)]
     chosen = {record.sequence_id: record.sequence for record in records}
     chosen["one_residue"] = "M"
     chosen["at_the_limit"] = (records[0].sequence * 2)[:MAX_RESIDUES]
