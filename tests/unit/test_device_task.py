@@ -136,6 +136,8 @@ def test_two_hosts_share_a_run_which_is_counted_and_closed_like_any_other(tmp_pa
     assert len(run.run.layout.worker_logs()) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the cluster tests show the same with a real engine
 def test_hosts_that_share_a_run_give_the_shards_of_one_machine(tmp_path, proteins, shared):
     fasta, sequences = proteins
     config = with_its_sha256(fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.05}))
@@ -199,6 +201,8 @@ def test_a_host_that_is_lost_in_mid_run_is_replaced_and_the_bytes_are_those_of_o
     assert run.aggregate().output_path.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the cluster tests show the same with a real engine
 def test_a_host_that_comes_later_or_comes_back_takes_part(tmp_path, proteins, shared):
     fasta, sequences = proteins
     slow = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.2}, sequences_per_part=1)
@@ -250,6 +254,8 @@ def test_a_sequence_that_kills_its_process_is_given_up_there_and_listed_with_its
     assert deaf.snapshot().rows == aggregation.num_rows == len(sequences) - 1
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the cluster tests show the same with a real engine
 def test_the_units_of_a_host_whose_device_is_broken_are_free_for_the_others_at_once(tmp_path, proteins, shared):
     fasta, sequences = proteins
     (tmp_path / "lost").write_text("1")
@@ -263,6 +269,8 @@ def test_the_units_of_a_host_whose_device_is_broken_are_free_for_the_others_at_o
     assert run.aggregate().is_complete
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the cluster tests show the same with a real engine
 def test_a_run_that_is_told_to_stop_stops_on_every_host_and_the_next_start_does_the_rest(tmp_path, proteins, shared):
     fasta, sequences = proteins
     slow = fakes.faulty_config(tmp_path / "faults.json", {"how": "none", "slow_s": 0.2})
