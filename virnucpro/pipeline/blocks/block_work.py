@@ -13,36 +13,35 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
+import torch
 
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
-from virnucpro.pipeline.blocks.block_writer import BlockWriter
-from virnucpro.pipeline.blocks.cached_blocks import BlockCache
+from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
-from virnucpro.pipeline.blocks.worker_device import load_model, peak_memory
 from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
 from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
-    import torch
     from torch.utils.data import DataLoader
 
     from virnucpro.config import ModelConfig
     from virnucpro.data.collators import PackedBatch, Tokenizer
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.async_inference import InferenceResult
+    from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
     from virnucpro.pipeline.work.recovery import Assignment
     from virnucpro.pipeline.work.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
@@ -68,6 +67,8 @@ class BlockWork:
     assignment: Assignment
     reports: ReportPipe
     stop: threading.Event
+    load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
+    """Called once, when there is something to compute."""
     _units: FixedBlocks | HandedBlocks | UnitClaims = field(init=False)
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
@@ -134,7 +135,7 @@ class BlockWork:
             tokens=self._tokens,
             seconds=round(time.monotonic() - self._started_s, 3),
             tokens_per_second=round(self._tokens / self._compute_s) if self._tokens else 0,
-            **peak_memory(device),
+            **_peak_memory(device),
         )
         return rows
 
@@ -221,7 +222,7 @@ class BlockWork:
     def _compute(self, plain: Iterable[int], device: torch.device, writer: BlockWriter) -> None:
         """Compute blocks and make them durable as they come, those under suspicion last."""
         if self._model is None:
-            model, tokenizer = load_model(self.config, device, self.reports)
+            model, tokenizer = self.load_model()
             self._model = AsyncInferenceRunner(model, device), tokenizer
         runner, tokenizer = self._model
         started_s = time.monotonic()
@@ -331,3 +332,13 @@ class BlockWork:
 def _among(blocks: Sequence[int]) -> range | frozenset[int]:
     """Return *blocks* for quick look-ups."""
     return blocks if isinstance(blocks, range) else frozenset(blocks)
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the peak MiB of this process: resident, and on a GPU those of torch's tensors there."""
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
+    found = [int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")]
+    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may hide it
+    if device.type == "cuda":
+        peak["peak_gpu_mib"] = torch.cuda.max_memory_allocated(device) >> 20
+    return peak
