@@ -14,11 +14,9 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError
-from virnucpro.pipeline.result import disk_space
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.run.run import remove_unpacked
+from virnucpro.pipeline.run.run import release_space, remove_unpacked
 from virnucpro.pipeline.run.run_result import RunResult
-from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
+from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import remove_results, result_of
@@ -142,7 +140,7 @@ def close_run(
     manifest.files = dict(aggregation.files)
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
-    disk_space.release(layout)
+    release_space(layout)
     manifest.write(layout.manifest)
     if state == "complete":
         _remove_what_resumes(layout, keep_shards=keep_shards)
@@ -154,7 +152,7 @@ def stop_run(run: PreparedRun, outcomes: Sequence[Rank], *, stages_s: dict[str, 
     manifest = RunManifest.read(run.layout.manifest)
     manifest.end("stopped")
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
-    disk_space.release(run.layout)
+    release_space(run.layout)
     manifest.write(run.layout.manifest)
     rows = sum(outcome.sequences + outcome.sequences_resumed + outcome.sequences_cached for outcome in outcomes)
     return RunResult(

@@ -28,15 +28,17 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
-from virnucpro.pipeline.result.disk_space import release, take_space
-from virnucpro.pipeline.run.from_scratch import start_from_scratch, unknown_results
 from virnucpro.pipeline.run.run import (
     about_indexed,
     ensure_index,
     is_same_input,
     refuse_foreign_files,
     refuse_other_settings,
+    release_space,
+    start_from_scratch,
     sweep,
+    take_space,
+    unknown_results,
 )
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.run_layout import RunLayout
@@ -270,7 +272,7 @@ def _write_first(manifest: RunManifest, layout: RunLayout) -> None:
     except OutputError:  # which may come when it has its name already
         manifest.state = "failed"
         with suppress(OutputError):
-            release(layout)
+            release_space(layout)
             manifest.write(layout.manifest)
         raise
 

@@ -16,7 +16,7 @@ from virnucpro import durable
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
-from virnucpro.pipeline.result.validation import validate_result
+from virnucpro.pipeline.shard_aggregator import validate_result
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.manifest import COUNTED, FINISHED, PredictionManifest, RunManifest, read_manifest
