@@ -30,7 +30,7 @@ from virnucpro.pipeline.async_inference import DEVICE_ERROR
 from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
-from virnucpro.pipeline.work.recovery import Assignment
+from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
-    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.block_pool import Assignment
     from virnucpro.pipeline.work.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout

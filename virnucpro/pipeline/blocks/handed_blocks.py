@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.block_pool import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 ANSWER_POLL_S = 0.2
