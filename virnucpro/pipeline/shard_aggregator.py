@@ -61,8 +61,6 @@ class Aggregation:
     """Hex sha256 of each file of the result, by its name in the run's folder."""
     num_rows: int
     """Rows in it."""
-    num_missing: int
-    """Records of the input without a row, copies counted."""
     num_truncated: int
     """Rows whose sequence was truncated to the residue limit."""
     missing_positions: IntArray = field(compare=False)
@@ -73,9 +71,14 @@ class Aggregation:
     """Blocks whose rows came from the embedding cache."""
 
     @property
+    def num_missing(self) -> int:
+        """Records of the input without a row, copies counted."""
+        return len(self.missing_positions)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every record has its row."""
-        return self.num_missing == 0
+        return not self.num_missing
 
 
 def aggregate_shards(
@@ -127,14 +130,7 @@ def _aggregated(
         remove_results(layout, is_partial=False)
     if len(missing) and not len(rows):
         remove_results(layout, is_partial=True)
-        return Aggregation(
-            output_path=None,
-            files={},
-            num_rows=0,
-            num_missing=len(missing),
-            num_truncated=0,
-            missing_positions=missing,
-        )
+        return Aggregation(output_path=None, files={}, num_rows=0, num_truncated=0, missing_positions=missing)
     result = result_of(layout, result_form, is_partial=len(missing) > 0)
     known = result.write(rows, give_way=partial(give_way_to_result, layout), hosts=hosts)
     origins = [origin for source in finished.sources for origin in source.blocks[:, 2].tolist()]
@@ -144,7 +140,6 @@ def _aggregated(
         output_path=result.path,
         files={result.name_of(file): known.get(file) or durable.sha256_of(file) for file in result.files()},
         num_rows=len(rows),
-        num_missing=len(missing),
         num_truncated=int((rows.truncated_from() > 0).sum()),
         missing_positions=missing,
         num_resplit_blocks=origins.count(BlockOrigin.RESPLIT),
@@ -164,9 +159,6 @@ def write_failed_sequences(
     Args:
         missing: int64 (num_missing,): index positions, in the order of the input.
         why: Returns (reason, worker processes that tried) of the computed sequence at an index position.
-
-    Raises:
-        OutputError: The list cannot be written.
     """
     if not len(missing) and not index.num_skipped:
         durable.remove(layout.failed_sequences)

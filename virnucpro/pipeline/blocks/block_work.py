@@ -83,31 +83,22 @@ class BlockWork:
     _model: tuple[AsyncInferenceRunner, Tokenizer] | None = None
     _last_step_s: float = 0.0
     _started_s: float = field(default_factory=time.monotonic)
-    _sequences: int = 0
-    """Computed by this process, as the tokens are."""
-    _tokens: int = 0
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        source, blocks = self.assignment.units, self.assignment.blocks
-        if source is not None:
-            self._units = UnitClaims(source)
+        if self.assignment.units is not None:
+            self._units = UnitClaims(self.assignment.units)
+            if self._units.plan.plan_fingerprint != self.plan.fingerprint:
+                raise ConfigurationError(
+                    "this host plans other blocks than the run's driver: it needs the same input, model and versions"
+                )
         elif self.assignment.is_handed_out:
             self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
         else:
-            self._units = FixedBlocks(blocks)
-        if isinstance(self._units, UnitClaims) and self._units.plan.plan_fingerprint != self.plan.fingerprint:
-            raise ConfigurationError(
-                "this host plans other blocks than the run's driver: it needs the same input, model and versions"
-            )
+            self._units = FixedBlocks(self.assignment.blocks)
 
     def do(self, rank: int, device: torch.device) -> int:
-        """
-        Compute what is not finished, seal the rank's shard, and return its rows.
-
-        Raises:
-            StoppedError: The stop event was set.
-        """
+        """Compute what is not finished, seal the rank's shard, and return its rows; raises StoppedError."""
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
             writer = self._writer(reports=self.reports, cache=cache)
@@ -122,7 +113,6 @@ class BlockWork:
         if self._left or not units.all_done():
             units.release()
             raise StoppedError(signal.SIGTERM)
-        self._sequences, self._tokens = writer.sequences, writer.tokens
         hidden_dim = config.hidden_dim if self._model is None else self._model[0].model.hidden_dim
         with spans.span(spans.SEALING):
             rows = seal_shard(
@@ -131,10 +121,10 @@ class BlockWork:
         log.info(
             "shard.finished",
             rows=rows,
-            sequences=self._sequences,
-            tokens=self._tokens,
+            sequences=writer.sequences,
+            tokens=writer.tokens,
             seconds=round(time.monotonic() - self._started_s, 3),
-            tokens_per_second=round(self._tokens / self._compute_s) if self._tokens else 0,
+            tokens_per_second=round(writer.tokens / self._compute_s) if writer.tokens else 0,
             **_peak_memory(device),
         )
         return rows
@@ -282,14 +272,8 @@ class BlockWork:
             self._report_durable(blocks, written_bytes=written_bytes)
             self._units.mark_durable(item.block for item in rows)
 
-        return BlockWriter(
-            self.layout.parts_dir,
-            self.plan,
-            at_once,
-            reports=reports,
-            cache=cache,
-            on_durable=on_durable,
-        )
+        folder = self.layout.parts_dir
+        return BlockWriter(folder, self.plan, at_once, reports=reports, cache=cache, on_durable=on_durable)
 
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""

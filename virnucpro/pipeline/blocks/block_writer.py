@@ -69,12 +69,7 @@ class BlockWriter:
         self._last_s = time.monotonic()
 
     def take(self, block: int, result: InferenceResult) -> None:
-        """
-        Keep the rows of *block*, and report them and what failed in it.
-
-        Raises:
-            OutputError: A part cannot be written.
-        """
+        """Keep the rows of *block*, and report them and what failed in it; ``OutputError`` where the disk refuses."""
         if result.is_resplit:
             log.warning("block.resplit", block=block, sequences=len(result.positions), tokens=result.num_tokens)
         for item in result.failed:
@@ -106,12 +101,7 @@ class BlockWriter:
         )
 
     def add(self, rows: BlockRows) -> None:
-        """
-        Keep rows without a report.
-
-        Raises:
-            OutputError: A part cannot be written.
-        """
+        """Keep rows without a report; ``OutputError`` where the disk refuses."""
         self._pending.append(rows)
         sequences = sum(len(item.positions) for item in self._pending)
         if sequences >= self._sequences_per_part or time.monotonic() - self._last_s > PART_INTERVAL_S:

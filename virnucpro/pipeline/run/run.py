@@ -94,12 +94,10 @@ def is_same_input(
     output_dir: Path, earlier: Manifest, input_files: Sequence[str | Path], settings: dict[str, Any]
 ) -> bool:
     """
-    Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong.
+    Raise ``SettingsChangedError`` where paths or content of the input are not the earlier run's.
 
-    *settings* are those of now; those that differ are named with the input.
-
-    Raises:
-        SettingsChangedError: Paths or content differ.
+    False where a file cannot be read: indexing says what is wrong. *settings* are those of now; those that differ are
+    named with the input.
     """
     before = [(item["path"], item["sha256"]) for item in earlier.inputs]
     try:
@@ -128,7 +126,6 @@ def refuse_foreign_files(paths: Iterable[Path]) -> None:
 
 
 def is_intact(path: Path, sha256: str) -> bool:
-    """Whether a file is there and has this hex sha256."""
     try:
         return path.is_file() and durable.sha256_of(path) == sha256
     except OSError:
@@ -265,9 +262,6 @@ def remove_files(
     Remove *files* of a run but those that the next one reads, *keep* (absolute), and then its manifest.
 
     It goes last: as long as it is there, the files are known to be ours.
-
-    Raises:
-        OutputError: A file cannot be removed.
     """
     removed = [path for path in files if path.absolute() not in keep and path.resolve() not in keep]
     for path in removed:

@@ -53,16 +53,13 @@ class RunStatus:
     """How a run is."""
 
     output_dir: Path
-    """Its folder."""
     state: str
     """running; silent: its process cannot be seen and its status is old; interrupted: it was killed;
     complete, partial, failed or stopped."""
     kind: str
     """embedding, identification (a prediction) or training; empty as long as there is no ``run.json``."""
     holder: Holder | None
-    """Who holds the folder."""
     manifest: AnyManifest | None
-    """``run.json``."""
     live: SavedStatus | None
     """The last live status of the run."""
     age_s: float | None
@@ -124,7 +121,6 @@ class RunStatus:
 
     @property
     def next_step(self) -> str:
-        """What the user should do now."""
         folder = shlex.quote(str(self.output_dir))
         logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
@@ -215,8 +211,7 @@ def status_of(output_dir: Path) -> RunStatus:
     """
     Return how the run in a folder is, which may be one of the two embedding runs within a prediction.
 
-    Raises:
-        ResultError: The folder holds no run, or nothing of it can be read.
+    ``ResultError`` where the folder holds no run, or nothing of it can be read.
     """
     layout = FolderLayout(output_dir)
     if not output_dir.is_dir():

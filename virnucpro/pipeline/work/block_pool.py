@@ -1,11 +1,9 @@
 """
 What a process is asked to do, and which rank computes which block.
 
-Every rank begins with its stride, and takes from the others once that is used up.
-
-A block is unstarted, given to a running process, or done. Only the parent gives blocks, so each is given to one process
-at a time; what a process had when it ended is unstarted again. A block that was given to a process which
-has ended is checked on disk by the process that gets it next, before it is computed. Not safe from several threads.
+Every rank begins with its stride, and takes from the others once that is used up. A block is unstarted, given to a
+running process, or done. Only the parent gives blocks, so each is given to one process at a time; what a process had
+when it ended is unstarted again, and is checked on disk by the process that gets it next, before it is computed.
 """
 
 from __future__ import annotations
@@ -83,10 +81,9 @@ class Grant:
 
 class BlockPool:
     """
-    Every block of a plan.
+    Every block of a plan; not safe from several threads.
 
     Args:
-        num_blocks: Of the plan.
         ranks: The records, which say how fast each rank is and whether it was ever started.
     """
 
@@ -201,8 +198,7 @@ class BlockPool:
         if idle and (suspect := self._suspect(self._unstarted[rank], suspects)):
             return self._give(rank, suspect, is_suspect=True)
         if may_take:
-            sources = self._sources(rank)
-            for source, from_end in sources:
+            for source, from_end in self._sources(rank):
                 if blocks := self._pop(source, suspects, from_end=from_end):
                     return self._give(rank, blocks)
             if idle:
