@@ -39,8 +39,7 @@ from virnucpro.data.index.file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.pipeline.work import unit_claims
 from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
 from virnucpro.pipeline.work.worker_messages import MessageReader

@@ -32,8 +32,7 @@ from virnucpro.choices import ResultForm
 from virnucpro.config import ModelConfig
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import BlockRows, write_part
 

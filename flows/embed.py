@@ -35,7 +35,7 @@ from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.models.registry import is_path
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.hardware.cpu_workers import devices_for
+from virnucpro.pipeline.hardware.device_claim import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import EmbeddingJob

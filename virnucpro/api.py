@@ -17,8 +17,7 @@ from virnucpro.errors import StoppedError
 from virnucpro.interrupts import TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.hardware.cpu_workers import devices_for
-from virnucpro.pipeline.hardware.device_claim import claim_for
+from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction

@@ -13,7 +13,7 @@ from flows.clusters.cluster import Cluster, connected, imported
 from flows.clusters.slurm import SlurmJobs
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.devices import count_gpus
-from virnucpro.pipeline.hardware.cpu_workers import usable_cores
+from virnucpro.pipeline.hardware.device_claim import usable_cores
 
 _START_S = 60
 """Seconds for the first worker to appear."""

@@ -12,7 +12,7 @@ from prefect.task_runners import TaskRunner
 
 from flows.clusters.cluster import Cluster, connected, imported
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
-from virnucpro.pipeline.hardware.cpu_workers import usable_cores
+from virnucpro.pipeline.hardware.device_claim import usable_cores
 
 
 @contextmanager

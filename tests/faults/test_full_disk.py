@@ -13,7 +13,7 @@ import pytest
 from tests.fakes import hash_config
 from tests.faults.forked import left_over, run_forked, small_input, state_of
 from tests.faults.processes import make_proteins
-from virnucpro.pipeline.result import disk_space
+from virnucpro.pipeline.run import run as run_folder
 
 TMPFS_BYTES = 4 << 20
 
@@ -86,4 +86,4 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_computed(tmp_path
     assert "GiB" in ended.errors
     assert state_of(out) is None
     assert not (out / "logs").exists()
-    assert shutil.disk_usage(tmp_path).free > disk_space.MANIFEST_BYTES
+    assert shutil.disk_usage(tmp_path).free > run_folder.MANIFEST_BYTES

@@ -14,8 +14,7 @@ from tests.strategies import MadeRun, fasta_records
 from virnucpro.data.packing import resolve_token_budget
 from virnucpro.pipeline.devices import VISIBLE_VARIABLE
 from virnucpro.pipeline.gpu_worker import gpu_worker
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.store.parts import part_paths
 from virnucpro.store.reader import Embeddings
 from virnucpro.telemetry.worker_logging import HANDLER_NAME

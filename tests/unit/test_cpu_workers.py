@@ -8,14 +8,15 @@ import pytest
 
 from virnucpro.config import ModelConfig
 from virnucpro.pipeline.devices import CPU, Device
-from virnucpro.pipeline.hardware.cpu_workers import (
+from virnucpro.pipeline.hardware.device_claim import (
     INPUT_BYTES,
+    DeviceClaim,
+    claim_devices,
     default_cpu_workers,
     devices_for,
     free_memory_bytes,
     usable_cores,
 )
-from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices
 
 GIB = 1 << 30
 PLENTY = {"cores": 16, "memory_bytes": 1000 * GIB, "weights_bytes": 30_000_000, "input_bytes": 100 * INPUT_BYTES}

@@ -7,7 +7,7 @@ import threading
 from tests import fakes
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.work.recovery import Assignment
+from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import WorkerProcess
 
 FIRST = Assignment(blocks=range(0, 8, 2), is_handed_out=True, quarantined=frozenset({5}))

@@ -23,10 +23,10 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, ResultError, SettingsChangedError
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.result import disk_space
-from virnucpro.pipeline.result.validation import validate_result
+from virnucpro.pipeline.run import run as run_folder
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.run.verification import verify_run
+from virnucpro.pipeline.shard_aggregator import validate_result
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import parquet, sharded
 from virnucpro.store.results.parquet import ParquetFile
@@ -275,7 +275,7 @@ def test_the_command_without_pyarrow_ends_with_78_and_leaves_no_folder(tmp_path,
 def test_the_reservation_has_room_for_the_file(tmp_path, proteins):
     fasta, _ = proteins
     prepared = prepare_run([fasta], tmp_path / "out", fakes.hash_config(), [CPU], run_id="one", result_form=PARQUET)
-    reserved_bytes = prepared.layout.reservation.stat().st_size - disk_space.MANIFEST_BYTES
+    reserved_bytes = prepared.layout.reservation.stat().st_size - run_folder.MANIFEST_BYTES
     run(fasta, tmp_path / "out")
     assert reserved_bytes >= (tmp_path / "out" / "embeddings.parquet").stat().st_size
 

@@ -19,9 +19,8 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.hosts import host_watch
 from virnucpro.pipeline.hosts import result_passes as passes
 from virnucpro.pipeline.hosts.result_passes import ResultPasses, help_with_result
-from virnucpro.pipeline.result.validation import validate_result
 from virnucpro.pipeline.run.run_preparation import PreparedRun
-from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.pipeline.work import unit_claims
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results import sharded

@@ -21,8 +21,7 @@ from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, SourceGoneError
 from virnucpro.pipeline.blocks import finished_blocks
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.shard_aggregator import aggregate_shards, write_failed_sequences
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.parts import SealedBlocks, write_part, write_shard
 from virnucpro.store.reader import Embeddings

@@ -21,8 +21,7 @@ from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.shard_aggregator import aggregate_shards
+from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.reader import Embeddings
 from virnucpro.store.results import id_index, sharded, sharded_rows

@@ -13,9 +13,10 @@ from tests.strategies import edit_manifest, flip_bit
 from virnucpro.choices import AUTO_SHARDED_ROWS, ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.errors import OutputError, SettingsChangedError
+from virnucpro.pipeline import shard_aggregator
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
-from virnucpro.pipeline.result import disk_space
+from virnucpro.pipeline.run import run as run_folder
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
@@ -210,19 +211,19 @@ def test_the_reservation_has_room_for_every_shard_and_gives_way_shard_by_shard(t
     plain = prepare_run([fasta], tmp_path / "plain", fakes.hash_config(), [CPU], run_id="one")
     assert reserved_bytes >= plain.layout.reservation.stat().st_size + 16 * len(index)
     left = []
-    before = disk_space.give_way_to_result
+    before = run_folder.give_way_to_result
 
     def note(layout, num_bytes):
         before(layout, num_bytes)
         left.append(layout.reservation.stat().st_size)
 
-    monkeypatch.setattr(disk_space, "give_way_to_result", note)
+    monkeypatch.setattr(shard_aggregator, "give_way_to_result", note)
     result = run_embedding([fasta], tmp_path / "out", fakes.hash_config(), [CPU], result_form=SHARDED)
     assert len(left) == 5
     assert left == sorted(left, reverse=True)
     written_bytes = sum(path.stat().st_size for path in result.output_path.iterdir())
-    assert left[-1] >= disk_space.MANIFEST_BYTES
-    assert reserved_bytes - disk_space.MANIFEST_BYTES >= written_bytes
+    assert left[-1] >= run_folder.MANIFEST_BYTES
+    assert reserved_bytes - run_folder.MANIFEST_BYTES >= written_bytes
 
 
 def test_a_run_that_was_killed_while_it_wrote_shards_needs_no_more_room_than_before(tmp_path, proteins):

@@ -14,8 +14,7 @@ from virnucpro.commands.running import run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.hardware.cpu_workers import devices_for
-from virnucpro.pipeline.hardware.device_claim import claim_for
+from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
 from virnucpro.store.results.forms import require_form

@@ -77,7 +77,6 @@ class InferenceResult:
     """The rows of one batch; S sequences succeeded."""
 
     sequence_ids: tuple[str, ...]
-    """Ids, (S,)."""
     embeddings: np.ndarray[Any, np.dtype[np.float32]]
     """float32 (S, hidden_dim), in host memory, every number finite."""
     positions: tuple[int, ...]
@@ -108,7 +107,6 @@ class _Flight:
     """Clock of ``time.monotonic``."""
 
     def wait(self) -> None:
-        """Return when the rows are on the host."""
         if self.arrived is not None:
             self.arrived.synchronize()
 
@@ -122,13 +120,7 @@ class _Problem:
 
 
 class AsyncInferenceRunner:
-    """
-    Runs *model* over a loader's batches.
-
-    Args:
-        model: A packed encoder, already on *device*.
-        device: Device of the inputs.
-    """
+    """Runs *model*, a packed encoder that is already on *device*, over a loader's batches."""
 
     def __init__(self, model: PackedEncoder, device: torch.device | str) -> None:
         self.model = model
@@ -162,9 +154,6 @@ class AsyncInferenceRunner:
             stop: Once set, no further batch starts; those in flight are still yielded.
             on_start: Called with each batch before it goes to the device.
             one_at_a_time: Start a batch only when the rows of the one before have arrived.
-
-        Yields:
-            Rows and failed sequences of one batch.
 
         Raises:
             SequenceError: ``SYSTEMATIC_FAILURES`` sequences failed in succession: the cause is not in them.
@@ -208,7 +197,6 @@ class AsyncInferenceRunner:
         Compute each sequence alone, to identify one that kills the process, then the whole batch.
 
         Args:
-            batch: One batch.
             on_start: Called with each sequence as a batch of its own, then with the whole batch.
             last: Index positions of sequences to compute after the others.
             then_whole: When every sequence succeeded alone, compute the whole batch and return its rows.
@@ -217,9 +205,7 @@ class AsyncInferenceRunner:
             SequenceError: ``SYSTEMATIC_FAILURES`` sequences failed in succession: the cause is not in them.
         """
         alone: dict[int, InferenceResult] = {}
-        shortest_first = reversed(
-            batch.singles()
-        )  # a long one is the likelier cause; a success before it is informative
+        shortest_first = reversed(batch.singles())  # a long one is the likelier cause; a success before it tells more
         for single in sorted(shortest_first, key=lambda single: single.positions[0] in last):
             on_start(single)
             alone[single.positions[0]] = self._piece(single)
@@ -292,13 +278,12 @@ class AsyncInferenceRunner:
         rows_WD = flight.rows_SD.numpy().copy() if self._is_gpu else flight.rows_SD.numpy()
         embeddings_SD = batch.one_row_each(rows_WD)
         assert embeddings_SD.shape == (len(batch.sequence_ids), self.model.hidden_dim)
-        failed = _unreadable(batch)
         finite_S = np.isfinite(embeddings_SD).all(axis=1)
-        for number in np.flatnonzero(~finite_S).tolist():
-            position, name = batch.positions[number], batch.sequence_ids[number]
-            failed.append(
-                FailedSequence(position, name, FailureClass.NOT_FINITE, "the model gave a number that is not finite")
-            )
+        what = "the model gave a number that is not finite"
+        failed = _unreadable(batch) + [
+            FailedSequence(batch.positions[number], batch.sequence_ids[number], FailureClass.NOT_FINITE, what)
+            for number in np.flatnonzero(~finite_S).tolist()
+        ]
         self._note(succeeded=bool(finite_S.any()), failed=failed)
         kept = np.flatnonzero(finite_S).tolist()
         return InferenceResult(

@@ -13,7 +13,7 @@ import threading
 from enum import StrEnum
 from pathlib import Path
 
-from virnucpro.errors import ConfigurationError, ExitCode, OutputError, SequenceError, StoppedError, VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, OutputError, StoppedError, VirNucProError
 
 
 class FailureClass(StrEnum):
@@ -38,31 +38,18 @@ class FailureClass(StrEnum):
     @property
     def is_worth_a_retry(self) -> bool:
         """Whether a new process, that resumes from what is on disk, may get further."""
-        return self in _RETRIED
+        return self is not FailureClass.NOT_FINITE and self not in EXIT_CODES
 
     @property
     def may_be_the_batch(self) -> bool:
         """Whether the batch that the process was computing may have been the cause."""
-        return self in _BLAMING
+        return self in {FailureClass.OOM_KILL, FailureClass.DEVICE_ERROR, FailureClass.DIED, FailureClass.HUNG}
 
     @property
     def concerns_all_ranks(self) -> bool:
         """Whether the other ranks would meet the same, so that giving them the work of this one is of no use."""
         return self in {FailureClass.BAD_INPUT, FailureClass.CANNOT_WRITE, FailureClass.STOPPED}
 
-
-_RETRIED = frozenset(
-    {
-        FailureClass.DEVICE_OUT_OF_MEMORY,
-        FailureClass.HOST_OUT_OF_MEMORY,
-        FailureClass.OOM_KILL,
-        FailureClass.DEVICE_ERROR,
-        FailureClass.DIED,
-        FailureClass.HUNG,
-        FailureClass.APPLICATION_ERROR,
-    }
-)
-_BLAMING = frozenset({FailureClass.OOM_KILL, FailureClass.DEVICE_ERROR, FailureClass.DIED, FailureClass.HUNG})
 
 EXIT_CODES = {
     FailureClass.CONFIGURATION: ExitCode.CONFIGURATION,
@@ -88,28 +75,24 @@ def classify_error(
     Return the class of an exception, by its type.
 
     Args:
-        error: What ended the work.
         device_memory_error: The framework's type for it, handed in so that this module stays free of the framework.
         device_error: The framework's type for an error of the device after which the process can use it no more.
     """
-    if isinstance(error, device_memory_error):
-        return FailureClass.DEVICE_OUT_OF_MEMORY
-    if isinstance(error, device_error):
-        return FailureClass.DEVICE_ERROR
-    if isinstance(error, MemoryError):
-        return FailureClass.HOST_OUT_OF_MEMORY
-    if isinstance(error, ImportError):
-        return FailureClass.CONFIGURATION
-    if isinstance(error, StoppedError):
-        return FailureClass.STOPPED
-    if isinstance(error, ConfigurationError):
-        return FailureClass.CONFIGURATION
-    if isinstance(error, OutputError) or (
-        isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-    ):
+    by_type = (
+        (device_memory_error, FailureClass.DEVICE_OUT_OF_MEMORY),
+        (device_error, FailureClass.DEVICE_ERROR),
+        (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
+        ((ImportError, ConfigurationError), FailureClass.CONFIGURATION),
+        (StoppedError, FailureClass.STOPPED),
+        (OutputError, FailureClass.CANNOT_WRITE),
+    )
+    for kinds, failure in by_type:
+        if isinstance(error, kinds):
+            return failure
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
         return FailureClass.CANNOT_WRITE
-    if isinstance(error, VirNucProError) and not isinstance(error, SequenceError):
-        return FailureClass.BAD_INPUT if error.exit_code is ExitCode.BAD_INPUT else FailureClass.APPLICATION_ERROR
+    if isinstance(error, VirNucProError) and error.exit_code is ExitCode.BAD_INPUT:
+        return FailureClass.BAD_INPUT
     return FailureClass.APPLICATION_ERROR
 
 

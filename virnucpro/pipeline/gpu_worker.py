@@ -2,14 +2,19 @@
 The worker: a process that embeds blocks of a run on the one device that it sees.
 
 Everything it needs is in its arguments, and its results are on disk when it reports. On SIGTERM it stops at a batch
-boundary, and what it finished is kept. Here is how it begins and ends; ``block_work`` is what it does in between.
+boundary, and what it finished is kept. Here is how it begins and ends, and what it has of its device; ``block_work`` is
+what it does in between.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +22,15 @@ import structlog
 import torch
 
 from virnucpro import spans
+from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import ConfigurationError
 from virnucpro.pipeline.async_inference import DEVICE_ERROR
 from virnucpro.pipeline.blocks.block_work import BlockWork
-from virnucpro.pipeline.blocks.worker_device import own_device, own_label
+from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
 from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
-from virnucpro.pipeline.work.recovery import Assignment
+from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from virnucpro.config import ModelConfig
+    from virnucpro.data.collators import Tokenizer
+    from virnucpro.pipeline.async_inference import PackedEncoder
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
@@ -78,7 +87,8 @@ def gpu_worker(
         if model_config.settings.monitoring.profile:
             process: dict[str, int | str] = {"rank": rank, "device": own_label(), "attempt": assignment.attempt}
             spans.enable(layout.spans_dir, process, block_of=plan.block_of)
-        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop)
+        load = partial(load_model, model_config, device, results_queue)
+        work = BlockWork(index, plan, layout, model_config, assignment, results_queue, stop, load)
         num_sequences = work.do(rank, device)
     shard_path = str(layout.shard(rank))
     results_queue.put({"rank": rank, "status": "complete", "shard_path": shard_path, "num_sequences": num_sequences})
@@ -120,3 +130,58 @@ def _stop_on_sigterm() -> threading.Event:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     return stop
+
+
+def own_device(config: ModelConfig) -> torch.device:
+    """
+    Return our device and set the threads; a GPU is always the only one we see.
+
+    Raises:
+        ConfigurationError: A GPU was asked for that torch cannot use.
+    """
+    torch.set_num_threads(config.settings.hardware.threads)
+    token = os.environ.get(VISIBLE_VARIABLE)
+    if token and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"device {token} was asked for, but torch {torch.__version__} sees no CUDA device: "
+            "install a CUDA build of torch, or use --devices cpu"
+        )
+    return torch.device("cuda:0" if torch.cuda.is_available() and token != CPU_TOKEN else "cpu")
+
+
+def own_label() -> str:
+    """Return what logs call our device."""
+    return Device(os.environ.get(VISIBLE_VARIABLE, CPU_TOKEN)).label
+
+
+def load_model(config: ModelConfig, device: torch.device, reports: ReportPipe) -> tuple[PackedEncoder, Tokenizer]:
+    """
+    Load the run's model onto *device*, and report it.
+
+    Raises:
+        WeightsError: The weights are absent or unusable.
+        ConfigurationError: The run's rows are computed with an attention kernel that is not this device's.
+    """
+    started_s = time.monotonic()
+    module, function = config.loader.split(":")
+    load = getattr(importlib.import_module(module), function)
+    with spans.span(spans.PREPARING, name="load model"):
+        model, tokenizer = load(config.weights_path, device, precision=config.precision)
+    seconds = round(time.monotonic() - started_s, 3)
+    log.info("model.loaded", model=config.model_name, precision=config.precision, seconds=seconds)
+    attention = model.attention
+    log.info("attention.chosen", kernel=attention.name, reason=attention.reason)
+    if config.attention_kernel and attention.name not in config.attention_kernel.split(KERNEL_SEPARATOR):
+        raise ConfigurationError(
+            f"this run's rows are computed with the attention kernel {config.attention_kernel}, but this device would "
+            f"use {attention.name} ({attention.reason}): use the same packages and GPUs, or another output folder"
+        )
+    loaded = {"kind": "model_loaded", "seconds": seconds, "attention_kernel": attention.name}
+    reports.put(loaded | ({"gpu_uuid": _gpu_uuid(device)} if device.type == "cuda" else {}))
+    return model, tokenizer
+
+
+def _gpu_uuid(device: torch.device) -> str:
+    """Return what the driver calls the GPU that we see: numbers of CUDA need not be those of the driver."""
+    token = os.environ.get(VISIBLE_VARIABLE, "")
+    return token if token.startswith("MIG-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"

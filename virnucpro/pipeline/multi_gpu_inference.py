@@ -19,8 +19,7 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.devices import count_gpus, first_devices
 from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
-from virnucpro.pipeline.hardware.cpu_workers import devices_for
-from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of, devices_for
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
 from virnucpro.pipeline.run.run import failure_noted, running
 from virnucpro.pipeline.run.run_completion import (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.models.classifier_files.card import CARD_NAME, CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
-from virnucpro.pipeline.run.from_scratch import remove_run
 from virnucpro.pipeline.run.run import (
     about_file,
     all_intact,
@@ -21,6 +20,7 @@ from virnucpro.pipeline.run.run import (
     refuse_foreign_files,
     refuse_other_settings,
     remove_files,
+    remove_run,
     sweep,
 )
 from virnucpro.pipeline.run.stages import StagedRun

@@ -13,37 +13,36 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
+import torch
 
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.errors import ConfigurationError, StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
-from virnucpro.pipeline.blocks.block_writer import BlockWriter
-from virnucpro.pipeline.blocks.cached_blocks import BlockCache
+from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
-from virnucpro.pipeline.blocks.worker_device import load_model, peak_memory
 from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
 from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
-    import torch
     from torch.utils.data import DataLoader
 
     from virnucpro.config import ModelConfig
     from virnucpro.data.collators import PackedBatch, Tokenizer
     from virnucpro.data.packing import BlockPlan
     from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.pipeline.async_inference import InferenceResult
-    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
+    from virnucpro.pipeline.work.block_pool import Assignment
     from virnucpro.pipeline.work.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
@@ -68,6 +67,8 @@ class BlockWork:
     assignment: Assignment
     reports: ReportPipe
     stop: threading.Event
+    load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
+    """Called once, when there is something to compute."""
     _units: FixedBlocks | HandedBlocks | UnitClaims = field(init=False)
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
@@ -82,31 +83,22 @@ class BlockWork:
     _model: tuple[AsyncInferenceRunner, Tokenizer] | None = None
     _last_step_s: float = 0.0
     _started_s: float = field(default_factory=time.monotonic)
-    _sequences: int = 0
-    """Computed by this process, as the tokens are."""
-    _tokens: int = 0
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        source, blocks = self.assignment.units, self.assignment.blocks
-        if source is not None:
-            self._units = UnitClaims(source)
+        if self.assignment.units is not None:
+            self._units = UnitClaims(self.assignment.units)
+            if self._units.plan.plan_fingerprint != self.plan.fingerprint:
+                raise ConfigurationError(
+                    "this host plans other blocks than the run's driver: it needs the same input, model and versions"
+                )
         elif self.assignment.is_handed_out:
             self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
         else:
-            self._units = FixedBlocks(blocks)
-        if isinstance(self._units, UnitClaims) and self._units.plan.plan_fingerprint != self.plan.fingerprint:
-            raise ConfigurationError(
-                "this host plans other blocks than the run's driver: it needs the same input, model and versions"
-            )
+            self._units = FixedBlocks(self.assignment.blocks)
 
     def do(self, rank: int, device: torch.device) -> int:
-        """
-        Compute what is not finished, seal the rank's shard, and return its rows.
-
-        Raises:
-            StoppedError: The stop event was set.
-        """
+        """Compute what is not finished, seal the rank's shard, and return its rows; raises StoppedError."""
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
             writer = self._writer(reports=self.reports, cache=cache)
@@ -121,7 +113,6 @@ class BlockWork:
         if self._left or not units.all_done():
             units.release()
             raise StoppedError(signal.SIGTERM)
-        self._sequences, self._tokens = writer.sequences, writer.tokens
         hidden_dim = config.hidden_dim if self._model is None else self._model[0].model.hidden_dim
         with spans.span(spans.SEALING):
             rows = seal_shard(
@@ -130,11 +121,11 @@ class BlockWork:
         log.info(
             "shard.finished",
             rows=rows,
-            sequences=self._sequences,
-            tokens=self._tokens,
+            sequences=writer.sequences,
+            tokens=writer.tokens,
             seconds=round(time.monotonic() - self._started_s, 3),
-            tokens_per_second=round(self._tokens / self._compute_s) if self._tokens else 0,
-            **peak_memory(device),
+            tokens_per_second=round(writer.tokens / self._compute_s) if writer.tokens else 0,
+            **_peak_memory(device),
         )
         return rows
 
@@ -221,7 +212,7 @@ class BlockWork:
     def _compute(self, plain: Iterable[int], device: torch.device, writer: BlockWriter) -> None:
         """Compute blocks and make them durable as they come, those under suspicion last."""
         if self._model is None:
-            model, tokenizer = load_model(self.config, device, self.reports)
+            model, tokenizer = self.load_model()
             self._model = AsyncInferenceRunner(model, device), tokenizer
         runner, tokenizer = self._model
         started_s = time.monotonic()
@@ -281,14 +272,8 @@ class BlockWork:
             self._report_durable(blocks, written_bytes=written_bytes)
             self._units.mark_durable(item.block for item in rows)
 
-        return BlockWriter(
-            self.layout.parts_dir,
-            self.plan,
-            at_once,
-            reports=reports,
-            cache=cache,
-            on_durable=on_durable,
-        )
+        folder = self.layout.parts_dir
+        return BlockWriter(folder, self.plan, at_once, reports=reports, cache=cache, on_durable=on_durable)
 
     def _positions(self, block: int) -> IntArray:
         """Return the index positions of *block* that are to be computed."""
@@ -331,3 +316,13 @@ class BlockWork:
 def _among(blocks: Sequence[int]) -> range | frozenset[int]:
     """Return *blocks* for quick look-ups."""
     return blocks if isinstance(blocks, range) else frozenset(blocks)
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the peak MiB of this process: resident, and on a GPU those of torch's tensors there."""
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts in what our parent had when it forked
+    found = [int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:")]
+    peak = {"peak_resident_mib": found[0]} if found else {}  # a sandbox's kernel may hide it
+    if device.type == "cuda":
+        peak["peak_gpu_mib"] = torch.cuda.max_memory_allocated(device) >> 20
+    return peak

@@ -1,23 +1,34 @@
-"""From results to durable blocks: a worker's one way to keep rows, and to report what it kept and what failed."""
+"""
+From results to durable blocks: a worker's one way to keep rows, and to report what it kept and what failed.
+
+The embedding cache keeps rows as well, and gives a block back whole or not at all: a block of which one row is missing
+is computed whole, in the company that the plan gives it. The cache is a convenience: a failure of it is reported once,
+in the worker's log and to the parent, and from then on everything is computed.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import structlog
 
+from virnucpro.errors import CacheError
+from virnucpro.spans import WRITING, span
+from virnucpro.store.embedding_cache import EmbeddingCache
 from virnucpro.store.parts import BlockRows, write_part
 from virnucpro.store.schema import BlockOrigin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from virnucpro.config import ModelConfig
     from virnucpro.data.packing import BlockPlan
+    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult
-    from virnucpro.pipeline.blocks.cached_blocks import BlockCache
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 log = structlog.get_logger(__name__)
@@ -31,8 +42,6 @@ class BlockWriter:
     Gathers finished blocks into parts; what is pending becomes durable when the context ends, even by an error.
 
     Args:
-        folder: Where parts live.
-        plan: That the rows are computed by.
         sequences_per_part: Sequences after which a part is written; 1 makes every block durable at once.
         reports: Takes progress and failed sequences; None reports nothing.
         cache: Keeps the rows as well.
@@ -60,12 +69,7 @@ class BlockWriter:
         self._last_s = time.monotonic()
 
     def take(self, block: int, result: InferenceResult) -> None:
-        """
-        Keep the rows of *block*, and report them and what failed in it.
-
-        Raises:
-            OutputError: A part cannot be written.
-        """
+        """Keep the rows of *block*, and report them and what failed in it; ``OutputError`` where the disk refuses."""
         if result.is_resplit:
             log.warning("block.resplit", block=block, sequences=len(result.positions), tokens=result.num_tokens)
         for item in result.failed:
@@ -97,12 +101,7 @@ class BlockWriter:
         )
 
     def add(self, rows: BlockRows) -> None:
-        """
-        Keep rows without a report.
-
-        Raises:
-            OutputError: A part cannot be written.
-        """
+        """Keep rows without a report; ``OutputError`` where the disk refuses."""
         self._pending.append(rows)
         sequences = sum(len(item.positions) for item in self._pending)
         if sequences >= self._sequences_per_part or time.monotonic() - self._last_s > PART_INTERVAL_S:
@@ -127,3 +126,70 @@ class BlockWriter:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if not isinstance(error, OSError):  # a disk that refused one part will refuse the next
             self._flush()
+
+
+class BlockCache:
+    """
+    The embedding cache as one worker uses it; without a folder for it, it holds nothing and keeps nothing.
+
+    A context manager, safe from any thread.
+    """
+
+    def __init__(self, config: ModelConfig, index: SequenceIndex, plan: BlockPlan, reports: ReportPipe) -> None:
+        self._index = index
+        self._plan = plan
+        self._reports = reports
+        self._lock = threading.RLock()
+        self._cache: EmbeddingCache | None = None
+        settings = config.settings.cache
+        if settings.cache_dir:
+            try:
+                self._cache = EmbeddingCache(
+                    Path(settings.cache_dir), config.cache_space(), max_bytes=int(settings.cache_gib * 2**30)
+                )
+            except CacheError as error:
+                self._give_up(error)
+
+    def take(self, blocks: Iterable[int]) -> Iterator[BlockRows]:
+        """Yield the rows of those of *blocks* that are in the cache whole, in their order."""
+        for block in blocks:
+            positions = self._plan.block_positions(block)
+            with self._lock:
+                if self._cache is None:
+                    return
+                try:
+                    rows = self._cache.get(self._index.sequence_hashes[positions])
+                except CacheError as error:
+                    self._give_up(error)
+                    return
+            if rows is not None:
+                yield BlockRows(block, positions, self._index.sequence_ids(positions), rows, BlockOrigin.CACHED)
+
+    def keep(self, blocks: Sequence[BlockRows]) -> None:
+        """Put the rows of *blocks* into the cache."""
+        hashes = self._index.sequence_hashes[np.concatenate([item.positions for item in blocks])]
+        with self._lock:
+            if self._cache is None:
+                return
+            try:
+                with span(WRITING, name="cache", blocks=len(blocks)):
+                    self._cache.put(hashes, np.concatenate([item.embeddings for item in blocks]))
+            except CacheError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: CacheError) -> None:
+        log.warning("cache.unusable", cache=error.path, reason=error.what)
+        self._reports.put({"kind": "cache_unusable", "reason": str(error)[:600]})
+        self.close()
+
+    def close(self) -> None:
+        """Close the cache; from now on it holds nothing."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

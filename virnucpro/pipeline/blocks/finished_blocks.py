@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from virnucpro.data.packing import BlockPlan
     from virnucpro.run_layout import RunLayout
 
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
 log = structlog.get_logger(__name__)
 
 NO_SEALS: Mapping[Path, bytes] = MappingProxyType({})
@@ -47,14 +49,10 @@ class FinishedBlocks:
     contents: dict[Path, set[int]] = field(default_factory=dict)
     """Every file that can be used -> the blocks in it, also those that another file has as well."""
 
-    def positions_of(self, blocks: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.int64]]]]:
+    def positions_of(self, blocks: Container[int]) -> Iterator[tuple[int, IntArray]]:
         """Yield each of *blocks* that is in a source, with the index positions of its rows, int64 (rows,)."""
         for source in self.sources:
-            end = 0
-            for block, rows in source.blocks[:, :2].tolist():
-                start, end = end, end + rows
-                if block in blocks:
-                    yield block, source.positions[start:end]
+            yield from (found for found in _positions_by_block(source) if found[0] in blocks)
 
 
 def find_finished_blocks(
@@ -72,17 +70,12 @@ def find_finished_blocks(
     Check the parts and shards of a run.
 
     Args:
-        layout: The run's folder.
-        plan: The plan that blocks must have been computed by.
         among: Only files that hold one of these blocks are read; None reads all.
         always: A file that is read whatever it holds.
         parts: Parts that are looked at, beside every shard; None looks at all of the folder.
         quarantined: Index positions of sequences that a finished block may lack.
         seals: Of files that other hosts have just checked whole.
         on_step: Called after each file: this may take long.
-
-    Returns:
-        What may be used.
     """
     found = FinishedBlocks()
     checked: list[SealedBlocks] = []
@@ -117,8 +110,6 @@ def find_all_finished(
     Check the parts and shards of a run that others may still be sealing, and look again where that hid a block.
 
     Args:
-        layout: The run's folder.
-        plan: The plan that blocks must have been computed by.
         check: Has files checked by several hosts, every byte and number; returns the seals of those that are right.
 
     Returns:
@@ -150,11 +141,11 @@ def _disjoint(sources: list[SealedBlocks]) -> Iterator[SealedBlocks]:
         for block, rows, _ in source.blocks.tolist():
             if rows > most_rows.get(block, (0, 0))[0]:
                 most_rows[block] = (rows, number)
-    for number, source in enumerate(sources):
-        best = {
-            block for block in source.blocks[:, 0].tolist() if most_rows.get(block) and most_rows[block][1] == number
-        }
-        used = source.only(best)
+    best: list[set[int]] = [set() for _ in sources]
+    for block, (_, number) in most_rows.items():
+        best[number].add(block)
+    for source, blocks in zip(sources, best, strict=True):
+        used = source.only(blocks)
         if len(used.blocks) or not len(source.blocks):
             yield used
 
@@ -176,10 +167,7 @@ def seal_shard(
     that each look into every part of the folder would keep its file system busy for longer than themselves.
 
     Args:
-        rank: Whose shard.
         mine: The rank's blocks.
-        plan: Of the run.
-        layout: The run's folder.
         hidden_dim: Width of a row, where there is none.
         on_step: Called again and again: this may take long.
 
@@ -217,16 +205,23 @@ def seal_shard(
     return len(sealed.positions)
 
 
+def _positions_by_block(source: SealedBlocks) -> Iterator[tuple[int, IntArray]]:
+    """Yield each block of *source* with the index positions of its rows."""
+    end = 0
+    for block, rows in source.blocks[:, :2].tolist():
+        start, end = end, end + rows
+        yield block, source.positions[start:end]
+
+
 def _finished(source: SealedBlocks, plan: BlockPlan, quarantined: Container[int]) -> set[int]:
     """Return those blocks of *source* that lack no sequence, or only quarantined ones."""
-    finished, end = set(), 0
-    for block, rows, _ in source.blocks.tolist():
-        start, end = end, end + rows
+    finished = set()
+    for block, positions in _positions_by_block(source):
         wanted = plan.block_positions(block)
-        if rows == len(wanted):
+        if len(positions) == len(wanted):
             finished.add(block)
-        elif rows:
-            missing = np.setdiff1d(wanted, source.positions[start:end], assume_unique=True)
+        elif len(positions):
+            missing = np.setdiff1d(wanted, positions, assume_unique=True)
             if all(position in quarantined for position in missing.tolist()):
                 finished.add(block)
     return finished
@@ -239,10 +234,8 @@ def _check_plan(source: SealedBlocks, plan: BlockPlan) -> None:
     numbers = source.blocks[:, 0].tolist()
     if any(not 0 <= number < len(plan) for number in numbers) or len(set(numbers)) < len(numbers):
         raise ResultError(source.path, "names blocks that the plan does not have")
-    end = 0
-    for number, rows in source.blocks[:, :2].tolist():
-        start, end = end, end + rows
-        positions, wanted = source.positions[start:end], plan.block_positions(number)
+    for number, positions in _positions_by_block(source):
+        wanted = plan.block_positions(number)
         if not np.array_equal(positions, wanted) and (
             (np.diff(positions) <= 0).any() or not np.isin(positions, wanted).all()
         ):

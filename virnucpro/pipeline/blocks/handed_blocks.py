@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from virnucpro.pipeline.work.recovery import Assignment
+    from virnucpro.pipeline.work.block_pool import Assignment
     from virnucpro.pipeline.work.worker_process import ReportPipe
 
 ANSWER_POLL_S = 0.2
@@ -42,8 +42,6 @@ class HandedBlocks:
 
     Args:
         assignment: Names the blocks whose files are looked for first.
-        reports: The pipe to the parent.
-        stop: Ends the waiting.
         on_wait: Called again and again while there is nothing to do.
     """
 
@@ -60,8 +58,8 @@ class HandedBlocks:
     def wait(self, _stop: Event, _on_wait: Callable[[], None] = lambda: None) -> HandedUnit | None:
         """Return blocks as soon as there are some, or None once everything is done; the caller has nothing left."""
         if self._first is not None:
-            first, self._first = self._first, None
-            return HandedUnit(0, first.blocks, is_fresh=False, to_check=True, quarantined=first.quarantined)
+            own, self._first = self._first, None
+            return HandedUnit(0, own.blocks, is_fresh=False, to_check=True, quarantined=own.quarantined)
         if self._has_asked and (unit := self._answer()) is not None:
             return unit
         while not self._is_over and not self._stop.is_set():

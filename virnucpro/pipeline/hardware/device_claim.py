@@ -3,27 +3,35 @@ The devices of one run: exclusive while it computes, and awaited only when neede
 
 The device type is known at once, because it decides settings; the devices are taken after indexing, and not at all for
 a finished folder. A waiting run holds its folder but no device, so runs cannot deadlock.
+
+By default there is a CPU worker for each core, as far as memory and input allow: processes of one thread each beat one
+process with as many threads (``benchmarks/scaling.py``). Rows do not depend on the number.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING
 
 import structlog
 
 from virnucpro.errors import StoppedError, printable
-from virnucpro.pipeline.devices import DeviceChoice, choose_devices
+from virnucpro.pipeline.devices import CPU, DeviceChoice, choose_devices
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from virnucpro.config import ModelConfig
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.hardware.device_locks import DeviceHolder
     from virnucpro.settings import Hardware
@@ -35,6 +43,12 @@ LOOK_INTERVAL_S = 0.5
 """Seconds between two attempts to take devices."""
 NOTICE_INTERVAL_S = 60.0
 """Seconds between two messages on who holds them."""
+WORKER_BYTES = 1 << 30
+"""Memory of a worker besides its weights: the framework, and a batch in flight."""
+WEIGHTS_SHARE = 1.5
+"""Memory for each byte of a weights file, while it is loaded."""
+INPUT_BYTES = 64 * 1024
+"""Input worth another worker: less is done before a second process has started."""
 
 
 class DeviceClaim:
@@ -92,38 +106,28 @@ class DeviceClaim:
             StoppedError: The run is stopping.
         """
         if self._granted is None:
-            assert self._run is not None, "call within `held`"
             names = lock_names(self.choice.candidates)
             self._locks = DeviceLocks()
-            taken = self._take(names, self._locks, *self._run)
-            self._granted = self.choice.ranks([names[name] for name in taken])
+            self._granted = self.choice.ranks([names[name] for name in self._take(names, self._locks)])
         return list(self._granted)
 
-    def _take(
-        self,
-        names: Mapping[str, Device],
-        locks: DeviceLocks,
-        telemetry: RunTelemetry,
-        run_id: str,
-        stop: threading.Event,
-    ) -> list[str]:
-        def free() -> list[str] | None:
-            return locks.take(list(names), least=self.choice.least, most=self.choice.most, run_id=run_id)
-
-        if (taken := free()) is not None:
+    def _take(self, names: Mapping[str, Device], locks: DeviceLocks) -> list[str]:
+        assert self._run is not None, "call within `held`"
+        telemetry, run_id, stop = self._run
+        attempt = partial(locks.take, list(names), least=self.choice.least, most=self.choice.most, run_id=run_id)
+        if (taken := attempt()) is not None:
             return taken
-        began_s = time.monotonic()
-        noticed_s = None
+        began_s, noticed_s = time.monotonic(), -math.inf
         with telemetry.waiting("devices"):
             while taken is None:
-                if noticed_s is None or time.monotonic() - noticed_s >= NOTICE_INTERVAL_S:
+                if time.monotonic() - noticed_s >= NOTICE_INTERVAL_S:
                     noticed_s = time.monotonic()
                     text = self._waiting_for(names, locks)
                     telemetry.say(text)
                     log.info("devices.waiting", reason=text)  # for Prefect; the terminal has the line above
                 if stop.wait(LOOK_INTERVAL_S):
                     raise StoppedError
-                taken = free()
+                taken = attempt()
         got = ", ".join(names[name].label for name in taken)
         text = f"got {got} after {wording.about(time.monotonic() - began_s)}"
         telemetry.say(text)
@@ -164,3 +168,63 @@ def claim_for(hardware: Hardware) -> DeviceClaim:
     return claim_devices(
         hardware.devices, workers=hardware.workers or None, workers_per_device=hardware.workers_per_device
     )
+
+
+# --- the number of CPU workers ----------------------------------------------------------------------------------------
+
+
+def default_cpu_workers(*, cores: int, memory_bytes: int, weights_bytes: int, input_bytes: int) -> int:
+    """
+    Return how many CPU workers to start, at least 1.
+
+    Args:
+        cores: Usable by this process.
+        weights_bytes: Size of the model's weights file.
+        input_bytes: Size of all input files.
+    """
+    by_memory = int(memory_bytes / (WEIGHTS_SHARE * weights_bytes + WORKER_BYTES))
+    by_input = 1 + input_bytes // INPUT_BYTES
+    return max(1, min(cores, by_memory, by_input))
+
+
+def devices_for(
+    claim: DeviceClaim, config: ModelConfig, fasta_files: Sequence[str | Path], *, workers: int | None
+) -> DeviceClaim:
+    """Return *claim*, or for CPUs without a given number of *workers* one of the default number."""
+    if workers is not None or claim.type != CPU.type or claim.devices() != [CPU]:
+        return claim
+    count = default_cpu_workers(
+        cores=usable_cores(),
+        memory_bytes=free_memory_bytes(),
+        weights_bytes=Path(config.weights_path).stat().st_size,
+        input_bytes=sum(_size(path) for path in fasta_files),
+    )
+    return DeviceClaim.of([CPU] * count)
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the cores of this process by its affinity and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or "max": no quota
+        return cores
+
+
+def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the free memory of the machine, within the limit of the control group."""
+    lines = meminfo.read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        return max(0, min(free, limit - used))
+    except (OSError, ValueError):  # no control group, or "max": no limit
+        return free
+
+
+def _size(path: str | Path) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:  # indexing reports it
+        return 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TIE_INTERVAL_S = 10.0
 """Seconds that a tie is used; at this distance float32 milliseconds resolve 1 us."""
 TIE_ATTEMPTS = 3
-"""Events of which the one is taken that the host waited for the shortest."""
+"""Events recorded per calibration; the one with the shortest host wait is kept."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,7 @@ class _Tie:
 
 
 class DeviceClock:
-    """
-    Makes the marks of one device's batches.
-
-    Args:
-        device: A GPU.
-    """
+    """Makes the marks of the batches of one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -60,14 +55,14 @@ class DeviceClock:
         return DeviceMarks(self._tie, self._last_ns)
 
     def _tied(self) -> _Tie:
-        return min((self._attempt() for _ in range(TIE_ATTEMPTS)), key=lambda tie: tie.wait_ns)
-
-    def _attempt(self) -> _Tie:
-        before_ns = time.monotonic_ns()
-        event = _reached(self._stream)
-        event.synchronize()
-        after_ns = time.monotonic_ns()
-        return _Tie(event, (before_ns + after_ns) // 2, after_ns - before_ns)
+        ties = []
+        for _ in range(TIE_ATTEMPTS):
+            before_ns = time.monotonic_ns()
+            event = _reached(self._stream)
+            event.synchronize()
+            after_ns = time.monotonic_ns()
+            ties.append(_Tie(event, (before_ns + after_ns) // 2, after_ns - before_ns))
+        return min(ties, key=lambda tie: tie.wait_ns)
 
 
 class DeviceMarks:

@@ -68,12 +68,7 @@ class DeviceHolder:
 
 
 class DeviceLocks:
-    """
-    The locks of one run; used by one thread.
-
-    Args:
-        folder: Of the lock files; None means ``lock_dir()``.
-    """
+    """The locks of one run, by default in ``lock_dir()``; used by one thread."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = lock_dir() if folder is None else folder

@@ -22,8 +22,7 @@ import structlog
 from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError, SourceGoneError, VirNucProError
 from virnucpro.pipeline.hosts.host_watch import watching_driver
-from virnucpro.pipeline.result.rows import ResultRows
-from virnucpro.pipeline.result.validation import RowsOfInput
+from virnucpro.pipeline.shard_aggregator import ResultRows, RowsOfInput
 from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, new_owner, numbers_in, read_units, write_units
 from virnucpro.run_layout import UnitsLayout
 from virnucpro.store.locks.lease import LEASE_S, Lease

@@ -2,17 +2,16 @@
 What is found out about the run's GPUs before the plan is made: attention kernels, and the token budget.
 
 One isolated process a GPU, all at once, through the same machinery as the run's workers; the parent stays free of the
-framework. The smallest budget holds for all of them, because the plan knows no ranks.
+framework.
 """
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
@@ -46,10 +45,6 @@ class DeviceProbe:
     trials: list[dict[str, int]]
     """tokens, tokens_per_second and peak_mib of each block size tried; empty where the budget was given."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for the manifest."""
-        return asdict(self)
-
 
 def probe_devices(
     devices: Sequence[Device],
@@ -66,9 +61,6 @@ def probe_devices(
         worker_args: What a worker gets after the pipe.
         probe_fn: What each process runs.
         stop: Set it to give up.
-
-    Returns:
-        One record a GPU, in their order.
 
     Raises:
         StoppedError: *stop* was set.
@@ -121,13 +113,3 @@ def _error_of(outcome: Rank) -> ConfigurationError:
         f"{outcome.device} could not be tried out ({outcome.failure}: {outcome.reason}): "
         "see logs/worker_*.log in the output folder, or leave that device out with --devices"
     )
-
-
-def common_token_budget(probes: Sequence[DeviceProbe]) -> int:
-    """Return the budget, in tokens, that suits every device."""
-    return min(probe.token_budget for probe in probes)
-
-
-def common_kernels(probes: Sequence[DeviceProbe]) -> str:
-    """Return the names of the devices' attention kernels, each once."""
-    return KERNEL_SEPARATOR.join(sorted({probe.attention_kernel for probe in probes}))

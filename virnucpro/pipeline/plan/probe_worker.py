@@ -18,8 +18,7 @@ from virnucpro.data.collators import VarlenCollator
 from virnucpro.data.packing import tokens_of
 from virnucpro.data.sequence_dataset import IndexBasedDataset
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.blocks.worker_device import load_model, own_device
-from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported
+from virnucpro.pipeline.gpu_worker import begin_logging, failure_reported, load_model, own_device
 from virnucpro.pipeline.plan.token_budget import DeviceTrials, Trial, choose_token_budget
 from virnucpro.run_layout import RunLayout
 

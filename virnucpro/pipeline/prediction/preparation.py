@@ -17,7 +17,6 @@ from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.errors import ConfigurationError, OutputError, printable
 from virnucpro.pipeline.prediction.prediction_run import PredictionRun
-from virnucpro.pipeline.run.from_scratch import start_from_scratch
 from virnucpro.pipeline.run.run import (
     about_indexed,
     all_intact,
@@ -27,6 +26,7 @@ from virnucpro.pipeline.run.run import (
     refuse_other_settings,
     remove_files,
     remove_unpacked,
+    start_from_scratch,
     sweep,
 )
 from virnucpro.run_layout import PredictionLayout, RunLayout

@@ -1,5 +1,5 @@
 """
-What every run does with its folder: begin, resume or refuse, start from scratch, note a failure.
+What every run does with its folder: begin, resume or refuse, reserve space, start from scratch, note a failure.
 
 Embeddings, predictions and trainings differ in what they compute and which files they write, not in this. The
 functions expect that the caller holds the folder's lock.
@@ -10,27 +10,35 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from virnucpro import durable
 from virnucpro.data.reading.input_files import hash_content, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import BadInputError, OutputError, ResultError, SettingsChangedError, StoppedError
-from virnucpro.pipeline.result.disk_space import release
+from virnucpro.errors import BadInputError, DiskSpaceError, OutputError, ResultError, SettingsChangedError, StoppedError
 from virnucpro.run_layout import RunLayout
+from virnucpro.store import schema
 from virnucpro.store.locks.run_lock import RunLock
-from virnucpro.store.manifest import read_manifest
-from virnucpro.store.results.forms import remove_unfinished_results
+from virnucpro.store.locks.worker_lock import taking_part
+from virnucpro.store.manifest import RunManifest, read_manifest
+from virnucpro.store.parts import part_paths
+from virnucpro.store.results.forms import FORMS, existing_results, remove_results, remove_unfinished_results
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import QuietView
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
-    from pathlib import Path
 
+    from virnucpro.choices import ResultForm
     from virnucpro.config import InputRules
     from virnucpro.run_layout import FolderLayout
     from virnucpro.store.manifest import Manifest
+
+MANIFEST_BYTES = 1 << 20
+"""Reserved for the last manifest of a run."""
 
 
 def new_run_id() -> str:
@@ -41,18 +49,10 @@ def new_run_id() -> str:
 @contextmanager
 def running(layout: FolderLayout, telemetry: RunTelemetry | None) -> Iterator[tuple[str, RunTelemetry]]:
     """
-    Hold a folder, and show the run in it, for the time of the block.
+    Hold a folder, and show the run in it, for the time of the block; ``RunLockedError`` where another run holds it.
 
-    Args:
-        layout: Of the folder.
-        telemetry: Shows the run; None for one of its own, which leaves metrics and status in the folder, and reports
-            failures on standard error.
-
-    Yields:
-        The identifier of this start, and what shows the run.
-
-    Raises:
-        RunLockedError: Another run holds the folder.
+    Yields the identifier of this start, and what shows the run: *telemetry*, or one of its own, which leaves metrics
+    and status in the folder, and reports failures on standard error.
     """
     run_id = new_run_id()
     with (
@@ -78,16 +78,10 @@ def failure_noted(layout: FolderLayout) -> Iterator[None]:
 
 
 def note_end(layout: FolderLayout, state: str) -> None:
-    """
-    Note in ``run.json`` that the run ended just now, in *state*.
-
-    Raises:
-        OutputError: It cannot be written.
-        ResultError: It cannot be read.
-    """
+    """Note in ``run.json`` that the run ended just now, in *state*; ``ResultError`` where it cannot be read."""
     if isinstance(layout, RunLayout):
         with suppress(OutputError):
-            release(layout)
+            release_space(layout)
     manifest = read_manifest(layout.manifest)
     manifest.end(state)
     manifest.write(layout.manifest)
@@ -100,12 +94,10 @@ def is_same_input(
     output_dir: Path, earlier: Manifest, input_files: Sequence[str | Path], settings: dict[str, Any]
 ) -> bool:
     """
-    Refuse an input other than the earlier run's; False where a file cannot be read: indexing says what is wrong.
+    Raise ``SettingsChangedError`` where paths or content of the input are not the earlier run's.
 
-    *settings* are those of now; those that differ are named with the input.
-
-    Raises:
-        SettingsChangedError: Paths or content differ.
+    False where a file cannot be read: indexing says what is wrong. *settings* are those of now; those that differ are
+    named with the input.
     """
     before = [(item["path"], item["sha256"]) for item in earlier.inputs]
     try:
@@ -121,31 +113,19 @@ def is_same_input(
 
 
 def refuse_other_settings(output_dir: Path, earlier: Manifest, settings: dict[str, Any]) -> None:
-    """
-    Refuse settings other than the earlier run's.
-
-    Raises:
-        SettingsChangedError: Some differ; all of them are named.
-    """
-    differences = _differences(earlier.settings, settings)
-    if differences:
+    """Raise ``SettingsChangedError``, which names all that differ, unless the settings are the earlier run's."""
+    if differences := _differences(earlier.settings, settings):
         raise SettingsChangedError(output_dir, differences)
 
 
 def refuse_foreign_files(paths: Iterable[Path]) -> None:
-    """
-    Refuse to write over files that no ``run.json`` names.
-
-    Raises:
-        OutputError: One of *paths* exists.
-    """
+    """Raise ``OutputError`` where one of *paths* exists: files that no ``run.json`` names are not written over."""
     for path in paths:
         if os.path.lexists(path):
             raise OutputError(path, "there is such a file, and no run.json that tells whose: use another folder")
 
 
 def is_intact(path: Path, sha256: str) -> bool:
-    """Whether a file is there and has this hex sha256."""
     try:
         return path.is_file() and durable.sha256_of(path) == sha256
     except OSError:
@@ -166,12 +146,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple
 
 
 def about_file(path: str | Path) -> dict[str, Any]:
-    """
-    Return what ``run.json`` holds of an input file.
-
-    Raises:
-        BadInputError: It cannot be read.
-    """
+    """Return what ``run.json`` holds of an input file; ``BadInputError`` where it cannot be read."""
     with open_regular(os.fspath(path)) as descriptor:
         size, sha256 = hash_content(descriptor)
     return {"path": os.path.realpath(path), "size_bytes": size, "sha256": sha256}
@@ -201,6 +176,59 @@ def ensure_index(
     except OutputError:
         durable.remove_strays(layout.unpacked_dir)  # of a run that was killed: they may be what fills the disk
         raise
+
+
+# --- the space of a result --------------------------------------------------------------------------------------------
+
+
+def take_space(layout: RunLayout, index: SequenceIndex, *, hidden_dim: int, result_form: ResultForm) -> None:
+    """
+    Check that an embedding run fits its disk, and reserve the space of its result by a file of that size.
+
+    Whatever else fills the disk meanwhile, the result and the last manifest still fit. File systems without
+    reservation of space (and those that copy or compress on write) promise nothing; writing fails cleanly there.
+
+    While shards are sealed every computed row is on disk twice, in parts and in shards; the result comes beside them.
+    What the folder holds of parts and shards already is not needed again.
+
+    A *hidden_dim* of 0, where only the checkpoint knows the width of a row, counts only the ids.
+
+    Raises:
+        DiskSpaceError: It does not fit.
+        OutputError: The system refused for another reason.
+    """
+    release_space(layout)
+    num_unique = int(np.count_nonzero(index.representatives[:] == np.arange(len(index))))
+    result_bytes = FORMS[result_form].bytes_at_most(len(index), hidden_dim, id_bytes=index.id_bytes)
+    rows_bytes = schema.bytes_at_most(num_unique, hidden_dim, id_bytes=index.id_bytes)
+    finished_bytes = sum(path.stat().st_size for path in [*layout.shards(), *part_paths(layout.parts_dir)])
+    needed_bytes = result_bytes + max(rows_bytes, 2 * rows_bytes - finished_bytes) + MANIFEST_BYTES
+    disk = os.statvfs(layout.work_dir)
+    available_bytes = disk.f_bavail * disk.f_frsize
+    if needed_bytes > available_bytes:
+        raise DiskSpaceError(layout.output_dir, needed_bytes=needed_bytes, available_bytes=available_bytes)
+    try:
+        with durable.NewFile(layout.reservation) as file:
+            file.reserve(result_bytes + MANIFEST_BYTES)
+    except OSError as error:
+        release_space(layout)
+        raise OutputError(layout.output_dir, error.strerror or str(error)) from error
+
+
+def give_way_to_result(layout: RunLayout, num_bytes: int) -> None:
+    """Free *num_bytes* of the reservation: a file of that size is written next."""
+    try:
+        reserved_bytes = layout.reservation.stat().st_size
+        os.truncate(layout.reservation, max(MANIFEST_BYTES, reserved_bytes - num_bytes))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise OutputError(layout.reservation, error.strerror or str(error)) from error
+
+
+def release_space(layout: RunLayout) -> None:
+    """Free all that is still reserved: the last manifest is written next."""
+    durable.remove(layout.reservation)
 
 
 # --- what is removed --------------------------------------------------------------------------------------------------
@@ -234,9 +262,6 @@ def remove_files(
     Remove *files* of a run but those that the next one reads, *keep* (absolute), and then its manifest.
 
     It goes last: as long as it is there, the files are known to be ours.
-
-    Raises:
-        OutputError: A file cannot be removed.
     """
     removed = [path for path in files if path.absolute() not in keep and path.resolve() not in keep]
     for path in removed:
@@ -249,3 +274,59 @@ def remove_files(
         raise OutputError(layout.output_dir, error.strerror or str(error)) from error
     if with_manifest:
         durable.remove(layout.manifest)
+
+
+def unknown_results(layout: RunLayout) -> list[Path]:
+    """Return the results in a folder that has no manifest: nothing tells whose they are."""
+    if layout.manifest.exists():
+        return []
+    results = [path for which in (False, True) for path in existing_results(layout, is_partial=which)]
+    return [path for path in (*results, layout.failed_sequences) if path.exists()]
+
+
+def start_from_scratch(layout: RunLayout, *, index: SequenceIndex | None = None) -> None:
+    """
+    Remove what a folder holds of earlier embedding runs, and nothing else that may be in it.
+
+    *index* stays, with what it reads: it is that of the next run, and was made first, so that an input that cannot be
+    used removes nothing. A folder whose result has no manifest is not touched, and preparing the run refuses it.
+
+    Raises:
+        OutputError: A file cannot be removed.
+        ResultError: ``run.json`` is not of an embedding run.
+    """
+    if layout.manifest.exists():
+        RunManifest.read(layout.manifest)
+    elif unknown_results(layout):
+        return
+    for is_partial in (False, True):
+        remove_results(layout, is_partial=is_partial)
+    needed = set() if index is None else {layout.index.absolute(), *(Path(file.read_path) for file in index.files)}
+    files = [
+        layout.failed_sequences,
+        *layout.shards(),
+        *part_paths(layout.parts_dir),
+        *layout.unpacked(),
+        layout.index,
+        *layout.worker_logs(),
+        layout.reservation,
+        layout.metrics_textfile,
+        layout.trace,
+    ]
+    remove_files(layout, files, keep=needed)
+
+
+def remove_run(layout: RunLayout) -> None:
+    """Remove an embedding run within a folder whose lock the caller holds, as ``start_from_scratch`` does, and all."""
+    if not layout.output_dir.is_dir():
+        return
+    start_from_scratch(layout)
+    durable.remove_tree(layout.all_units_dir)
+    folders = (layout.parts_dir, layout.unpacked_dir, layout.worker_locks_dir, layout.work_dir, layout.log_dir)
+    with taking_part(layout.output_dir):
+        for folder in (layout.output_dir, *folders):
+            durable.remove_strays(folder)
+    for path in (*layout.worker_locks(), layout.live_status, layout.lock):
+        durable.remove(path)
+    for folder in (*folders, layout.output_dir):
+        durable.remove_empty(folder)

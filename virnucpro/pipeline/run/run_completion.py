@@ -14,11 +14,9 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.data.reading.fasta_scan import COUNTED
 from virnucpro.errors import OutputError, ResultError
-from virnucpro.pipeline.result import disk_space
-from virnucpro.pipeline.result.validation import validate_result
-from virnucpro.pipeline.run.run import remove_unpacked
+from virnucpro.pipeline.run.run import release_space, remove_unpacked
 from virnucpro.pipeline.run.run_result import RunResult
-from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, write_failed_sequences
+from virnucpro.pipeline.shard_aggregator import Aggregation, aggregate_shards, validate_result, write_failed_sequences
 from virnucpro.store.manifest import RunManifest
 from virnucpro.store.parts import part_paths
 from virnucpro.store.results.forms import remove_results, result_of
@@ -44,12 +42,7 @@ class Reasons(Protocol):
 def aggregate_run(
     run: PreparedRun, outcomes: Sequence[Rank], reasons: Reasons, *, hosts: ResultPasses | None = None
 ) -> Aggregation:
-    """
-    Write the result and the list of what is missing; *hosts*, where there are others, take part.
-
-    Raises:
-        OutputError: Either cannot be written.
-    """
+    """Write the result and the list of what is missing; *hosts*, where there are others, take part."""
     index = run.open_index()
     plan = run.plan(index)
     config = run.model_config
@@ -72,12 +65,7 @@ def aggregate_run(
 
 
 def validate_run(run: PreparedRun, aggregation: Aggregation, *, hosts: ResultPasses | None = None) -> None:
-    """
-    Prove that rows and listed failures add up to the input, and that the result file is whole.
-
-    Raises:
-        ResultError: They do not, or it is not.
-    """
+    """Raise ``ResultError`` unless rows and listed failures add up to the input, and the result is whole."""
     index = run.open_index()
     if aggregation.output_path is not None:
         validate_result(
@@ -98,12 +86,7 @@ def close_run(
     stages_s: dict[str, float],
     keep_shards: bool = False,
 ) -> RunResult:
-    """
-    Write the outcome into the manifest; when the run is complete, remove what only served to resume it.
-
-    Raises:
-        OutputError: The manifest cannot be written.
-    """
+    """Write the outcome into the manifest; when the run is complete, remove what only served to resume it."""
     layout = run.layout
     index = run.open_index()
     copies = len(index) - len(run.plan(index).positions)
@@ -142,7 +125,7 @@ def close_run(
     manifest.files = dict(aggregation.files)
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
-    disk_space.release(layout)
+    release_space(layout)
     manifest.write(layout.manifest)
     if state == "complete":
         _remove_what_resumes(layout, keep_shards=keep_shards)
@@ -154,7 +137,7 @@ def stop_run(run: PreparedRun, outcomes: Sequence[Rank], *, stages_s: dict[str, 
     manifest = RunManifest.read(run.layout.manifest)
     manifest.end("stopped")
     manifest.ranks = [outcome.to_json() for outcome in outcomes]
-    disk_space.release(run.layout)
+    release_space(run.layout)
     manifest.write(run.layout.manifest)
     rows = sum(outcome.sequences + outcome.sequences_resumed + outcome.sequences_cached for outcome in outcomes)
     return RunResult(
@@ -163,10 +146,6 @@ def stop_run(run: PreparedRun, outcomes: Sequence[Rank], *, stages_s: dict[str, 
         state="stopped",
         num_records=manifest.counts["records"],
         num_rows=rows,
-        num_copies=0,
-        num_truncated=0,
-        num_resplit_blocks=0,
-        num_cached_blocks=0,
         ranks=tuple(outcomes),
         stages_s=stages_s,
         noticed={"skipped": manifest.counts.get("skipped", 0)},
@@ -176,21 +155,22 @@ def stop_run(run: PreparedRun, outcomes: Sequence[Rank], *, stages_s: dict[str, 
 def finished_result(run: PreparedRun, *, keep_shards: bool = False) -> RunResult:
     """Return the result of a run that the folder already holds complete; tidies up if that run was killed there."""
     manifest = RunManifest.read(run.layout.manifest)
+    counts = manifest.counts
     _restore_failed_list(run, manifest)
     _remove_what_resumes(run.layout, keep_shards=keep_shards)
     return RunResult(
         output_dir=run.output_dir,
         output_path=result_of(run.layout, run.result_form, is_partial=False).path,
         state="complete",
-        num_records=manifest.counts["records"],
-        num_rows=manifest.counts["rows"],
-        num_copies=manifest.counts["copies"],
-        num_truncated=manifest.counts["truncated"],
-        num_resplit_blocks=manifest.counts.get("resplit_blocks", 0),  # folders of before these were counted have none
-        num_cached_blocks=manifest.counts.get("cached_blocks", 0),
+        num_records=counts["records"],
+        num_rows=counts["rows"],
+        num_copies=counts["copies"],
+        num_truncated=counts["truncated"],
+        num_resplit_blocks=counts.get("resplit_blocks", 0),  # folders of before these were counted have none
+        num_cached_blocks=counts.get("cached_blocks", 0),
         ranks=(),
         stages_s={},
-        noticed={name: manifest.counts.get(name, 0) for name in (*COUNTED, "skipped", "windowed")},
+        noticed={name: counts.get(name, 0) for name in (*COUNTED, "skipped", "windowed")},
     )
 
 

@@ -11,7 +11,7 @@ opened again from it wherever they are needed; both take milliseconds.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from virnucpro import durable
-from virnucpro.choices import AUTO_TOKEN_BUDGET, DEFAULT_TOKEN_BUDGET, LongPolicy, ResultForm
+from virnucpro.choices import AUTO_TOKEN_BUDGET, DEFAULT_TOKEN_BUDGET, KERNEL_SEPARATOR, LongPolicy, ResultForm
 from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.likely_dna import warn_of_dna
@@ -27,16 +27,18 @@ from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
-from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, common_kernels, common_token_budget, probe_devices
-from virnucpro.pipeline.result.disk_space import release, take_space
-from virnucpro.pipeline.run.from_scratch import start_from_scratch, unknown_results
+from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.run.run import (
     about_indexed,
     ensure_index,
     is_same_input,
     refuse_foreign_files,
     refuse_other_settings,
+    release_space,
+    start_from_scratch,
     sweep,
+    take_space,
+    unknown_results,
 )
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.run_layout import RunLayout
@@ -74,13 +76,11 @@ class PreparedRun:
     run_id: str
     """Unique to this start."""
     output_dir: Path
-    """The run's folder."""
     model_config: ModelConfig
     """With the token budget resolved, and the attention kernels of GPUs."""
     devices: tuple[Device, ...]
     """One a rank; where everything is done, those that might have been taken."""
     num_blocks: int
-    """Of the plan."""
     already_complete: bool
     """The folder holds the finished result of this very run."""
     result_form: ResultForm
@@ -88,12 +88,10 @@ class PreparedRun:
 
     @property
     def layout(self) -> RunLayout:
-        """Names of the run's files."""
         return RunLayout(self.output_dir)
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return len(self.devices)
 
     @property
@@ -103,13 +101,8 @@ class PreparedRun:
 
     def recovery(self, limits: RunLimits, telemetry: EmbeddingTelemetry) -> Recovery:
         """Return what decides about failures of this start of the run, and tells *telemetry*."""
-        return Recovery(
-            telemetry.ranks,
-            num_blocks=self.num_blocks,
-            limits=limits,
-            run_id=self.run_id,
-            observer=telemetry,
-        )
+        ranks, blocks = telemetry.ranks, self.num_blocks
+        return Recovery(ranks, num_blocks=blocks, limits=limits, run_id=self.run_id, observer=telemetry)
 
     def facts(self) -> EmbeddingFacts:
         """Return what telemetry shows of the run."""
@@ -141,11 +134,9 @@ class PreparedRun:
         return np.bincount(plan.blocks_of(index.representatives[positions]), minlength=len(plan))
 
     def open_index(self) -> SequenceIndex:
-        """Open the run's index."""
         return SequenceIndex.open(self.layout.index)
 
     def plan(self, index: SequenceIndex) -> BlockPlan:
-        """Return the run's plan."""
         return make_plan(index, self.model_config, device_type=self.devices[0].type)
 
 
@@ -167,7 +158,6 @@ def prepare_run(
 
     Args:
         fasta_files: The input, in the order of the result.
-        output_dir: The run's folder.
         model_config: What to compute; its token budget is a request.
         devices: One a rank, or a claim of them, which is waited for unless the folder is finished.
         run_id: Unique to this start.
@@ -225,9 +215,11 @@ def prepare_run(
     if earlier is None and claim.type == "cuda" and len(index):
         found = (probe_elsewhere or probed)(str(layout.index), str(layout.output_dir), model_config)
         model_config = replace(
-            model_config, token_budget=common_token_budget(found), attention_kernel=common_kernels(found)
+            model_config,
+            token_budget=min(probe.token_budget for probe in found),  # one for all: the plan knows no ranks
+            attention_kernel=KERNEL_SEPARATOR.join(sorted({probe.attention_kernel for probe in found})),
         )
-        probes = [probe.to_json() for probe in found]
+        probes = [asdict(probe) for probe in found]
     budget = _tokens_needed(index, model_config, model_config.token_budget or DEFAULT_TOKEN_BUDGET)
     model_config = replace(model_config, token_budget=budget)
     result_form = choose_result_form(result_form, num_rows=len(index), hidden_dim=model_config.hidden_dim)
@@ -260,19 +252,32 @@ def _begin(
     )
     take_space(layout, index, hidden_dim=model_config.hidden_dim, result_form=result_form)
     log.info("input.indexed", sequences=len(index), token_budget=model_config.token_budget)
-    _write_first(_open_manifest(run, index, plan, settings, probes), layout)
-    return run
-
-
-def _write_first(manifest: RunManifest, layout: RunLayout) -> None:
+    manifest = RunManifest.begin(
+        run_id,
+        inputs=about_indexed(index),
+        settings=settings,
+        plan={
+            "fingerprint": plan.fingerprint,
+            "token_budget": plan.token_budget,
+            "blocks": len(plan),
+            "sequences": len(plan.positions),
+            "tokens": int(plan.tokens.sum()),
+            "longest_sequence_tokens": _tokens_needed(index, model_config, 0),
+            "probes": probes,
+        },
+        devices=[device.label for device in run.devices],
+        ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
+        counts={"records": index.num_records, **index.counts},
+    )
     try:
         manifest.write(layout.manifest)
     except OutputError:  # which may come when it has its name already
         manifest.state = "failed"
         with suppress(OutputError):
-            release(layout)
+            release_space(layout)
             manifest.write(layout.manifest)
         raise
+    return run
 
 
 def _tokens_needed(index: SequenceIndex, model_config: ModelConfig, budget: int) -> int:
@@ -299,9 +304,8 @@ def _earlier_manifest(layout: RunLayout) -> RunManifest | None:
 
 def _as_recorded(model_config: ModelConfig, earlier: RunManifest) -> ModelConfig:
     """Take over what the earlier run of the folder found out about its devices."""
-    budget = model_config.token_budget
-    if budget == AUTO_TOKEN_BUDGET:
-        budget = earlier.settings["token_budget"]
+    asked = model_config.token_budget
+    budget = earlier.settings["token_budget"] if asked == AUTO_TOKEN_BUDGET else asked
     return replace(model_config, token_budget=budget, attention_kernel=earlier.settings.get("attention_kernel", ""))
 
 
@@ -332,25 +336,3 @@ def _settings(model_config: ModelConfig, device_type: str, result_form: ResultFo
     """Return everything that decides the bytes of the result."""
     decisive = {"device_type": device_type, **computing_versions(), "result_form": str(result_form)}
     return {**model_config.result_settings(), **decisive}
-
-
-def _open_manifest(
-    run: PreparedRun, index: SequenceIndex, plan: BlockPlan, settings: dict[str, Any], probes: list[dict[str, Any]]
-) -> RunManifest:
-    return RunManifest.begin(
-        run.run_id,
-        inputs=about_indexed(index),
-        settings=settings,
-        plan={
-            "fingerprint": plan.fingerprint,
-            "token_budget": plan.token_budget,
-            "blocks": len(plan),
-            "sequences": len(plan.positions),
-            "tokens": int(plan.tokens.sum()),
-            "longest_sequence_tokens": _tokens_needed(index, run.model_config, 0),
-            "probes": probes,
-        },
-        devices=[device.label for device in run.devices],
-        ranks=[{"rank": rank, "device": device.label, "state": "running"} for rank, device in enumerate(run.devices)],
-        counts={"records": index.num_records, **index.counts},
-    )

@@ -20,7 +20,6 @@ class RunResult:
     """The outcome of an embedding run."""
 
     output_dir: Path
-    """The run's folder."""
     output_path: Path | None
     """``embeddings.h5``, or ``embeddings``, the folder of a sharded result; with ``.partial`` where rows are missing;
     None where there is no row."""
@@ -30,13 +29,13 @@ class RunResult:
     """Records of the input."""
     num_rows: int
     """Rows of the result."""
-    num_copies: int
+    num_copies: int = 0
     """Records that are copies of another sequence and were not computed again."""
-    num_truncated: int
+    num_truncated: int = 0
     """Rows whose sequence was truncated to the residue limit."""
-    num_resplit_blocks: int
+    num_resplit_blocks: int = 0
     """Blocks of the plan that were computed in pieces because they did not fit the device."""
-    num_cached_blocks: int
+    num_cached_blocks: int = 0
     """Blocks of the plan whose rows came from the embedding cache."""
     ranks: tuple[Rank, ...]
     """How each rank went; empty when the folder held the finished result already."""

@@ -1,8 +1,9 @@
 """
 How a run is, from its folder alone: the lock file, the live status, ``run.json``.
 
-Nothing is written or locked, so it works beside the run, from another terminal and from another machine that sees the
-folder. Any of these files may be torn or forged: one that cannot be read is listed as a problem, and is no error.
+To look, nothing is written or locked, so it works beside the run, from another terminal and from another machine that
+sees the folder. Any of these files may be torn or forged: one that cannot be read is listed as a problem, and is no
+error. Only ``mark_interrupted`` writes: for an orchestrator's hooks it notes what is true of a killed run.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.errors import ResultError
+from virnucpro import durable
+from virnucpro.errors import OutputError, ResultError, RunLockedError
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.run_layout import FolderLayout, PredictionLayout
+from virnucpro.pipeline.run.run import note_end, sweep
+from virnucpro.run_layout import FolderLayout, PredictionLayout, RunLayout
 from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
 from virnucpro.telemetry.snapshot import RankState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from virnucpro.store.locks.run_holder import Holder
@@ -48,16 +53,13 @@ class RunStatus:
     """How a run is."""
 
     output_dir: Path
-    """Its folder."""
     state: str
     """running; silent: its process cannot be seen and its status is old; interrupted: it was killed;
     complete, partial, failed or stopped."""
     kind: str
     """embedding, identification (a prediction) or training; empty as long as there is no ``run.json``."""
     holder: Holder | None
-    """Who holds the folder."""
     manifest: AnyManifest | None
-    """``run.json``."""
     live: SavedStatus | None
     """The last live status of the run."""
     age_s: float | None
@@ -108,18 +110,17 @@ class RunStatus:
     def failed(self) -> dict[str, int]:
         """Failure class -> sequences without a row in this start."""
         embeddings = () if self.snapshot is None else self.snapshot.embeddings
-        return _sum([values for item in embeddings for values in (item.failed, item.quarantined)])
+        return _sum(values for item in embeddings for values in (item.failed, item.quarantined))
 
     @property
     def restarts(self) -> dict[str, int]:
         """Failure class -> processes started again after it; of a run that is over, processes that failed."""
         if self.snapshot is not None:
-            return _sum([rank.restarts for item in self.snapshot.embeddings for rank in item.ranks])
-        return _sum([_failures(rank) for rank in self._ranks_of_manifest()])
+            return _sum(rank.restarts for item in self.snapshot.embeddings for rank in item.ranks)
+        return _sum(map(_failures, self._ranks_of_manifest()))
 
     @property
     def next_step(self) -> str:
-        """What the user should do now."""
         folder = shlex.quote(str(self.output_dir))
         logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
@@ -210,8 +211,7 @@ def status_of(output_dir: Path) -> RunStatus:
     """
     Return how the run in a folder is, which may be one of the two embedding runs within a prediction.
 
-    Raises:
-        ResultError: The folder holds no run, or nothing of it can be read.
+    ``ResultError`` where the folder holds no run, or nothing of it can be read.
     """
     layout = FolderLayout(output_dir)
     if not output_dir.is_dir():
@@ -234,18 +234,16 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         except ResultError as error:
             problems.append(str(error))
     try:
-        manifest = manifest_in(layout)
+        manifest = _manifest_in(layout)
     except ResultError as error:
         if holder is None:
             raise
         problems.append(str(error))
     age_s = None if live is None else max(0.0, time.time() - live.written)
-    state = _state(layout, holder, manifest, age_s)
-    kind = "" if manifest is None else _KINDS[manifest.noun]
     return RunStatus(
         output_dir=layout.output_dir,
-        state=state,
-        kind=kind,
+        state=_state(layout, holder, manifest, age_s),
+        kind="" if manifest is None else _KINDS[manifest.noun],
         holder=holder,
         manifest=manifest,
         live=live,
@@ -283,14 +281,49 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def manifest_in(layout: FolderLayout) -> AnyManifest | None:
+def _manifest_in(layout: FolderLayout) -> AnyManifest | None:
+    """Return ``run.json`` of a folder, None where there is none; ``ResultError`` where it cannot be read."""
+    return read_manifest(layout.manifest) if layout.manifest.exists() else None
+
+
+def mark_interrupted(output_dir: Path) -> RunStatus:
     """
-    Return ``run.json`` of a folder; None where there is none.
+    Note in ``run.json`` that a killed run has stopped, end what it left alive, and return how the run is now.
+
+    The embedding runs within a prediction are marked with it. The folder's lock, which the kernel has taken back from
+    the dead, is held for a moment and never waited for: a running run is left alone, and so is one of another host,
+    whose processes cannot be seen. What a later start resumes from stays.
 
     Raises:
-        ResultError: It cannot be read.
+        ResultError: The folder holds no run, or nothing of it can be read.
     """
-    return read_manifest(layout.manifest) if layout.manifest.exists() else None
+    parts = PredictionLayout(output_dir)
+    for folder in (output_dir, parts.dna_dir, parts.protein_dir):  # the parts' locks are the whole's to take
+        try:
+            _mark(RunLayout(folder))
+        except (RunLockedError, OutputError, ResultError):  # the next start meets it, and reports it
+            break
+    return status_of(output_dir)
+
+
+def _mark(layout: RunLayout) -> None:
+    if not layout.lock.exists():
+        return
+    holder = holder_of(layout.lock)
+    if holder is not None and holder.is_alive is None:
+        raise RunLockedError(layout.output_dir, f"process {holder.pid} on {holder.host}")
+    manifest = _manifest_in(layout)
+    is_left_running = manifest is not None and manifest.state == "running"
+    if holder is None and not is_left_running and not layout.live_status.exists():
+        return
+    run_id = manifest.run_id if manifest is not None else holder.run_id if holder is not None else ""
+    with RunLock(layout.lock, run_id=run_id):
+        sweep(layout)
+        for path in (layout.reservation, layout.live_status):
+            durable.remove(path)
+        manifest = _manifest_in(layout)  # as it is, now that no other process can write it
+        if manifest is not None and manifest.state == "running":
+            note_end(layout, "stopped")
 
 
 def _prediction_around(output_dir: Path) -> Path | None:
@@ -321,15 +354,15 @@ def _rank_to_json(rank: RankSnapshot) -> dict[str, Any]:
 
 def _failures(rank: Mapping[str, Any]) -> dict[str, int]:
     """Return failure class -> processes of a rank of ``run.json`` that failed: one that was stopped did not."""
-    return _sum([{str(item): 1} for item in _list(rank.get("failures")) if item != FailureClass.STOPPED])
+    failures = rank.get("failures")
+    return Counter(str(item) for item in failures if item != FailureClass.STOPPED) if isinstance(failures, list) else {}
 
 
-def _sum(counts: list[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
     for one in counts:
-        for name, number in one.items():
-            total[name] = total.get(name, 0) + number
-    return total
+        total.update(one)
+    return dict(total)
 
 
 def _unix_time(text: object) -> float | None:
@@ -337,7 +370,3 @@ def _unix_time(text: object) -> float | None:
         return datetime.fromisoformat(str(text)).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

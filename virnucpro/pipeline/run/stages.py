@@ -125,13 +125,7 @@ class StagedRun:
         return needed <= record.files.keys() and all_intact(self.layout.output_dir, record.files)
 
     def do(self, stage: Stage) -> None:
-        """
-        Do *stage* and record it, unless it is done.
-
-        Raises:
-            OutputError: Something cannot be written.
-            StoppedError: The run was stopped.
-        """
+        """Do *stage* and record it, unless it is done."""
         if self.is_done(stage):
             return
         began_s = time.monotonic()
@@ -151,12 +145,7 @@ class StagedRun:
         notes: Sequence[str] = (),
         was_done: bool = False,
     ) -> None:
-        """
-        Note that a stage is done; *was_done*: by an earlier start.
-
-        Raises:
-            OutputError: The manifest cannot be written.
-        """
+        """Note that a stage is done; *was_done*: by an earlier start."""
         self.manifest.stages[stage] = StageRecord(
             fingerprint=stage_fingerprint,
             seconds=round(seconds, 3),
@@ -172,13 +161,12 @@ class StagedRun:
         self, stage: str, result: RunResult, counts: dict[str, int], *, seconds: float, notes: Sequence[str] = ()
     ) -> None:
         """Note how an embedding run ended; of one that was complete before, seconds and notes of then are kept."""
-        before = self.manifest.stages.get(stage)
-        was_done = not result.ranks and before is not None
-        if was_done and before is not None:
+        before = None if result.ranks else self.manifest.stages.get(stage)
+        if before is not None:
             seconds, notes = before.seconds, before.notes
         if result.ranks:
             self.manifest.devices = [rank.device for rank in result.ranks]
-        self.record(stage, self.fingerprint, [], counts, seconds=seconds, notes=notes, was_done=was_done)
+        self.record(stage, self.fingerprint, [], counts, seconds=seconds, notes=notes, was_done=before is not None)
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.layout.output_dir).as_posix()

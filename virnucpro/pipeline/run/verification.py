@@ -16,7 +16,7 @@ from virnucpro import durable
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
-from virnucpro.pipeline.result.validation import validate_result
+from virnucpro.pipeline.shard_aggregator import validate_result
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
 from virnucpro.store.manifest import COUNTED, FINISHED, PredictionManifest, RunManifest, read_manifest
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 AGAIN = ": start the same command again"
 """What makes the damaged index of a whole run again."""
-TRAIN_AGAIN = ": train again with --restart"
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,7 @@ class Verification:
 
 
 def verify_run(output_dir: Path) -> Verification:
-    """
-    Check a finished run of any kind.
-
-    Raises:
-        ResultError: The folder holds no run.
-    """
+    """Check a finished run of any kind; ``ResultError`` where the folder holds no run."""
     if not output_dir.is_dir():
         raise ResultError(output_dir, "is not a folder: give the output folder of a run")
     layout = RunLayout(output_dir)
@@ -75,8 +69,7 @@ def _verify_embedding(layout: RunLayout, manifest: RunManifest, *, remedy: str) 
     records, rows, missing, skipped = (
         manifest.counts.get(name, 0) for name in ("records", "rows", "missing", "skipped")
     )
-    problems = _unfinished(layout, manifest)
-    if problems:
+    if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, records, rows, skipped, problems)
     problems = _check_files(layout, manifest)
     if rows + missing + skipped != records:
@@ -90,8 +83,7 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
     contigs, skipped, frames, scored_frames = (
         manifest.counts.get(name, 0) for name in ("contigs", "skipped", "frames", "scored_frames")
     )
-    problems = _unfinished(layout, manifest)
-    if problems:
+    if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, contigs + skipped, 0, skipped, problems)
     results = (layout.contigs, layout.prediction_results, layout.highest_score, layout.viral_fasta, layout.report)
     problems = [
@@ -111,10 +103,9 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
 
 def _verify_training(layout: RunLayout, manifest: TrainingManifest) -> Verification:
     num_files = len(manifest.files)
-    problems = _unfinished(layout, manifest)
-    if problems:
+    if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, num_files, 0, 0, problems)
-    problems = _check_files(layout, manifest, remedy=TRAIN_AGAIN)
+    problems = _check_files(layout, manifest, remedy=": train again with --restart")
     intact = num_files - len(problems)
     return Verification(manifest.state, num_files, intact, 0, problems, what="files of the classifier")
 
@@ -141,8 +132,8 @@ def _check_rows(layout: RunLayout, manifest: RunManifest, rows: int, remedy: str
     for name in map(result.name_of, {result.proof, *result.files()}):
         if name not in manifest.files:
             return [f"{layout.manifest}: has no sha256 of {name}: use --restart to compute it again"]
-    problems = _check_index(layout.index, manifest.inputs, num_records=manifest.counts.get("records", 0), remedy=remedy)
-    if problems:
+    num_records = manifest.counts.get("records", 0)
+    if problems := _check_index(layout.index, manifest.inputs, num_records=num_records, remedy=remedy):
         return problems
     try:
         validate_result(result.path, SequenceIndex.open(layout.index), expected_rows=rows, expected_files=None)

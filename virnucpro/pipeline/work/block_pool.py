@@ -1,15 +1,15 @@
 """
-Which rank computes which block: every rank begins with its stride, and takes from the others once that is used up.
+What a process is asked to do, and which rank computes which block.
 
-A block is unstarted, given to a running process, or done. Only the parent gives blocks, so each is given to one process
-at a time; what a process had when it ended is unstarted again. A block that was given to a process which
-has ended is checked on disk by the process that gets it next, before it is computed. Not safe from several threads.
+Every rank begins with its stride, and takes from the others once that is used up. A block is unstarted, given to a
+running process, or done. Only the parent gives blocks, so each is given to one process at a time; what a process had
+when it ended is unstarted again, and is checked on disk by the process that gets it next, before it is computed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,51 @@ from virnucpro.telemetry.durable_blocks import ITEMS_IN_A_MESSAGE, runs_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from virnucpro.pipeline.work.unit_claims import UnitSource
     from virnucpro.telemetry.ranks import Rank
 
+SINGLY, NEVER_WHOLE = 2, 3
+"""Deaths of a block from which on its sequences are computed one by one, and from which on it is not computed whole."""
 MOST_AT_ONCE = 8
 """Blocks given at once."""
 BLOCKS_OF_A_GRANT = 32
 """Unstarted blocks of a rank for each that is given at once: few near the end, so that ranks finish together."""
 TAIL = 2
 """Unstarted blocks a rank from which on no process gets one before it has finished the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What one process is asked to do."""
+
+    blocks: Sequence[int] = ()
+    """Its blocks, where they are known; where blocks are handed out, those whose files it checks first."""
+    is_handed_out: bool = False
+    """Whether it asks its parent for the blocks that it computes."""
+    units: UnitSource | None = None
+    """Where it claims its blocks, where other hosts share the work."""
+    suspects: dict[int, int] = field(default_factory=dict)
+    """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
+    lone_suspects: frozenset[int] = frozenset()
+    """Index positions of sequences that ended a process alone."""
+    quarantined: frozenset[int] = frozenset()
+    """Index positions of sequences that are not computed."""
+    run_id: str = ""
+    """Of the run, for the log."""
+    attempt: int = 1
+    """Which process of the rank this is, for the log."""
+    task: str = ""
+    """The orchestrator's name of what started it, for the log."""
+    after_failure: bool = False
+    """Whether a process failed before: then each block is made durable at once."""
+
+    def computes_singly(self, block: int) -> bool:
+        """Whether the sequences of *block* are computed one by one first."""
+        return self.suspects.get(block, 0) >= SINGLY
+
+    def may_be_whole(self, block: int) -> bool:
+        """Whether *block* is computed whole after its sequences."""
+        return self.suspects.get(block, 0) < NEVER_WHOLE
 
 
 @dataclass(frozen=True)
@@ -44,10 +81,9 @@ class Grant:
 
 class BlockPool:
     """
-    Every block of a plan.
+    Every block of a plan; not safe from several threads.
 
     Args:
-        num_blocks: Of the plan.
         ranks: The records, which say how fast each rank is and whether it was ever started.
     """
 
@@ -162,8 +198,7 @@ class BlockPool:
         if idle and (suspect := self._suspect(self._unstarted[rank], suspects)):
             return self._give(rank, suspect, is_suspect=True)
         if may_take:
-            sources = self._sources(rank)
-            for source, from_end in sources:
+            for source, from_end in self._sources(rank):
                 if blocks := self._pop(source, suspects, from_end=from_end):
                     return self._give(rank, blocks)
             if idle:

@@ -52,11 +52,8 @@ def run_rank(
     Run one process of one rank to its end, and return *rank*; no process is left when this returns or raises.
 
     Args:
-        worker_fn: The worker function, of an importable module.
         worker_args: Passed on after ``results_queue``.
         rank: The record; the new attempt is added to it.
-        world_size: Number of ranks.
-        device: The rank's device.
         limits: When to give up waiting.
         stop: Ends the process at its next batch boundary.
         on_message: Called with the rank's number and each message, after it was applied to *rank*.
@@ -104,19 +101,14 @@ def _has_started(worker: WorkerProcess, rank: Rank) -> bool:
     try:
         worker.start()
     except OSError as error:
-        rank.failure, rank.reason = _why_not_started(error)
+        rank.failure, rank.reason = FailureClass.DIED.value, f"the process could not be started ({error.strerror})"
+        try:
+            Path.cwd()
+        except OSError:
+            what = "the folder that this command was started in was removed: start it again in another folder"
+            rank.failure, rank.reason = FailureClass.CONFIGURATION.value, what
         return False
     return True
-
-
-def _why_not_started(error: OSError) -> tuple[str, str]:
-    """Return the class of a process that could not be started, and a sentence."""
-    try:
-        Path.cwd()
-    except OSError:
-        what = "the folder that this command was started in was removed: start it again in another folder"
-        return FailureClass.CONFIGURATION.value, what
-    return FailureClass.DIED.value, f"the process could not be started ({error.strerror})"
 
 
 def _is_overdue(rank: Rank, limits: RunLimits) -> bool:

@@ -22,15 +22,16 @@ Everything here is numbers of ranks, blocks and positions: no index, plan or mod
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from virnucpro.pipeline.failures import FailureClass, OomKills
-from virnucpro.pipeline.work.block_pool import BlockPool
-from virnucpro.pipeline.work.evidence import Evidence, Quarantine, Standing
+from virnucpro.pipeline.work.block_pool import SINGLY, Assignment, BlockPool
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.durable_blocks import claimed_messages, runs_of, whole_blocks
 from virnucpro.telemetry.embedding_facts import ProcessEnd
@@ -45,62 +46,86 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_SINGLY, _NEVER_WHOLE = 2, 3
-"""Deaths of a block from which on its sequences are computed one by one, and from which on it is not computed whole."""
 _LONE_DEATHS = 2
 """Deaths of a sequence alone after which it is quarantined."""
 _POSITIONS_IN_A_MESSAGE = 300
 """Index positions in one message: at up to 12 characters each, they fit 4096 bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What one process is asked to do."""
+@dataclass(frozen=True)
+class Quarantine:
+    """Why a sequence is not computed any more."""
 
-    blocks: Sequence[int] = ()
-    """Its blocks, where they are known; where blocks are handed out, those whose files it checks first."""
-    is_handed_out: bool = False
-    """Whether it asks its parent for the blocks that it computes."""
-    units: UnitSource | None = None
-    """Where it claims its blocks, where other hosts share the work."""
-    suspects: dict[int, int] = field(default_factory=dict)
-    """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
-    lone_suspects: frozenset[int] = frozenset()
-    """Index positions of sequences that ended a process alone."""
-    quarantined: frozenset[int] = frozenset()
-    """Index positions of sequences that are not computed."""
-    run_id: str = ""
-    """Of the run, for the log."""
-    attempt: int = 1
-    """Which process of the rank this is, for the log."""
-    task: str = ""
-    """The orchestrator's name of what started it, for the log."""
-    after_failure: bool = False
-    """Whether a process failed before: then each block is made durable at once."""
+    block: int
+    failure: FailureClass
+    attempts: int
 
-    def computes_singly(self, block: int) -> bool:
-        """Whether the sequences of *block* are computed one by one first."""
-        return self.suspects.get(block, 0) >= _SINGLY
 
-    def may_be_whole(self, block: int) -> bool:
-        """Whether *block* is computed whole after its sequences."""
-        return self.suspects.get(block, 0) < _NEVER_WHOLE
+@dataclass
+class Evidence:
+    """Deaths of processes that count against blocks and sequences."""
+
+    blocks: Counter[int] = field(default_factory=Counter)
+    """Block -> deaths while it was in flight."""
+    lone: Counter[int] = field(default_factory=Counter)
+    """Index position -> deaths while it was computed alone."""
+    quarantined: dict[int, Quarantine] = field(default_factory=dict)
+    """By index position."""
+
+    def add(self, other: Evidence) -> None:
+        self.blocks += other.blocks
+        self.lone += other.lone
+        self.quarantined |= other.quarantined
+
+    def remove(self, other: Evidence) -> None:
+        self.blocks -= other.blocks
+        self.lone -= other.lone
+        for position in other.quarantined:
+            self.quarantined.pop(position, None)
+
+
+@dataclass
+class Standing:
+    """What the run makes of a rank, by the evidence that it brings."""
+
+    record: Rank
+    unproved: Evidence = field(default_factory=Evidence)
+    """Of its processes since the last one that computed something."""
+    fruitless: int = 0
+    """Failed processes since the last one that computed something, that one included."""
+    has_proved: bool = False
+    """Whether an ended process of it computed something."""
+    was_doubted: bool = False
+    """Whether its evidence was dropped for having proved nothing."""
+
+    @property
+    def is_proven(self) -> bool:
+        return self.has_proved or self.record.attempt.has_rows
+
+    @property
+    def is_doubtful(self) -> bool:
+        return bool(self.unproved.quarantined) and not self.is_proven
+
+    @property
+    def is_trusted(self) -> bool:
+        return self.is_proven or not (self.was_doubted or self.is_doubtful)
 
 
 class RankObserver(Protocol):
     """Follows ranks; called from their threads, with messages that were applied to the rank's record before."""
 
-    def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
+    def assigned(self, rank: int, blocks: Sequence[int] | None, /) -> None:
         """Take in what the next process of *rank* begins with; None where it claims its blocks from units."""
-        ...
 
-    def on_message(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any], /) -> None:
         """Take in a message of a worker."""
-        ...
 
-    def ended(self, rank: int, end: ProcessEnd) -> None:
+    def ended(self, rank: int, end: ProcessEnd, /) -> None:
         """Take in how a process of *rank* ended."""
-        ...
+
+
+class _Unobserved:
+    assigned = on_message = ended = staticmethod(lambda *_: None)
 
 
 class Recovery:
@@ -112,8 +137,6 @@ class Recovery:
         num_blocks: Of the plan.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
-        run_id: Handed on to the workers.
-        observer: Follows the ranks.
         units: Where processes claim their blocks; then none are handed out.
     """
 
@@ -131,7 +154,7 @@ class Recovery:
         self.ranks = ranks
         self.limits = limits
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
-        self._observer = observer
+        self._observer = _Unobserved() if observer is None else observer
         self._run_id = run_id
         self._units = units
         self._pool = BlockPool(num_blocks if units is None else 0, ranks)
@@ -148,8 +171,7 @@ class Recovery:
         with self._changed:
             standing, is_handed_out = self._standings[rank], self._units is None
             blocks = self._pool.begin(rank) if is_handed_out else ()
-            if self._observer is not None:
-                self._observer.assigned(rank, blocks if is_handed_out else None)
+            self._observer.assigned(rank, blocks if is_handed_out else None)
             assignment = Assignment(
                 blocks=blocks,
                 is_handed_out=is_handed_out,
@@ -191,8 +213,7 @@ class Recovery:
                 self._pool.done(rank, whole_blocks(message).tolist())
             elif message.get("kind") == "resumed":
                 self._pool.checked(rank)
-        if self._observer is not None:
-            self._observer.on_message(rank, message)
+        self._observer.on_message(rank, message)
 
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:
         """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
@@ -209,29 +230,28 @@ class Recovery:
         """Learn from a process that has ended; whether another one is to be started for its rank."""
         with self._changed:
             starts_again = self._learn(rank)
-            quarantined = {position: failure.value for position, (failure, _) in self._quarantined().items()}
-        if self._observer is not None:
-            end = ProcessEnd(
-                state=rank.state,
-                failure=rank.failure or "",
-                reason=rank.reason or "",
-                exit_code=rank.exit_code,
-                starts_again=starts_again,
-                quarantined=quarantined,
-            )
-            self._observer.ended(rank.rank, end)
+            quarantined = {position: why.failure.value for position, why in self._quarantined().items()}
+        end = ProcessEnd(
+            state=rank.state,
+            failure=rank.failure or "",
+            reason=rank.reason or "",
+            exit_code=rank.exit_code,
+            starts_again=starts_again,
+            quarantined=quarantined,
+        )
+        self._observer.ended(rank.rank, end)
         return starts_again
 
     def quarantined(self) -> dict[int, tuple[str, int]]:
         """Return index position -> (failure class, processes that tried), of the sequences that are not computed."""
         with self._changed:
-            return {position: (failure.value, tries) for position, (failure, tries) in self._quarantined().items()}
+            return {position: (why.failure.value, why.attempts) for position, why in self._quarantined().items()}
 
     def why_missing(self, position: int, block: int, outcomes: Sequence[Rank]) -> tuple[str, int]:
         """Return the reason why a sequence has no row, and how many processes tried."""
         with self._changed:
             if (found := self._quarantined().get(position)) is not None:
-                return found[0].value, found[1]
+                return found.failure.value, found.attempts
             outcome = outcomes[self._pool.rank_of(block)]
             return outcome.failure or "unknown", outcome.attempts
 
@@ -243,11 +263,10 @@ class Recovery:
         by_deaths = sorted(suspects, key=suspects.__getitem__)
         is_trusted = standings[rank].is_trusted
         others_trusted = any(standings[other].is_trusted for other in self._pool.live - {rank})
-        may_take = is_trusted or not others_trusted
-        grant = self._pool.next_for(rank, by_deaths, idle=idle, may_take=may_take)
-        is_unused = grant is None or grant.is_end
-        if idle and is_trusted and is_unused and self._drop_doubtful_evidence(rank):
-            grant = self._pool.next_for(rank, by_deaths, idle=idle, may_take=may_take)
+        next_grant = partial(self._pool.next_for, rank, by_deaths, idle=idle, may_take=is_trusted or not others_trusted)
+        grant = next_grant()
+        if idle and is_trusted and (grant is None or grant.is_end) and self._drop_doubtful_evidence(rank):
+            grant = next_grant()
         return grant
 
     def _drop_doubtful_evidence(self, rank: int) -> bool:
@@ -266,9 +285,9 @@ class Recovery:
         if grant.is_end:
             return [{"answer": "end"}]
         blocks = set(grant.blocks)
-        for message in claimed_messages(blocks) if not grant.to_check and self._observer is not None else ():
-            self._observer.on_message(rank, message)  # type: ignore[union-attr]
-        quarantined = sorted(position for position, block in self._quarantined_blocks().items() if block in blocks)
+        for message in () if grant.to_check else claimed_messages(blocks):
+            self._observer.on_message(rank, message)
+        quarantined = sorted(position for position, why in self._quarantined().items() if why.block in blocks)
         answers: list[dict[str, Any]] = [
             {"quarantined": quarantined[at : at + _POSITIONS_IN_A_MESSAGE]}
             for at in range(0, len(quarantined), _POSITIONS_IN_A_MESSAGE)
@@ -289,21 +308,14 @@ class Recovery:
         """Return block -> deaths; 1 where only a sequence of it was in flight, alone."""
         return {self._block_of[position]: 1 for position in self._evidence.lone} | dict(self._evidence.blocks)
 
-    def _failed_sequences(self) -> dict[int, tuple[int, str]]:
-        return {
-            position: failed
+    def _quarantined(self) -> dict[int, Quarantine]:
+        """Return index position -> why, of every sequence that is not computed."""
+        failed = {
+            position: Quarantine(block, FailureClass(failure), attempts=1)
             for rank in self.ranks
-            for position, failed in (rank.failed_sequences | rank.attempt.unproved_failures).items()
+            for position, (block, failure) in (rank.failed_sequences | rank.attempt.unproved_failures).items()
         }
-
-    def _quarantined(self) -> dict[int, tuple[FailureClass, int]]:
-        """Return index position -> failure class and processes that tried, of sequences that are not computed."""
-        failed = {p: (FailureClass(failure), 1) for p, (_, failure) in self._failed_sequences().items()}
-        return failed | {p: (item.failure, item.attempts) for p, item in self._evidence.quarantined.items()}
-
-    def _quarantined_blocks(self) -> dict[int, int]:
-        failed = {position: block for position, (block, _) in self._failed_sequences().items()}
-        return failed | {position: item.block for position, item in self._evidence.quarantined.items()}
+        return failed | self._evidence.quarantined
 
     def _learn(self, rank: Rank) -> bool:
         standing = self._standings[rank.rank]
@@ -315,9 +327,7 @@ class Recovery:
             return False
         failure = FailureClass(rank.failure or FailureClass.DIED)
         found = self._evidence_of_death(rank, failure) if failure.may_be_the_batch else Evidence()
-        narrowed_down = bool(found.quarantined) or any(
-            self._evidence.blocks[block] >= _SINGLY for block in found.blocks
-        )
+        narrowed_down = bool(found.quarantined) or any(self._evidence.blocks[block] >= SINGLY for block in found.blocks)
         if rank.attempt.has_rows:
             standing.fruitless = 1
         else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import structlog
 
+from virnucpro.pipeline.work.recovery import RankObserver
 from virnucpro.telemetry.embedding_facts import ProcessEnd
 
 if TYPE_CHECKING:
@@ -32,12 +33,7 @@ _OF_THE_HOST = frozenset({"heartbeat", "step"})
 
 
 class MessageWriter:
-    """
-    A ``RankObserver`` that appends everything to a file. Use it as a context manager.
-
-    Args:
-        path: The file; its folder exists.
-    """
+    """A ``RankObserver`` that appends everything to a file, whose folder exists. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,16 +43,13 @@ class MessageWriter:
         self._thread = threading.Thread(target=self._keep, name="messages", daemon=True)
 
     def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
-        """Note that a process starts."""
         self._note({"rank": rank, "assigned": None if blocks is None else list(blocks)})
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Note a message."""
         if message.get("kind") not in _OF_THE_HOST:
             self._note({"rank": rank, "message": message})
 
     def ended(self, rank: int, end: ProcessEnd) -> None:
-        """Note how a process ended."""
         self._note({"rank": rank, "ended": asdict(end)})
 
     def _note(self, entry: dict[str, Any]) -> None:
@@ -90,26 +83,14 @@ class MessageWriter:
         self._write()
 
 
-class RemoteRanks(Protocol):
+class RemoteRanks(RankObserver, Protocol):
     """The records of ranks on other hosts, and what observes them."""
 
     ranks: Sequence[Rank]
 
-    def assigned(self, rank: int, blocks: Sequence[int] | None, /) -> None: ...
-
-    def on_message(self, rank: int, message: dict[str, Any], /) -> None: ...
-
-    def ended(self, rank: int, end: ProcessEnd, /) -> None: ...
-
 
 class MessageReader:
-    """
-    Follows the files of all owners.
-
-    Args:
-        folder: Where they are.
-        run: Gets everything, in the order of each file.
-    """
+    """Follows the files of all owners in *folder*; *run* gets everything, in the order of each file."""
 
     def __init__(self, folder: Path, run: RemoteRanks) -> None:
         self._folder = folder

@@ -101,18 +101,7 @@ def run_isolated(
     device: Device,
     worker_args: tuple[Any, ...],
 ) -> None:
-    """
-    Run a worker function in this freshly spawned process, then end the process.
-
-    Args:
-        worker: Module and name of the worker function.
-        rank: Of this worker.
-        world_size: Number of ranks.
-        connection: Takes our messages.
-        answers: Brings the parent's.
-        device: What this process must see, and nothing else.
-        worker_args: Passed on to the worker function.
-    """
+    """Run a worker function, given by module and name, in this freshly spawned process, then end the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with_parent()
@@ -184,14 +173,7 @@ def _beat(reports: ReportPipe) -> None:
 
 class WorkerProcess:
     """
-    One spawned process as its parent sees it.
-
-    Args:
-        worker_fn: Function of an importable module, or its ``module:function``.
-        rank: Of the worker.
-        world_size: Number of ranks.
-        device: The one device that it will see.
-        worker_args: Passed on after the pipe.
+    One spawned process as its parent sees it; *worker_args* are passed on after the pipe.
 
     Raises:
         ConfigurationError: *worker_fn* cannot be imported by name in another process.
@@ -200,36 +182,23 @@ class WorkerProcess:
     def __init__(
         self, worker_fn: WorkerFunction, *, rank: int, world_size: int, device: Device, worker_args: tuple[Any, ...]
     ) -> None:
+        name = importable_name(worker_fn)
         ctx: SpawnContext = multiprocessing.get_context("spawn")
-        self.rank = rank
-        self.device = device
+        self._device = device
         self._connection, self._child_end = ctx.Pipe(duplex=False)
         self._childs_answers, self._answers = ctx.Pipe(duplex=False)
         self.process: SpawnProcess = ctx.Process(
             target=run_isolated,
             name=f"gpu_worker_{rank}",
-            args=(
-                importable_name(worker_fn),
-                rank,
-                world_size,
-                self._child_end,
-                self._childs_answers,
-                device,
-                worker_args,
-            ),
+            args=(name, rank, world_size, self._child_end, self._childs_answers, device, worker_args),
         )
 
     def start(self) -> None:
-        """
-        Start the process with its device as the only visible one; safe from any thread.
-
-        Raises:
-            OSError: The system would not start it.
-        """
+        """Start the process with its device as the only visible one; safe from any thread."""
         # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            changes = {VISIBLE_VARIABLE: self.device.token, **worker_environment(), **_without_dasks()}
+            changes = {VISIBLE_VARIABLE: self._device.token, **worker_environment(), **_without_dasks()}
             with _START_LOCK, _environment(changes), _hidden_main():
                 self.process.start()
         finally:
