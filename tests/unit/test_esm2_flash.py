@@ -17,7 +17,7 @@ from tools.encoders.card import save_weights
 from tools.encoders.masked_residues import new_encoder
 from tools.encoders.training import TrainingSettings
 from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 from virnucpro.models.esm2_flash import load_esm2_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from virnucpro.data.windows import count_windows, windows_of
+from virnucpro.data.packing import count_windows, windows_of
 from virnucpro.errors import SequenceError
 from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 
@@ -129,7 +129,7 @@ class VarlenCollator:
     Args:
         tokenizer: The model's.
         max_residues: Residues of a sequence that are embedded; longer ones are truncated.
-        in_windows: Pack a longer sequence as windows of that length instead (``virnucpro.data.windows``).
+        in_windows: Pack a longer sequence as windows of that length instead (``virnucpro.data.packing``).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_residues: int, in_windows: bool = False) -> None:

@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.frames.chunks import bounds_of_chunks, chunks_per_contig
-from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
-from virnucpro.data.frames.six_frames import FRAMES, OpenFrames, open_frames
+from virnucpro.data.frames import (
+    FRAMES,
+    LetterWindow,
+    OpenFrames,
+    bounds_of_chunks,
+    chunks_per_contig,
+    open_frames,
+    stream_letters,
+)
 from virnucpro.errors import StoppedError
 
 if TYPE_CHECKING:

@@ -5,6 +5,11 @@ A block is a run of neighbours in the length-sorted index that fits the token bu
 pure function of the sequence lengths, the settings and the budget, never of ranks, world size or remaining work: a
 resumed run, or one on another number of devices, gives the same bytes. It covers each distinct sequence once; copies
 get their row when the result is assembled.
+
+Where long sequences are not truncated, a sequence of at most ``max_residues`` letters is one window. A longer one has
+windows of exactly ``max_residues`` letters, each beginning half a window (rounded down, at least one letter) after the
+one before; the last one ends where the sequence ends, and so may overlap more. Every letter is in a window, and all
+windows of a sequence have the same number of letters. Its row is the unweighted mean of its windows' rows.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ import numpy as np
 
 from virnucpro.choices import SPECIAL_TOKENS, LongPolicy
 from virnucpro.config import ModelConfig, computing_versions, fingerprint
-from virnucpro.data.windows import count_windows
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 
 if TYPE_CHECKING:
@@ -120,6 +124,23 @@ def tokens_of(
     letters = np.minimum(lengths.astype(np.int64), max_residues)
     tokens: IntArray = np.ceil(letters / letters_per_token).astype(np.int64) + SPECIAL_TOKENS
     return tokens * count_windows(lengths, max_residues) if in_windows else tokens
+
+
+def count_windows(lengths: IntArray, max_residues: int) -> IntArray:
+    """Return the windows of sequences of *lengths* letters, int64."""
+    beyond = np.maximum(np.asarray(lengths, dtype=np.int64) - max_residues, 0)
+    windows: IntArray = 1 + -(-beyond // _window_step(max_residues))
+    return windows
+
+
+def windows_of(sequence: str, max_residues: int) -> list[str]:
+    last = max(0, len(sequence) - max_residues)
+    starts = (*range(0, last, _window_step(max_residues)), last)
+    return [sequence[start : start + max_residues] for start in starts]
+
+
+def _window_step(max_residues: int) -> int:
+    return max(1, max_residues // 2)
 
 
 def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:

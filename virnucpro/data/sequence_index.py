@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
-from virnucpro.data.fasta import read_record
+from virnucpro.data.fasta import letters_of, read_record
 from virnucpro.data.index.build import IndexedFile, build_index
 from virnucpro.data.index.file import content_is_intact, map_index
-from virnucpro.data.letters import letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
-from virnucpro.data.reading.skipped_records import SkippedRecord, read_skipped
+from virnucpro.data.reading.problems import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
 from virnucpro.run_folders import only_regular
 

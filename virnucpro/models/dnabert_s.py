@@ -20,11 +20,10 @@ from torch.nn import functional
 
 from virnucpro.choices import Precision
 from virnucpro.models.attention import AttentionChoice, choose_attention
-from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
-from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
+from virnucpro.models.encoders.attention_kernels import equal_length_attention
+from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer, open_dnabert_checkpoint
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.esm2_flash import DTYPES
-from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
-from virnucpro.models.kernels.plain_attention import equal_length_attention
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 

@@ -19,9 +19,8 @@ from torch.nn import functional
 
 from virnucpro.choices import Precision
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
-from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, ProteinTokenizer, open_checkpoint
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from virnucpro.choices import SequenceKind
-from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII
-from virnucpro.data.letters import PROTEIN_LETTERS
+from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII, PROTEIN_LETTERS
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
     from virnucpro.arrays import BoolArray, ByteArray, IntArray
-    from virnucpro.data.letters import Letters
+    from virnucpro.data.fasta import Letters
 
 
 HASH_BYTES = 16

@@ -17,27 +17,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.choices import BadRecordPolicy
 from virnucpro.config import DEFAULT_RULES
 from virnucpro.data.fasta import (
+    BLANKS,
     MAX_HEADER_BYTES,
     Fault,
     SequenceReader,
+    letters_of,
     read_header,
     read_record,
-    shown_id,
     whole_fault,
 )
-from virnucpro.data.letters import BLANKS, letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
 from virnucpro.data.reading.input_files import UTF8_BOM
-from virnucpro.data.reading.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virnucpro.config import InputRules
+    from virnucpro.data.reading.problems import Problems
 
 _BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
@@ -65,43 +64,6 @@ class ScannedFile:
     """Hex, of the bytes read."""
     counts: Counter[str] = field(default_factory=Counter)
     """By the names of ``COUNTED``."""
-
-
-class Problems:
-    """
-    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
-
-    Attributes:
-        skipped: The records that are skipped.
-        skips_bad: Whether bad records are skipped instead of reported.
-    """
-
-    def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
-        self.skipped = SkippedRecords()
-        self.skips_bad = on_bad_record is BadRecordPolicy.SKIP
-        self._found: list[InputProblem] = []
-
-    def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
-        if self.skips_bad:
-            self.skipped.add(file_number, fault.line, name, fault.what)
-        else:
-            self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
-
-    def add(self, problem: InputProblem) -> None:
-        """Add *problem*; raises BadInputError once there are more than one error holds."""
-        if len(self._found) == BadInputError.MAX_PROBLEMS:
-            raise BadInputError(self._found, more=True)
-        self._found.append(problem)
-
-    def extend(self, error: BadInputError) -> None:
-        if error.more:
-            raise error
-        for problem in error.problems:
-            self.add(problem)
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise BadInputError(self._found)
 
 
 def scan_fasta(

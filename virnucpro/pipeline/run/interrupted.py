@@ -14,8 +14,7 @@ from virnucpro.errors import OutputError, ResultError, RunLockedError
 from virnucpro.pipeline.run.run import note_end, sweep
 from virnucpro.pipeline.run.run_status import manifest_in, status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.store.locks.run_holder import holder_of
-from virnucpro.store.locks.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock, holder_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.run_layout import FolderLayout, PredictionLayout
-from virnucpro.store.locks.run_holder import holder_of
+from virnucpro.store.locks.run_lock import holder_of
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from virnucpro.store.locks.run_holder import Holder
+    from virnucpro.store.locks.run_lock import Holder
     from virnucpro.store.manifest import AnyManifest
     from virnucpro.telemetry.show.status_file import SavedStatus
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot

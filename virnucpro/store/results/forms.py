@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
+from virnucpro.store.results.hdf5 import Shards, SingleFile
 from virnucpro.store.results.parquet import ParquetFile
-from virnucpro.store.results.sharded import Shards
-from virnucpro.store.results.single import SingleFile
 
 if TYPE_CHECKING:
     from pathlib import Path

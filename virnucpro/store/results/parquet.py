@@ -22,9 +22,9 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.errors import ConfigurationError, ResultError, printable
 from virnucpro.store import schema
+from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.parquet_footer import read_footer
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
-from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.store.results.sharded import ShardProof
+    from virnucpro.store.results.hdf5 import ShardProof
 
     FloatArray = np.ndarray[Any, np.dtype[np.float32]]
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
