@@ -358,7 +358,7 @@ def test_the_index_goes_before_a_shard_is_written_over(run, monkeypatch):
     def refuse(*_args, **_options):
         raise OutputError(path, "refused")
 
-    monkeypatch.setattr("virnucpro.store.results.hdf5.RowWriter", refuse)
+    monkeypatch.setattr("virnucpro.store.schema.write_rows", refuse)
     with pytest.raises(OutputError, match="refused"):
         aggregate(run)
     assert not (path / "ids.index").exists()

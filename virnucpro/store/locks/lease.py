@@ -67,12 +67,7 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def renew(self) -> None:
-        """
-        Write new content in place, so that the file always names an owner.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write new content in place, so that the file always names an owner; OSError where the system refuses."""
         with self._lock:
             self._renewals += 1
             descriptor = only_regular(os.fspath(self.path), os.O_WRONLY | os.O_CREAT)
@@ -82,12 +77,7 @@ class Lease:
                 os.close(descriptor)
 
     def update(self, **fields: str | int | bool) -> None:
-        """
-        Add fields to the file and renew it.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Add fields to the file and renew it. Raises OSError: the file cannot be written."""
         self._about |= fields
         self.renew()
 

@@ -86,8 +86,7 @@ def end_orphans(output_dir: Path) -> None:
     """
     Kill the workers that an earlier run left in this folder; the caller holds the folder's lock.
 
-    Raises:
-        RunLockedError: One does not end in time, or is on another host.
+    ``RunLockedError`` where one does not end in time, or is on another host.
     """
     for path in sorted(RunLayout(output_dir).worker_locks()):
         deadline_s = time.monotonic() + END_TIMEOUT_S
@@ -137,13 +136,7 @@ def _mark_in(holder: dict[str, Any]) -> str:
 
 
 def _lock(descriptor: int) -> bool:
-    """
-    Lock an open file; return whether the file system has locks.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-        OSError: Any other failure.
-    """
+    """Lock an open file; return whether the file system has locks. BlockingIOError where another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

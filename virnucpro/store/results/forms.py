@@ -23,14 +23,7 @@ FORMS: dict[ResultForm, type[Result]] = {
 
 
 def choose_result_form(wanted: ResultForm, *, num_rows: int, hidden_dim: int) -> ResultForm:
-    """
-    Return the form that a result takes: the one wanted, or by its size.
-
-    Args:
-        wanted: May be ``auto``.
-        num_rows: Rows that the result should have.
-        hidden_dim: Width of a row; 0 where only the checkpoint knows it: then only the rows count.
-    """
+    """Return the form that is wanted, or for ``auto`` the one by size; by rows only where the width is unknown, 0."""
     if wanted is not ResultForm.AUTO:
         return wanted
     is_large = num_rows >= AUTO_SHARDED_ROWS or num_rows * hidden_dim * 4 >= AUTO_SHARDED_BYTES

@@ -16,7 +16,6 @@ from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import ShardedLayout
 from virnucpro.store import schema
-from virnucpro.store.parts import RowWriter
 from virnucpro.store.results import id_index
 from virnucpro.store.results.id_index import IdIndex, id_hashes
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
@@ -29,6 +28,12 @@ if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.store.results.id_index import HashArray
     from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
+
+SHARD_BYTES = 1 << 30
+"""Most bytes of embeddings in a shard: rows arrive in any order and are sorted by the page cache, which must hold a
+shard, and object stores take no more than 5 GB at once."""
+SHARD_ROWS = 1 << 20
+"""Most rows in a shard."""
 
 
 class SingleFile(Result):
@@ -61,40 +66,24 @@ class SingleFile(Result):
 
 
 def write_file(path: Path, rows: NewRows) -> None:
-    """
-    Write rows into one HDF5 file, which takes its name when it is whole.
-
-    Raises:
-        OutputError: The system refused; *path* is as it was.
-        SourceGoneError: A part or shard of a rank is no longer there.
-    """
+    """Write rows into one HDF5 file, which takes its name when it is whole; SourceGoneError where a source is gone."""
     truncated_from, low_information = rows.truncated_from(), rows.low_information()
     most_bytes = schema.bytes_at_most(len(rows), rows.hidden_dim, id_bytes=rows.id_bytes)
     with durable.replacing(path) as new:
         with schema.created(new, most_bytes=most_bytes) as file:
-            ids = file.create_dataset(schema.SEQUENCE_IDS, (len(rows),), dtype=schema.UTF8, track_times=False)
-            filled = 0
-            for names in rows.iter_ids():
-                ids[filled : filled + len(names)] = names
-                filled += len(names)
+            schema.write_ids(file, len(rows), rows.iter_ids())
             if truncated_from.any():
                 file.create_dataset(schema.TRUNCATED_FROM, data=truncated_from, track_times=False)
             if low_information.any():
                 data = low_information.astype(np.uint8)
                 file.create_dataset(schema.LOW_INFORMATION, data=data, track_times=False)
             offset = schema.early_allocated(file, schema.EMBEDDINGS, (len(rows), rows.hidden_dim))
-        writer = RowWriter(new, offset, rows.hidden_dim)
         for numbers, some in rows.iter_rows():
-            writer.write(numbers, some)
+            schema.write_rows(new, offset, rows.hidden_dim, numbers, some)
 
 
 def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[str]]:
-    """
-    Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids.
-
-    Raises:
-        ResultError: The file is damaged or holds something else.
-    """
+    """Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids; else ResultError."""
     with schema.open_checked(path) as file:
         rows = schema.embeddings_of(file, path)
         check_rows(rows.shape[0], expected_rows, path)
@@ -126,13 +115,6 @@ class _FileRows(RowNumbers):
 
     def close(self) -> None:
         self._file.close()
-
-
-SHARD_BYTES = 1 << 30
-"""Most bytes of embeddings in a shard: rows arrive in any order and are sorted by the page cache, which must hold a
-shard, and object stores take no more than 5 GB at once."""
-SHARD_ROWS = 1 << 20
-"""Most rows in a shard."""
 
 
 def most_rows_of_shard(hidden_dim: int) -> int:

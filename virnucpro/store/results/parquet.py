@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.store.results.parquet_footer import Group
     from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 ID, EMBEDDING = "id", "embedding"
 _KINDS = ((6, (b"id",)), (4, (b"embedding", b"list", b"element")))
