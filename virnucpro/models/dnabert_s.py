@@ -117,13 +117,6 @@ class PackedMosaicBert(nn.Module):
         """
         return mean_over_tokens(self.last_states(input_ids_T, cu_seqlens, lengths), cu_seqlens, lengths)
 
-    @torch.inference_mode()
-    def hidden_states(
-        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return the embedded tokens and each layer's output, each (T, D), for comparisons layer by layer."""
-        return list(self._states(input_ids_T, cu_seqlens, lengths))
-
     def last_states(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Return the last layer's output, shape (T, D); with its graph, where gradients are on."""
         # not *_: that would keep every layer's states until the last is there

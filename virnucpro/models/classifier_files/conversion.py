@@ -1,9 +1,9 @@
 """
 Turns a published classifier's file into safetensors and a card, without torch; nothing in the file is executed.
 
-The file is a zip archive of a pickle and of plain numbers; the pickle is read as data (``pickled``). Guarantees the
-published parts by name, float32, finite, contiguous, and of consistent shapes; anything else is refused with a
-sentence.
+The file is of ``torch.save``, a whole module or its ``state_dict``: a zip archive of a pickle and of plain numbers.
+The pickle is read as data (``pickled``). Guarantees the published parts by name, float32, finite, contiguous, and of
+consistent shapes; anything else is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from virnucpro.errors import ClassifierFileError, ConfigurationError, WeightsErr
 from virnucpro.models.classifier_files.card import (
     CARD_NAME,
     NUM_CLASSES,
+    PUBLISHED_DNA_MODEL,
+    PUBLISHED_PROTEIN_MODEL,
     WEIGHTS_NAME,
     ClassifierCard,
     Encoder,
@@ -55,10 +57,21 @@ if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray
 
 
-PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
-"""The models that the published classifiers were trained with."""
-
 _CHUNK_IN_NAME = re.compile(r"(300|500)_")
+_MAX_FILE_BYTES = 1 << 30
+_MAX_LIST_BYTES = 1 << 16
+_END_BYTES = 22
+"""Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has at most 65,535 bytes."""
+_MAX_AXES = 2
+_DEFAULT_EPS = 1e-5
+"""PyTorch's, where the file states none."""
+_LAYERS = {
+    "hidden_layer": ("weight", "bias"),
+    "bn1": ("weight", "bias", "running_mean", "running_var"),
+    "output_layer": ("weight", "bias"),
+}
+_NAMES = [f"{layer}.{part}" for layer, parts in _LAYERS.items() for part in parts]
+_UNUSED = "bn1.num_batches_tracked"
 
 
 def convert_classifier(
@@ -155,36 +168,13 @@ def _check_width(tensors: dict[str, FloatArray], dna: Encoder, protein: Encoder)
         raise RefusedPickleError(message)
 
 
-_MAX_FILE_BYTES = 1 << 30
-_MAX_LIST_BYTES = 1 << 16
-_END_BYTES = 22
-"""Of the record at the end of a zip archive (APPNOTE.TXT 4.3.16), whose comment has at most 65,535 bytes."""
-_MAX_AXES = 2
-_DEFAULT_EPS = 1e-5
-"""PyTorch's, where the file states none."""
-_LAYERS = {
-    "hidden_layer": ("weight", "bias"),
-    "bn1": ("weight", "bias", "running_mean", "running_var"),
-    "output_layer": ("weight", "bias"),
-}
-_NAMES = [f"{layer}.{part}" for layer, parts in _LAYERS.items() for part in parts]
-_UNUSED = "bn1.num_batches_tracked"
-
-
 def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
-    """
-    Return a published classifier's tensors by name, and the epsilon of its batch norm.
-
-    Raises:
-        RefusedPickleError: The file is damaged, or holds something else.
-    """
+    """Return a classifier's tensors by name, and the epsilon of its batch norm; RefusedPickleError where it is none."""
     size_bytes = os.fstat(file.fileno()).st_size
     if size_bytes > _MAX_FILE_BYTES:
-        message = f"it has {size_bytes:,} bytes, which no such classifier has"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"it has {size_bytes:,} bytes, which no such classifier has")
     if (listed_bytes := _bytes_of_list(file, size_bytes)) > _MAX_LIST_BYTES:
-        message = f"its list of entries has {listed_bytes:,} bytes, a classifier's has a few hundred"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"its list of entries has {listed_bytes:,} bytes, a classifier's has a few hundred")
     file.seek(0)
     head = file.read(512)
     if not head.startswith(b"PK\x03\x04"):
@@ -197,8 +187,7 @@ def read_published(file: BinaryIO) -> tuple[dict[str, FloatArray], float]:
     except RefusedPickleError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        message = f"the archive is damaged or truncated ({error}): get the file again"
-        raise RefusedPickleError(message) from error
+        raise RefusedPickleError(f"the archive is damaged or truncated ({error}): get the file again") from error
     _check_shapes(tensors)
     return tensors, eps
 
@@ -214,15 +203,13 @@ def _bytes_of_list(file: BinaryIO, size_bytes: int) -> int:
 def _check_shapes(tensors: dict[str, FloatArray]) -> None:
     weight_HD = tensors["hidden_layer.weight"]
     if weight_HD.ndim != 2 or 0 in weight_HD.shape:
-        message = f"hidden_layer.weight has the shape {weight_HD.shape}, which is no layer's"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"hidden_layer.weight has the shape {weight_HD.shape}, which is no layer's")
     width = len(weight_HD)
     expected = {"hidden_layer.weight": weight_HD.shape, "output_layer.weight": (NUM_CLASSES, width)}
     expected["output_layer.bias"] = (NUM_CLASSES,)
     for name, tensor in tensors.items():
         if tensor.shape != expected.get(name, (width,)):
-            message = f"{name} has the shape {tensor.shape} instead of {expected.get(name, (width,))}"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} has the shape {tensor.shape} instead of {expected.get(name, (width,))}")
 
 
 def _not_a_zip(head: bytes) -> str:
@@ -253,33 +240,26 @@ class _Entries:
         try:
             info = self._archive.getinfo(self._folder + name)
         except KeyError as error:
-            message = f"the archive has no {name}"
-            raise RefusedPickleError(message) from error
+            raise RefusedPickleError(f"the archive has no {name}") from error
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            message = f"{name} is compressed or encrypted, which torch.save does not do"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} is compressed or encrypted, which torch.save does not do")
         if info.file_size > max_bytes:
-            message = f"{name} has {info.file_size:,} bytes where at most {max_bytes:,} belong"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} has {info.file_size:,} bytes where at most {max_bytes:,} belong")
         return self._archive.read(info)
 
     def tensor(self, name: str, described: _Described) -> FloatArray:
         if described.storage_class != "torch.FloatStorage":
-            message = f"{name} is a {described.storage_class} instead of float32"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} is a {described.storage_class} instead of float32")
         num_bytes = described.storage_numel * np.dtype("<f4").itemsize
         data = self.read(f"data/{described.key}", num_bytes)
         if len(data) != num_bytes:
-            message = f"data/{described.key} has {len(data):,} bytes, the pickle says {num_bytes:,}"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"data/{described.key} has {len(data):,} bytes, the pickle says {num_bytes:,}")
         start, count = described.offset, math.prod(described.shape)
         if start + count > described.storage_numel:
-            message = f"{name} of shape {described.shape} is larger than what the file holds for it"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} of shape {described.shape} is larger than what the file holds for it")
         numbers: FloatArray = np.frombuffer(data, dtype="<f4")[start : start + count].reshape(described.shape)
         if not np.isfinite(numbers).all():
-            message = f"{name} has a number that is not finite"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} has a number that is not finite")
         return numbers
 
 
@@ -304,8 +284,7 @@ def _describe(contents: object) -> tuple[dict[str, _Described], float]:
     missing, besides = [name for name in _NAMES if name not in found], sorted(found.keys() - {*_NAMES, _UNUSED})
     if missing or besides:
         what = f"has no {missing[0]}" if missing else f"has {besides[0][:MAX_SHOWN]} besides"
-        message = f"it is not the published classifier (linear, batch norm, linear): it {what}"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"it is not the published classifier (linear, batch norm, linear): it {what}")
     return {name: _tensor(name, found[name]) for name in _NAMES}, eps
 
 
@@ -320,8 +299,7 @@ def _parts_of_module(module: Made) -> tuple[dict[str, Any], float]:
     eps = layers["bn1"].state.get("eps", _DEFAULT_EPS) if "bn1" in layers else _DEFAULT_EPS
     if not (isinstance(eps, float) and 0 < eps < 1):
         shown = eps if isinstance(eps, float) else f"a {type(eps).__name__}"  # never its text, which the file decides
-        message = f"its batch norm adds {shown} to the variance"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"its batch norm adds {shown} to the variance")
     return found, eps
 
 
@@ -330,8 +308,7 @@ def _items(described: object, what: str) -> dict[str, Any]:
         return described.items
     if isinstance(described, dict):
         return described
-    message = f"{what} is not in it"
-    raise RefusedPickleError(message)
+    raise RefusedPickleError(f"{what} is not in it")
 
 
 def _tensor(name: str, value: object) -> _Described:
@@ -350,16 +327,13 @@ def _tensor(name: str, value: object) -> _Described:
         ) if made_by == TENSOR:
             pass
         case _:
-            message = f"{name} is no tensor of the form that torch.save writes"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"{name} is no tensor of the form that torch.save writes")
     if (
         len(shape) > _MAX_AXES
         or not (key.isascii() and key.isdecimal())
         or any(type(x) is not int or x < 0 for x in (numel, start, *shape))
     ):
-        message = f"{name} has an impossible place or shape"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"{name} has an impossible place or shape")
     if list(strides) != [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]:
-        message = f"{name} is not stored row by row"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"{name} is not stored row by row")
     return _Described(storage, key, numel, start, shape)

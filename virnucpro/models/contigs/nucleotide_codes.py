@@ -65,16 +65,12 @@ def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
     return frames
 
 
-def _residue_of_codon() -> CodeArray:
-    residues = np.full(CODONS + 1, len(RESIDUES), dtype=np.uint8)
-    for number in range(CODONS):
-        letters = [LETTERS[number >> shift & 3] for shift in (4, 2, 0)]
-        place = sum(BASES.index(letter) * 4**power for letter, power in zip(letters, (2, 1, 0), strict=True))
-        residues[number] = RESIDUES.find(STANDARD_CODE[place : place + 1]) % (len(RESIDUES) + 1)
-    return residues
+_PLACES = [BASES.index(letter) for letter in LETTERS]
+_RESIDUE_PLACES = np.array([RESIDUES.find(residue) % (len(RESIDUES) + 1) for residue in STANDARD_CODE], dtype=np.uint8)
 
-
-RESIDUE_OF_CODON = _residue_of_codon()
+RESIDUE_OF_CODON = np.append(
+    _RESIDUE_PLACES.reshape(4, 4, 4)[np.ix_(_PLACES, _PLACES, _PLACES)], np.uint8(len(RESIDUES))
+)
 """Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
 ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
 """Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""

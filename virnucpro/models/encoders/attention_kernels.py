@@ -291,14 +291,8 @@ def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Ite
     """
     Divide a batch into groups of neighbours that are worth padding to one width.
 
-    Args:
-        lengths: Tokens of each sequence.
-        num_heads: Heads N.
-        alibi: Whether each group needs a bias of (G, N, L, L).
-
-    Yields:
-        The group's sequences as a slice of S, its tokens as a slice of T, and the width L, a multiple of 16 (the
-        kernels' alignment of a bias).
+    Yields sequences as a slice of S, tokens as a slice of T, and the width L, a multiple of 16 (the kernels' alignment
+    of a bias). *alibi*: each group needs a bias of (G, N, L, L).
     """
     first = token = tokens = slots = longest = 0
     for number, length in enumerate(lengths):

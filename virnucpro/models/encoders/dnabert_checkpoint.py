@@ -138,16 +138,7 @@ _NO_NUCLEOTIDE = re.compile(f"[^{NUCLEOTIDE_LETTERS}]")
 
 
 class DnaTokenizer:
-    """
-    Turns nucleotides into packed token ids.
-
-    Attributes:
-        vocabulary: Number of tokens.
-        cls_id: Id of [CLS], before every sequence.
-        sep_id: Id of [SEP], after every sequence.
-        mask_id: Id of [MASK].
-        num_special: Ids below this are special tokens.
-    """
+    """Turns nucleotides into packed token ids; those below ``num_special`` are special tokens."""
 
     def __init__(self) -> None:
         self._bpe = Tokenizer.from_file(str(BUNDLED_TOKENIZER))

@@ -88,8 +88,7 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"{path} is not {kind} ({type(error).__name__}: {error})"
-        raise WeightsError(path.stem, what) from error
+        raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
 
 
 def check_shapes(
