@@ -101,12 +101,7 @@ def write_fragments(
         protein: Paths for their proteins, likewise.
         chunked: Paths for the chunks, likewise; None writes none.
         open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
-        stop: Set to stop the work.
-
-    Raises:
-        InputChangedError: An input file no longer holds what was indexed.
-        OutputError: A file cannot be written.
-        StoppedError: *stop* was set.
+        stop: Set to stop the work, with ``StoppedError``.
     """
     positions = index.in_input_order()
     contigs = chunks = open_chunks = frames = 0

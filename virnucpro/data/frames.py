@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from virnucpro.arrays import ByteArray, IntArray
     from virnucpro.data.sequence_index import RecordPlace, SequenceIndex
 
+FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+"""Names of the frames, in the order of their bits and of the files."""
+
+_STOP = b"*"
+_NO_RESIDUE = b"-"
+_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+_RADIX = len(BASES) + 1
+"""A codon's number has three digits: the index of each base in ``BASES``; other letters have the next one."""
+_DIGITS = bytes(BASES.find(letter) % _RADIX for letter in range(256))
+_BLOCK_BYTES = 1 << 21
+_PLACES_AT_ONCE = 1 << 14
+_HEADER_ENDS = (b"\n", b"\r", b" ", b"\t", b"")
+
 
 def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> IntArray:
     """Return the number of chunks of each contig, int64; a contig of less than *min_nt* nucleotides has none."""
@@ -38,13 +51,7 @@ def chunks_per_contig(lengths_nt: IntArray, chunk_nt: int, min_nt: int = 0) -> I
 
 
 def chunk_bounds(lengths_nt: int | IntArray, chunk_nt: int) -> tuple[IntArray, IntArray]:
-    """
-    Return starts and ends of all chunks, contig by contig, int64 (chunks,): 0-based in their contig, half open.
-
-    Args:
-        lengths_nt: Nucleotides of one contig, or int64 (contigs,).
-        chunk_nt: Nucleotides of a chunk.
-    """
+    """Return starts and ends of all chunks of one contig or of several, contig by contig, as ``bounds_of_chunks``."""
     lengths = np.atleast_1d(np.asarray(lengths_nt, dtype=np.int64))
     counts = chunks_per_contig(lengths, chunk_nt)
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -56,28 +63,13 @@ def bounds_of_chunks(lengths_nt: IntArray, numbers: IntArray, chunk_nt: int) -> 
     Return starts and ends of single chunks, int64 (chunks,): 0-based in their contig, half open.
 
     With n chunks, R = n·C - L nucleotides too many and q, r = divmod(R, n), the first q + r chunks after the first one
-    begin q + 1 nucleotides before the end of the one before, the others q.
-
-    Args:
-        lengths_nt: int64 (chunks,): nucleotides of the contig of each chunk, at least 1.
-        numbers: int64 (chunks,): number of each chunk in its contig, from 0.
-        chunk_nt: Nucleotides of a chunk.
+    begin q + 1 nucleotides before the end of the one before, the others q. *lengths_nt* and *numbers* are of each
+    chunk: nucleotides of its contig, at least 1, and its number there, from 0.
     """
     counts = chunks_per_contig(lengths_nt, chunk_nt)
     quotients, remainders = np.divmod(counts * chunk_nt - lengths_nt, counts)
     starts = numbers * (chunk_nt - quotients) - np.minimum(numbers, quotients + remainders)
     return starts, np.minimum(starts + chunk_nt, lengths_nt)
-
-
-FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-"""Names of the frames, in the order of their bits and of the files."""
-
-_STOP = b"*"
-_NO_RESIDUE = b"-"
-_COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
-_RADIX = len(BASES) + 1
-"""A codon's number has three digits: the index of each base in ``BASES``; other letters have the next one."""
-_DIGITS = bytes(BASES.find(letter) % _RADIX for letter in range(256))
 
 
 def _residue_table() -> bytes:
@@ -109,10 +101,8 @@ def open_frames(letters: bytes, starts: IntArray, ends: IntArray) -> OpenFrames:
     """
     Translate chunks in six frames and return the open ones.
 
-    Args:
-        letters: Upper-case nucleotides of the chunks' contigs, end to end.
-        starts: int64 (chunks,): first letter of each chunk, from 0.
-        ends: int64 (chunks,): letter after each chunk.
+    *letters*: upper-case nucleotides of the contigs, end to end. *starts*, *ends*: of each chunk in them, int64
+    (chunks,).
     """
     # both strands end to end: a chunk's reverse complement is a piece of the second half
     strands = letters + letters.translate(_COMPLEMENT)[::-1]
@@ -166,16 +156,13 @@ def _pairs(left: IntArray, right: IntArray) -> zip[tuple[int, int]]:
     return zip(left.tolist(), right.tolist(), strict=True)
 
 
-_BLOCK_BYTES = 1 << 21
-_PLACES_AT_ONCE = 1 << 14
-_HEADER_ENDS = (b"\n", b"\r", b" ", b"\t", b"")
-
-
 def stream_letters(index: SequenceIndex, positions: IntArray, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
     """
     Yield the letters of records of DNA in the case of the input, without blanks, line ends and gaps.
 
-    No piece spans two records; InputChangedError where the file no longer holds an indexed record.
+    Memory does not grow with a contig's length. Every record is compared with the index (id, letters, hash), as in
+    ``SequenceIndex.read``; a change of a long one is found only after a part of it was yielded: keep what was made of
+    the stream only if it ends without InputChangedError. No piece spans two records.
 
     Args:
         positions: int64 (n,): records of one file, in the order of the file.

@@ -48,7 +48,6 @@ class BlockPlan:
         return len(self.starts) - 1
 
     def block_positions(self, block: int) -> IntArray:
-        """Return the index positions of *block*, int64 (num_sequences,)."""
         return self.positions[self.starts[block] : self.starts[block + 1]]
 
     def block_of(self, position: int) -> int:
@@ -70,16 +69,9 @@ class BlockPlan:
 
 
 def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[range]:
-    """
-    Divide *tokens* of a length-sorted index (special tokens included) into consecutive blocks within the budget.
-
-    Raises:
-        TokenBudgetError: A sequence alone is longer than *token_budget*.
-    """
+    """Divide sequences into consecutive blocks within the budget; TokenBudgetError where one alone is longer."""
     per_sequence = np.asarray(tokens, dtype=np.int64)
-    if not len(per_sequence):
-        return []
-    longest = int(per_sequence.max())
+    longest = int(per_sequence.max(initial=0))
     if longest > token_budget:
         raise TokenBudgetError(longest, token_budget)
     through = np.cumsum(per_sequence)
@@ -101,17 +93,15 @@ def resolve_token_budget(
     in_windows: bool = False,
 ) -> int:
     """Return *requested*, in tokens, raised to the longest sequence; the other arguments are those of ``tokens_of``."""
-    if not len(lengths):
-        return requested
     tokens = tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token, in_windows=in_windows)
-    return max(requested, int(tokens.max()))
+    return max(requested, int(tokens.max(initial=0)))
 
 
 def tokens_of(
     lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0, in_windows: bool = False
 ) -> IntArray:
     """
-    Return the tokens of each sequence, int64, truncated to the limit, special tokens included.
+    Return the tokens of each sequence, int64, special tokens included.
 
     Args:
         lengths: Residues or nucleotides of each sequence.
@@ -148,12 +138,12 @@ def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: s
     Plan the blocks of a run.
 
     Args:
+        index: The input.
         model_config: With a resolved token budget.
         device_type: ``cpu`` or ``cuda``: rows of one are not reused on the other.
 
     Raises:
-        TokenBudgetError: The budget is smaller than the longest sequence.
-        ConfigurationError: A sequence is longer than allowed and the policy is to refuse it.
+        ConfigurationError: A sequence is longer than allowed and is to be refused, or than the token budget.
     """
     is_refused = model_config.settings.sequences.long is LongPolicy.ERROR
     if is_refused and len(index) and index.lengths[0] > model_config.max_residues:

@@ -36,10 +36,7 @@ class IndexBasedDataset:
     """
     Some records of an index.
 
-    Args:
-        index: Holds them.
-        indices: int64 (num_sequences,): their positions in the index, in the wanted order; None stands for all records
-            by position.
+    *indices*: their positions, int64 (num_sequences,), in the wanted order; None stands for all records by position.
     """
 
     def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray | None = None) -> None:

@@ -90,7 +90,7 @@ def build_index(
         raise BadInputError([InputProblem("input", None, "no files", "name at least one FASTA file")])
     drop_duplicates(scanned, problems)
     problems.raise_if_any()
-    if problems.skipped.count and not rules.allow_empty and not any(_num_records(found) for _, found in scanned):
+    if problems.skipped.count and not rules.allow_empty and not any(found.num_records for _, found in scanned):
         raise _nothing_left(problems, [file.path for file, _ in scanned])
     _write(scanned, problems, index_path, rules, hashing=hashing)
 
@@ -125,28 +125,28 @@ def _write(
     hashing: bool,
 ) -> None:
     blocks = [rows for _, found in scanned for rows in found.rows]
-    residues = joined(blocks, "residues")
+    residues = _joined(blocks, "residues")
     order = longest_first(residues)
     lengths = residues[order]
     del residues
 
     def sequence_hashes() -> ByteArray:
-        hashes: ByteArray = joined(blocks, "sequence_hashes")
+        hashes: ByteArray = _joined(blocks, "sequence_hashes")
         return hashes.view(f"V{HASH_BYTES}")[order].view(np.uint8).reshape(-1, HASH_BYTES)
 
     columns = {
-        "offsets": lambda: joined(blocks, "offsets")[order],
-        "record_bytes": lambda: joined(blocks, "record_bytes")[order],
+        "offsets": lambda: _joined(blocks, "offsets")[order],
+        "record_bytes": lambda: _joined(blocks, "record_bytes")[order],
         "lengths": lambda: lengths,
         "input_rows": lambda: order,
         "representatives": lambda: find_representatives(sequence_hashes(), lengths) if hashing else order,
-        "id_ends": lambda: np.cumsum(joined(blocks, "id_bytes")),
+        "id_ends": lambda: np.cumsum(_joined(blocks, "id_bytes")),
         "sequence_hashes": sequence_hashes,
-        "file_numbers": lambda: file_numbers([found for _, found in scanned])[order],
-        "low_information": lambda: joined(blocks, "low_information")[order],
+        "file_numbers": lambda: _file_numbers([found for _, found in scanned])[order],
+        "low_information": lambda: _joined(blocks, "low_information")[order],
     }
     counts = sum((found.counts for _, found in scanned), Counter[str]())
-    counts["low_information"] = int(joined(blocks, "low_information").sum())
+    counts["low_information"] = int(_joined(blocks, "low_information").sum())
     description = {
         "files": [asdict(_indexed(file, found)) for file, found in scanned],
         "counts": {**{name: counts[name] for name in COUNTED}, "skipped": problems.skipped.count},
@@ -189,10 +189,6 @@ def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntAr
     return representatives
 
 
-def _num_records(found: ScannedFile) -> int:
-    return sum(len(rows.residues) for rows in found.rows)
-
-
 def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
     return IndexedFile(
         path=file.path,
@@ -202,7 +198,7 @@ def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
         read_path=file.read_path,
         read_size_bytes=found.size_bytes,
         read_sha256=found.sha256,
-        num_records=_num_records(found),
+        num_records=found.num_records,
     )
 
 
@@ -217,7 +213,7 @@ def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problem
     pairs_P2 = _duplicate_rows(blocks)
     if not len(pairs_P2):
         return
-    numbers, offsets = file_numbers(found), joined(blocks, "offsets")
+    numbers, offsets = _file_numbers(found), _joined(blocks, "offsets")
     lines_P2 = np.empty_like(pairs_P2)
     for number, (file, _) in enumerate(scanned):
         here_P2 = numbers[pairs_P2] == number
@@ -243,7 +239,7 @@ def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problem
 
 def _duplicate_rows(blocks: list[Rows]) -> IntArray:
     """Return first row and later row, int64 (P, 2), of every repeated id, by later row."""
-    hashes = joined(blocks, "id_hashes")
+    hashes = _joined(blocks, "id_hashes")
     in_order = np.sort(hashes)
     repeated = in_order[1:][in_order[1:] == in_order[:-1]]
     candidates = np.flatnonzero(np.isin(hashes, repeated)) if len(repeated) else np.empty(0, dtype=np.int64)
@@ -296,10 +292,9 @@ def lines_at(path: str, offsets: IntArray) -> IntArray:
     return lines[places]
 
 
-def joined(blocks: list[Rows], name: str) -> Any:
+def _joined(blocks: list[Rows], name: str) -> Any:
     return np.concatenate([getattr(rows, name) for rows in blocks]) if blocks else np.empty(0, dtype=np.int64)
 
 
-def file_numbers(scanned: Sequence[ScannedFile]) -> Any:
-    records = [sum(len(rows.residues) for rows in found.rows) for found in scanned]
-    return np.repeat(np.arange(len(scanned), dtype=np.uint32), records)
+def _file_numbers(scanned: Sequence[ScannedFile]) -> Any:
+    return np.repeat(np.arange(len(scanned), dtype=np.uint32), [found.num_records for found in scanned])
