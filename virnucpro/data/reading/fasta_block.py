@@ -170,13 +170,5 @@ def select_rows(rows: Rows, keep: BoolArray) -> Rows:
     ends = np.cumsum(rows.id_bytes)
     wanted = zip((ends - rows.id_bytes)[keep].tolist(), ends[keep].tolist(), strict=True)
     ids = b"".join([rows.ids[start:end] for start, end in wanted])
-    return Rows(
-        offsets=rows.offsets[keep],
-        record_bytes=rows.record_bytes[keep],
-        residues=rows.residues[keep],
-        id_bytes=rows.id_bytes[keep],
-        id_hashes=rows.id_hashes[keep],
-        sequence_hashes=rows.sequence_hashes[keep],
-        low_information=rows.low_information[keep],
-        ids=ids,
-    )
+    columns = {name: getattr(rows, name)[keep] for name in Rows._fields if name != "ids"}
+    return Rows(**columns, ids=ids)

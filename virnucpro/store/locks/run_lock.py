@@ -20,7 +20,7 @@ import secrets
 import stat
 import struct
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -31,7 +31,7 @@ from virnucpro import failpoints, run_folders
 from virnucpro.errors import OutputError, ResultError, RunLockedError
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
-from virnucpro.store.locks.worker_lock import NO_LOCKS, end_orphans, forget_workers
+from virnucpro.store.locks.worker_lock import end_orphans, forget_workers, try_lock
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -74,36 +74,18 @@ class RunLock:
             raise
         except OSError as error:
             raise OutputError(self.path.parent, error.strerror or str(error)) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
-            os.close(descriptor)
-            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(descriptor)
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            self._lock(descriptor)
+            undo.callback(self._release_lease)
+            if not _is_at(descriptor, self.path):
+                raise RunLockedError(self.path.parent, "one that is just ending")
+            try:
+                failpoints.reach("lock.write")
+                self._name_holder(descriptor)
+            except OSError as error:
                 raise OutputError(self.path, error.strerror or str(error)) from error
-            self._lease = self._leased(descriptor)
-        if not _is_at(descriptor, self.path):
-            os.close(descriptor)
-            self._release_lease()
-            raise RunLockedError(self.path.parent, "one that is just ending")
-        about: dict[str, str | int] = {
-            "host": host_name(),
-            "pid": os.getpid(),
-            "run_id": self.run_id,
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        try:
-            failpoints.reach("lock.write")
-            found = _MARK.search(os.pread(descriptor, 4096, 0))
-            self._mark = found[1].decode() if found else secrets.token_hex(8)
-            write_over(descriptor, {**about, "mark": self._mark})
-        except OSError as error:
-            os.close(descriptor)
-            self._release_lease()
-            raise OutputError(self.path, error.strerror or str(error)) from error
+            undo.pop_all()
         self._descriptor = descriptor
         run_folders.enter(self.path.parent, self._mark)
         try:
@@ -131,18 +113,28 @@ class RunLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _leased(self, descriptor: int) -> LeaseLock:
-        """Return an acquired lease in place of the lock; on failure close *descriptor*."""
-        lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+    def _lock(self, descriptor: int) -> None:
         try:
-            lease.acquire()
+            has_locks = try_lock(descriptor)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
         except OSError as error:
-            os.close(descriptor)
-            raise OutputError(lease.path, error.strerror or str(error)) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return lease
+            raise OutputError(self.path, error.strerror or str(error)) from error
+        if not has_locks:
+            lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+            try:
+                lease.acquire()
+            except OSError as error:
+                raise OutputError(lease.path, error.strerror or str(error)) from error
+            self._lease = lease
+
+    def _name_holder(self, descriptor: int) -> None:
+        found = _MARK.search(os.pread(descriptor, 4096, 0))
+        self._mark = found[1].decode() if found else secrets.token_hex(8)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"host": host_name(), "pid": os.getpid(), "run_id": self.run_id, "since": since, "mark": self._mark}
+        write_over(descriptor, about)
 
     def _release_lease(self) -> None:
         if self._lease is not None:

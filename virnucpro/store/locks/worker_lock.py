@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 END_TIMEOUT_S = 10.0
 """Seconds for a killed process to end; one that hangs in the kernel does not."""
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks."""
 
 _held: list[durable.NewFile] = []
@@ -59,7 +59,7 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
     try:
         durable.make_folder(path.parent)
         file = durable.NewFile(path)
-        _lock(file.fileno())
+        try_lock(file.fileno())
         file.write(json.dumps(about).encode())
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
@@ -119,7 +119,7 @@ def _removed(path: Path) -> bool:
     except OSError as error:
         return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or not ours
     try:
-        if not _lock(descriptor) and is_same_space(about := read_lease(path)) and not is_gone(about):
+        if not try_lock(descriptor) and is_same_space(about := read_lease(path)) and not is_gone(about):
             return False
         durable.remove(path)
     except BlockingIOError:
@@ -135,12 +135,12 @@ def _mark_in(holder: dict[str, Any]) -> str:
     return mark if isinstance(mark, str) and mark.isalnum() else "norun"
 
 
-def _lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock an open file; return whether the file system has locks. BlockingIOError where another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in NO_LOCKS:
+        if error.errno in _NO_LOCKS:
             return False
         raise
     return True
