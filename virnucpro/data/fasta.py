@@ -148,12 +148,12 @@ class SequenceReader:
         self._only_unknown = True
 
     @property
-    def stripped_stop(self) -> bool:
+    def stripped_stops(self) -> bool:
         """Whether a stop was removed from the end."""
         return self._stop is not None and self.fault is None
 
     @property
-    def is_low_information(self) -> bool:
+    def low_information(self) -> bool:
         """Whether there are residues, all of them unknown ones."""
         return self.residues > 0 and self._only_unknown
 

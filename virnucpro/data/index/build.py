@@ -58,14 +58,8 @@ def build_index(
     unpack_dir: Path,
     max_unpacked_bytes: int,
     rules: InputRules = DEFAULT_RULES,
-    hashing: bool = True,
 ) -> None:
-    """
-    Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex.build``.
-
-    Args:
-        hashing: False skips every hash: for benchmarks, useless for a run.
-    """
+    """Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex``."""
     problems = Problems(rules.on_bad_record)
     scanned: list[tuple[ReadableFile, ScannedFile]] = []
     for file_number, path in enumerate(fasta_files):
@@ -81,7 +75,6 @@ def build_index(
                     rules=rules,
                     file_number=file_number,
                     place=file.place,
-                    hashing=hashing,
                 )
             scanned.append((file, found))
         except BadInputError as error:
@@ -92,7 +85,7 @@ def build_index(
     problems.raise_if_any()
     if problems.skipped.count and not rules.allow_empty and not any(found.num_records for _, found in scanned):
         raise _nothing_left(problems, [file.path for file, _ in scanned])
-    _write(scanned, problems, index_path, rules, hashing=hashing)
+    _write(scanned, problems, index_path, rules)
 
 
 def check_readable(input_files: Sequence[str | Path]) -> None:
@@ -121,8 +114,6 @@ def _write(
     problems: Problems,
     index_path: Path,
     rules: InputRules,
-    *,
-    hashing: bool,
 ) -> None:
     blocks = [rows for _, found in scanned for rows in found.rows]
     residues = _joined(blocks, "residues")
@@ -139,7 +130,7 @@ def _write(
         "record_bytes": lambda: _joined(blocks, "record_bytes")[order],
         "lengths": lambda: lengths,
         "input_rows": lambda: order,
-        "representatives": lambda: find_representatives(sequence_hashes(), lengths) if hashing else order,
+        "representatives": lambda: find_representatives(sequence_hashes(), lengths),
         "id_ends": lambda: np.cumsum(_joined(blocks, "id_bytes")),
         "sequence_hashes": sequence_hashes,
         "file_numbers": lambda: _file_numbers([found for _, found in scanned])[order],

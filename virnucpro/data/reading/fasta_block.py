@@ -52,9 +52,7 @@ def sequence_hash(sequence: bytes) -> bytes:
     return hashlib.sha256(sequence).digest()[:HASH_BYTES]
 
 
-def plain_rows(
-    buffer: bytes, offset: int, counts: Counter[str], letters: Letters, *, hashing: bool
-) -> tuple[Rows, int] | None:
+def plain_rows(buffer: bytes, offset: int, counts: Counter[str], letters: Letters) -> tuple[Rows, int] | None:
     """
     Read whole records as arrays; return the rows and the number of lines, or None where anything is unusual.
 
@@ -90,7 +88,7 @@ def plain_rows(
     sequences, mapped_j = _normalised(body, letters)
     ends = np.cumsum(residues)
     low = _low_information(sequences, ends, residues, letters)
-    hashes = _hash_all(sequences, ends.tolist()) if hashing else None
+    hashes = _hash_all(sequences, ends.tolist())
     rows = make_rows(starts, len(buffer), offset, residues, names, hashes, low)
     if not _plain_ids(rows, MAX_ID_BYTES if letters.chunk_nt is None else PLAIN_ID_BYTES):
         return None
@@ -147,7 +145,7 @@ def make_rows(
     offset: int,
     residues: Sequence[int] | IntArray,
     names: list[bytes],
-    hashes: bytes | None,
+    hashes: bytes,
     low_information: Sequence[bool] | BoolArray,
 ) -> Rows:
     """*starts* are offsets in a buffer that begins *offset* bytes into the file."""
@@ -158,7 +156,7 @@ def make_rows(
         residues=np.asarray(residues, dtype=np.int64),
         id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
         id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
-        sequence_hashes=np.frombuffer(hashes or bytes(HASH_BYTES * len(names)), dtype=np.uint8).reshape(-1, HASH_BYTES),
+        sequence_hashes=np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
         low_information=np.asarray(low_information, dtype=np.bool_),
         ids=b"".join(names),
     )

@@ -79,7 +79,6 @@ def scan_fasta(
     rules: InputRules = DEFAULT_RULES,
     file_number: int = 0,
     place: Callable[[int], int] = int,
-    hashing: bool = True,
     block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
     """
@@ -88,26 +87,24 @@ def scan_fasta(
     Args:
         path: As the user named it, for messages.
         place: Maps a line of *descriptor* to what messages give; by default the line itself.
-        hashing: False skips all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
     """
-    scanner = _Scanner(path, file_number, problems, place, letters_of(rules), rules.allow_empty, hashing, block_bytes)
+    scanner = _Scanner(path, file_number, problems, place, letters_of(rules), rules.allow_empty, block_bytes)
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
     while block := _read(descriptor, size_bytes, block_bytes, path):
         size_bytes += len(block)
-        if hashing:
-            digest.update(block)
+        digest.update(block)
         rest = scanner.feed(rest + block)
         if scanner.gave_up:
             break
     scanner.finish(rest)
     scanner.found.size_bytes = size_bytes
-    scanner.found.sha256 = digest.hexdigest() if hashing else ""
+    scanner.found.sha256 = digest.hexdigest()
     return scanner.found
 
 
@@ -121,7 +118,6 @@ class _Scanner:
     place: Callable[[int], int]
     letters: Letters
     allow_empty: bool
-    hashing: bool
     block_bytes: int
     found: ScannedFile = field(default_factory=ScannedFile)
     gave_up: bool = False
@@ -185,7 +181,7 @@ class _Scanner:
 
     def _whole_records(self, buffer: bytes) -> None:
         """Process whole records that fill *buffer*."""
-        plain = plain_rows(buffer, self.offset, self.found.counts, self.letters, hashing=self.hashing)
+        plain = plain_rows(buffer, self.offset, self.found.counts, self.letters)
         if plain is None:
             rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
         else:
@@ -210,7 +206,7 @@ class _Scanner:
             names.append(record.name)
             residues.append(len(record.sequence))
             hashes.append(sequence_hash(record.sequence))
-            low.append(reader.is_low_information)
+            low.append(reader.low_information)
             line += buffer.count(b"\n", start, end)
         rows = make_rows(starts, len(buffer), self.offset, residues, names, b"".join(hashes), low)
         return select_rows(rows, np.array(good, dtype=np.bool_))
@@ -248,18 +244,12 @@ class _Scanner:
             return
         self._count(long.reader)
         digest = long.digest.digest()[:HASH_BYTES]
-        length, low = self.offset - long.offset, long.reader.is_low_information
+        length, low = self.offset - long.offset, long.reader.low_information
         self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest, [low]))
 
     def _count(self, reader: SequenceReader) -> None:
-        counts = self.found.counts
-        counts["mapped_j"] += reader.mapped_j
-        counts["removed_blanks"] += reader.removed_blanks
-        counts["removed_gaps"] += reader.removed_gaps
-        counts["stripped_stops"] += reader.stripped_stop
-        counts["stops_as_x"] += reader.stops_as_x
-        counts["ambiguous"] += reader.ambiguous
-        counts["low_information"] += reader.is_low_information
+        for name in COUNTED:
+            self.found.counts[name] += getattr(reader, name)
 
     def _fault(self, fault: Fault, name: bytes) -> None:
         fault = fault._replace(line=self.place(fault.line))

@@ -102,7 +102,7 @@ def alibi_bias(alibi_slopes_N: torch.Tensor, length: int, queries: range | None 
     return -alibi_slopes_N[:, None, None] * (asking_Q[:, None] - positions_L).abs()
 
 
-def exponentials_are_exact(tries: int = 3) -> bool:
+def exponentials_are_exact() -> bool:
     """
     Whether this process computes exponentials in float32 to the last bits; call it before any that count.
 
@@ -111,7 +111,7 @@ def exponentials_are_exact(tries: int = 3) -> bool:
     """
     x = torch.linspace(-8, 8, 6400)
     exact = x.double().exp()
-    return any(float(((x.clone().exp_().double() - exact) / exact).abs().max()) < _EXP_TOLERANCE for _ in range(tries))
+    return any(float(((x.clone().exp_().double() - exact) / exact).abs().max()) < _EXP_TOLERANCE for _ in range(3))
 
 
 def exponential_attention(
