@@ -38,6 +38,11 @@ FASTA_PATTERNS = ["*.fasta", "*.fa", "*.fna", "*.fasta.gz", "*.fa.gz", "*.fna.gz
 UNFINISHED_SUFFIXES = (".part", ".partial", ".filepart", ".tmp", ".crdownload", "~")
 """What copying programs and editors append to names of incomplete files."""
 STILL_CHANGING = "still changing"
+MEMORY_DIR = ".inbox"
+LOCK = "lock"
+_SEEN = "seen.json"
+_RACY_NS = 2_000_000_000
+"""Two changes within this time may have the same timestamp: clocks of file systems are coarse."""
 
 Identity = tuple[int, int, int, int]
 """Inode, bytes, and the times of the last change of content and of anything, in nanoseconds: every write changes it."""
@@ -167,13 +172,6 @@ def _look_at(path: Path, inbox: Path, *, idle_s: float, is_allowed: Callable[[st
 
 def _identity(found: os.stat_result) -> Identity:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-MEMORY_DIR = ".inbox"
-LOCK = "lock"
-_SEEN = "seen.json"
-_RACY_NS = 2_000_000_000
-"""Two changes within this time may have the same timestamp: clocks of file systems are coarse."""
 
 
 @dataclass(frozen=True, slots=True)

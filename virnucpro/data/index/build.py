@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from virnucpro.data.reading.fasta_block import Rows
 
 
+_NAMES_AT_ONCE = 1 << 14
+_COUNTED_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexedFile:
     """One input file as it was indexed."""
@@ -191,10 +195,6 @@ def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
         read_sha256=found.sha256,
         num_records=found.num_records,
     )
-
-
-_NAMES_AT_ONCE = 1 << 14
-_COUNTED_BYTES = 1 << 20
 
 
 def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problems: Problems) -> None:

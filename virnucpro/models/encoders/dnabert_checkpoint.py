@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "config"
 CONFIG_NAME = "config.json"
+BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL / "tokenizer.json"
+"""DNABERT-S's published file, truncation and padding switched off."""
+TOKENIZER_NAME = "tokenizer.json"
+"""The same beside a published checkpoint."""
+
+NUCLEOTIDE_LETTERS = "ACGTRYSWKMBDHVN"
+_NO_NUCLEOTIDE = re.compile(f"[^{NUCLEOTIDE_LETTERS}]")
 
 _NOT_THE_ENCODER = re.compile(r"^(cls|pooler|classifier)\.|^encoder\.alibi$|^embeddings\.(position|token_type)_ids$")
 
@@ -126,15 +133,6 @@ def _expected_shapes(config: MosaicBertConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]
     return shapes
-
-
-BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL / "tokenizer.json"
-"""DNABERT-S's published file, truncation and padding switched off."""
-TOKENIZER_NAME = "tokenizer.json"
-"""The same beside a published checkpoint."""
-
-NUCLEOTIDE_LETTERS = "ACGTRYSWKMBDHVN"
-_NO_NUCLEOTIDE = re.compile(f"[^{NUCLEOTIDE_LETTERS}]")
 
 
 class DnaTokenizer:

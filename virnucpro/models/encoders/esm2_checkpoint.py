@@ -41,6 +41,7 @@ _NOT_THE_ENCODER = re.compile(r"^(lm_head|contact_head)\.")
 _ROTARY_SUFFIX = ".rot_emb.inv_freq"
 ROTARY_NAME = "rotary_frequencies"
 """The one tensor here that fair-esm keeps in every layer."""
+_ABSENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +147,6 @@ def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]
     return shapes
-
-
-_ABSENT = -1
 
 
 class ProteinTokenizer:

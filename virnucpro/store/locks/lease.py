@@ -144,9 +144,6 @@ def _bytes_of(path: Path) -> bytes:
         return b""
 
 
-log = structlog.get_logger(__name__)
-
-
 class LeaseLock:
     """
     The lock of one folder on a file system without ``flock``.

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
 """Kept from run to run: temporary names that carry it belong to the folder."""
+_CLOCK_STEP_S = 60.0
+"""Most seconds by which the clock was set since the holder started."""
 
 
 class RunLock:
@@ -178,10 +180,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-_CLOCK_STEP_S = 60.0
-"""Most seconds by which the clock was set since the holder started."""
 
 
 @dataclass(frozen=True, kw_only=True)
