@@ -69,10 +69,6 @@ class Letters:
     chunk_nt: int | None
     """Nucleotides of the chunks that a record is cut into; None where it is not."""
 
-    @property
-    def removes_gaps(self) -> bool:
-        return GAPS[0] in self.removed
-
     def count_ambiguous(self, sequence: bytes) -> int:
         return sum(sequence.count(letter) for letter in self.ambiguous if letter in sequence)  # most are in none
 
@@ -180,7 +176,7 @@ class SequenceReader:
         if letters.kind is SequenceKind.PROTEIN:
             self.mapped_j += piece.count(b"J") + piece.count(b"j")
         self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
-        if letters.removes_gaps:
+        if GAPS[0] in letters.removed:
             self.removed_gaps += piece.count(b"-") + piece.count(b".")
 
     def _unusual(self, piece: bytes, sequence: bytes) -> bytes:

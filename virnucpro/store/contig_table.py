@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
+from virnucpro.store.results.parquet import parquet_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,31 +125,15 @@ def _writing_json(file: durable.NewFile) -> Iterator[Write]:
 @contextmanager
 def _writing_parquet(file: durable.NewFile) -> Iterator[Write]:
     arrow: Any = importlib.import_module("pyarrow")  # an optional extra, and heavy
-    parquet: Any = importlib.import_module("pyarrow.parquet")
     kinds = {name: arrow.int64() for name in (*_INTEGERS, "length")} | {name: arrow.float64() for name in _NUMBERS}
-    schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
-    writer = parquet.ParquetWriter(arrow.PythonFile(_Sink(file), mode="w"), schema)
+    columns = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
 
     def write(calls: Sequence[ContigCall]) -> None:
         if calls:
-            writer.write_table(arrow.Table.from_pylist([asdict(call) for call in calls], schema=schema))
+            writer.write_table(arrow.Table.from_pylist([asdict(call) for call in calls], schema=columns))
 
-    yield write
-    writer.close()
-
-
-class _Sink(io.RawIOBase):
-    """A new file as pyarrow needs one."""
-
-    def __init__(self, file: durable.NewFile) -> None:
-        super().__init__()
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
+    with parquet_writer(file, columns) as writer:
+        yield write
 
 
 def read_contig_calls(path: Path) -> Iterator[ContigCall]:

@@ -55,11 +55,6 @@ class ArrivedFile:
     """The same with links resolved."""
     identity: Identity
 
-    @property
-    def changed_ns(self) -> int:
-        """Time of its last change, nanoseconds since 1970."""
-        return self.identity[3]
-
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
@@ -106,7 +101,7 @@ def scan_inbox(
             arrived.append(found)
         else:
             skipped.append(found)
-    arrived.sort(key=lambda file: (file.changed_ns, os.fsencode(file.path)))
+    arrived.sort(key=lambda file: (file.identity[-1], os.fsencode(file.path)))
     skipped.sort(key=lambda file: os.fsencode(file.path))
     return arrived, skipped
 
