@@ -23,7 +23,7 @@ from bench_common import machine, spread, write_result
 
 from virnucpro.calls.classification import classify_frames
 from virnucpro.calls.frame_order import FrameOrder
-from virnucpro.data.frames.six_frames import FRAMES
+from virnucpro.data.frames import FRAMES
 from virnucpro.models.classifier import Classifier, MLPClassifier
 from virnucpro.models.classifier_files.card import ClassifierCard, Encoder
 from virnucpro.run_layout import PredictionLayout

@@ -25,9 +25,7 @@ from bench_common import machine, spread, write_result
 from virnucpro.choices import BadRecordPolicy, SequenceKind
 from virnucpro.config import InputRules
 from virnucpro.data.fragments import write_fragments
-from virnucpro.data.frames.chunks import chunk_bounds
-from virnucpro.data.frames.letter_stream import stream_letters
-from virnucpro.data.frames.six_frames import open_frames
+from virnucpro.data.frames import chunk_bounds, open_frames, stream_letters
 from virnucpro.data.sequence_index import SequenceIndex
 
 GENOMES = Path(__file__).parents[2] / "shared" / "data" / "viral"

@@ -43,9 +43,13 @@ from benchmarks import gpu_models  # noqa: E402
 from virnucpro import spans  # noqa: E402
 from virnucpro.models import esm2_flash  # noqa: E402
 from virnucpro.models.attention import choose_attention  # noqa: E402
+from virnucpro.models.encoders.attention_kernels import (  # noqa: E402
+    equal_length_attention,
+    flash_attention,
+    padded_attention,
+    varlen_attention,
+)
 from virnucpro.models.encoders.esm2_checkpoint import Architecture, open_checkpoint  # noqa: E402
-from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention  # noqa: E402
-from virnucpro.models.kernels.plain_attention import equal_length_attention  # noqa: E402
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner  # noqa: E402
 from virnucpro.pipeline.plan.token_budget import DeviceTrials, choose_token_budget  # noqa: E402
 

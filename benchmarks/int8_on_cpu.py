@@ -32,7 +32,7 @@ from virnucpro.data.sequence_index import SequenceRecord
 from virnucpro.models.esm2_flash import PackedESM2, load_esm2_model
 
 if TYPE_CHECKING:
-    from virnucpro.models.kernels.fused_linear import FusedLinear
+    from virnucpro.models.encoders.fused_linear import FusedLinear
 
 
 class Int8Linear(nn.Module):

@@ -32,7 +32,7 @@ PIECES_OF_A_SHARE, MOST_UNITS_OF_A_SHARE = 8, 128
 UNITS_PER_GPU = 30
 """What ``cut_units`` makes of a large run."""
 SHARD_BYTES, SHARD_ROWS = 1 << 30, 1 << 20
-"""As in ``store/results/sharded.py``."""
+"""As in ``store/results/hdf5.py``."""
 READ_TO_SEAL, WRITTEN_TO_SEAL = 5, 1
 """Times that a rank's rows go by when it seals: sums and numbers of its parts, the copy; sums and numbers of it."""
 READ_TO_AGGREGATE, WRITTEN_TO_AGGREGATE = 3, 1

@@ -2,7 +2,7 @@
 A scheduled scan of a folder: every new file becomes one run of another deployment.
 
 Every content is taken once, whatever its name, across restarts of scan, worker and server (see
-``virnucpro.store.inbox_memory``). Nothing is moved, so a file must stay until its run has ended. The runs are
+``virnucpro.store.inbox``). Nothing is moved, so a file must stay until its run has ended. The runs are
 independent of the scan.
 """
 
@@ -31,18 +31,19 @@ from pydantic import Field
 
 from flows.run.allowed_roots import PathNotAllowedError, check_allowed
 from flows.run.outcome import ended
-from virnucpro.data.reading.inbox import (
+from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
+from virnucpro.pipeline.run.run import new_run_id
+from virnucpro.store.inbox import (
     FASTA_PATTERNS,
     STILL_CHANGING,
     ArrivedFile,
+    Claim,
     FileChangedError,
+    InboxMemory,
     SkippedFile,
     content_of,
     scan_inbox,
 )
-from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
-from virnucpro.pipeline.run.run import new_run_id
-from virnucpro.store.inbox_memory import Claim, InboxMemory
 from virnucpro.store.locks.run_lock import RunLock
 
 INPUT_PARAMETERS = ("input_files", "fasta_files")

@@ -8,13 +8,13 @@ import time
 
 import virnucpro.cli
 from virnucpro.pipeline.hosts import result_passes as passes
-from virnucpro.store.results import sharded
+from virnucpro.store.results import hdf5
 
 LONGEST_WAIT_S = 60.0
 
 
 def main() -> None:
-    sharded.SHARD_ROWS = 50
+    hdf5.SHARD_ROWS = 50
     take_part = passes._take_part
 
     def after_a_host(run, layout, stop):

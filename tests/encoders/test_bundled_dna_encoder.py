@@ -44,7 +44,6 @@ def genomes(card, data_dir):
 
 def test_weights_are_those_of_the_card_and_of_the_registry(files, card):
     found = resolve_model(DEFAULT_DNA_MODEL)
-    assert found.is_bundled
     assert found.weights_path == files.weights
     assert found.weights_sha256 == card["weights_sha256"] == MODELS[DEFAULT_DNA_MODEL].sha256
     assert files.weights.stat().st_size <= 8 * MEGABYTE

@@ -17,7 +17,7 @@ from tools.encoders.evaluation import (
 )
 from tools.encoders.masked_residues import new_encoder
 from tools.encoders.training import TrainingSettings
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tools.encoders.training import (
     train_encoder,
 )
 from virnucpro.errors import ConfigurationError
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 
 pytestmark = pytest.mark.usefixtures("threads_as_before")
 

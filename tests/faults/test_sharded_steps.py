@@ -10,12 +10,12 @@ from tests.faults.forked import left_over, state_of
 from tests.faults.write_faults import ShardedTrial, fail_each_step, kill_at_steps
 from virnucpro.errors import ResultError
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.results import sharded
+from virnucpro.store.results import hdf5
 
 
 @pytest.fixture
 def trial(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 4)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 4)
     return ShardedTrial(tmp_path)
 
 

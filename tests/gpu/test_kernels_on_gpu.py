@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.test_attention import plain_attention
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention
+from virnucpro.models.encoders.attention_kernels import flash_attention, padded_attention, varlen_attention
 from virnucpro.models.pooling import mean_over_residues, mean_over_tokens
 
 LENGTHS = (1024, 700, 168, 168, 101, 33, 17, 5, 3, 1)

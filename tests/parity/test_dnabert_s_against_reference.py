@@ -22,9 +22,8 @@ from safetensors.torch import save_file
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes, load_dnabert_s
-from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
-from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
-from virnucpro.models.kernels.plain_attention import alibi_bias, equal_length_attention
+from virnucpro.models.encoders.attention_kernels import alibi_bias, equal_length_attention
+from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer, MosaicBertConfig
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("one_thread")]
 
@@ -290,8 +289,8 @@ def test_a_long_sequence_takes_memory_by_its_length_not_by_its_square(tokenizer,
         made.append(bias.numel())
         return bias
 
-    monkeypatch.setattr("virnucpro.models.kernels.cpu_attention._CACHED_SCORES", 50_000)
-    monkeypatch.setattr("virnucpro.models.kernels.cpu_attention.alibi_bias", watched)
+    monkeypatch.setattr("virnucpro.models.encoders.attention_kernels._CACHED_SCORES", 50_000)
+    monkeypatch.setattr("virnucpro.models.encoders.attention_kernels.alibi_bias", watched)
     pieces = _embed(model, tokenizer, [genome[:6000], genome[:100]])
     assert max(made) <= 50_000
     assert len(made) > 50

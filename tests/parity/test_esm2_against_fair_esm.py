@@ -205,7 +205,8 @@ def test_layer_by_layer(ours, fair_esm, proteins):
     model, tokenizer = ours
     sequences = [residues for residues in proteins if TOO_SHORT_TO_AVERAGE <= len(residues) < 500]
     input_ids_T, cu_seqlens, lengths = _packed(tokenizer, sequences)
-    states = model.hidden_states(input_ids_T, cu_seqlens, lengths)
+    with torch.inference_mode():
+        states = [x_TD.clone() for x_TD in model._states(input_ids_T, cu_seqlens, lengths, torch.float32)]
     layers = list(range(fair_esm.num_layers + 1))
     assert len(states) == len(layers)
     for number, residues in enumerate(sequences):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.models.attention import _choose_on_gpu, choose_attention
-from virnucpro.models.kernels.gpu_attention import padded_attention, padded_groups
-from virnucpro.models.kernels.plain_attention import equal_length_attention
+from virnucpro.models.encoders.attention_kernels import equal_length_attention, padded_attention, padded_groups
 
 LENGTHS = (40, 40, 37, 36, 36, 17, 16, 5, 3, 3, 1)
 NOT_SORTED = (3, 90, 4, 17, 17, 1, 60)
@@ -91,8 +90,8 @@ def test_the_bias_of_a_padded_group_is_bounded():
 
 
 def test_a_sequence_whose_own_bias_is_too_large_is_attended_some_queries_at_a_time(monkeypatch):
-    monkeypatch.setattr("virnucpro.models.kernels.gpu_attention._BIAS_ELEMENTS", 4 * 48**2)
-    monkeypatch.setattr("virnucpro.models.kernels.plain_attention._BIAS_ELEMENTS", 4 * 60 * 7)
+    monkeypatch.setattr("virnucpro.models.encoders.attention_kernels._GROUP_BIAS_ELEMENTS", 4 * 48**2)
+    monkeypatch.setattr("virnucpro.models.encoders.attention_kernels._BIAS_ELEMENTS", 4 * 60 * 7)
     batch = packed(NOT_SORTED)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
     assert (padded_attention(*batch, slopes).double() - plain_attention(*batch, slopes)).abs().max() < 1e-5

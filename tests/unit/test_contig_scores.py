@@ -16,7 +16,7 @@ from tests.predictions import hash_prediction, make_contigs, predict, predict_fo
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
 from virnucpro.calls import contig_scores, frame_order
-from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, SettingsChangedError, WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.kernels import cpu_attention
-from virnucpro.models.kernels.cpu_attention import exponential_attention, exponentials_are_exact
-from virnucpro.models.kernels.plain_attention import alibi_bias
+from virnucpro.models.encoders import attention_kernels
+from virnucpro.models.encoders.attention_kernels import alibi_bias, exponential_attention, exponentials_are_exact
 
 NUM_HEADS, HEAD_DIM = 6, 16
 LENGTHS = (700, 512, 300, 220, 65, 65, 3, 1)  # queries in pieces, a head, some heads, all heads at a time
@@ -94,7 +93,7 @@ def test_no_sequence_sees_another():
 def test_pieces_of_any_size_give_the_same_rows(monkeypatch, cached, slopes_N):
     q_TNH, k_TNH, v_TNH = _qkv()
     whole = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS, slopes_N)
-    monkeypatch.setattr(cpu_attention, "_CACHED_SCORES", cached)
+    monkeypatch.setattr(attention_kernels, "_CACHED_SCORES", cached)
     pieces = exponential_attention(q_TNH, k_TNH, v_TNH, torch.empty(0), LENGTHS, slopes_N)
     torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from virnucpro.errors import SequenceError, WeightsError
-from virnucpro.models.encoders.dna_tokenizer import BUNDLED_TOKENIZER, NUCLEOTIDE_LETTERS, DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import BUNDLED_TOKENIZER, NUCLEOTIDE_LETTERS, DnaTokenizer
 
 CLS, SEP, UNK = 1, 2, 0
 

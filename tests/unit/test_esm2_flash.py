@@ -17,7 +17,7 @@ from tools.encoders.card import save_weights
 from tools.encoders.masked_residues import new_encoder
 from tools.encoders.training import TrainingSettings
 from virnucpro.errors import SequenceError, UnknownModelError, WeightsError
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 from virnucpro.models.esm2_flash import load_esm2_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "W", "GGLVPRGSHM", "ACDEFGHIKL", "MX", "M" * 300]
@@ -89,7 +89,7 @@ def test_rotary_frequencies_are_the_checkpoints_own(encoder, tmp_path):
     tokens = torch.from_numpy(tokenizer.encode([SEQUENCES[-1]])[0])[None]
     with torch.inference_mode():
         first_layers = [x(tokens, repr_layers=[1])["representations"][1][0] for x in (rounded, encoder)]
-    found = model.hidden_states(*_packed(tokenizer, SEQUENCES[-1:]))[1]
+        _, found, *_ = (x.clone() for x in model._states(*_packed(tokenizer, SEQUENCES[-1:]), torch.float32))
     assert float((found - first_layers[0]).abs().max()) < 1e-5
     assert float((found - first_layers[1]).abs().max()) > 1e-4
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import another_user
 from virnucpro.config import InputRules
-from virnucpro.data.reading.fasta_scan import Problems, scan_fasta
-from virnucpro.data.reading.skipped_records import read_skipped
+from virnucpro.data.reading.fasta_scan import scan_fasta
+from virnucpro.data.reading.problems import Problems, read_skipped
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, OutputError
 

@@ -17,9 +17,7 @@ from tests.strategies import random_contigs, write_fasta
 from virnucpro.choices import SequenceKind
 from virnucpro.config import InputRules
 from virnucpro.data.fragments import FragmentCounts, write_fragments
-from virnucpro.data.frames.chunks import chunks_per_contig
-from virnucpro.data.frames.letter_stream import stream_letters
-from virnucpro.data.frames.six_frames import FRAMES
+from virnucpro.data.frames import FRAMES, chunks_per_contig, stream_letters
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import InputChangedError, StoppedError
 

@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.plain_fragments import plain_bounds, plain_frames
-from virnucpro.data.frames.chunks import bounds_of_chunks, chunk_bounds, chunks_per_contig
-from virnucpro.data.frames.six_frames import FRAMES, open_frames
+from virnucpro.data.frames import FRAMES, bounds_of_chunks, chunk_bounds, chunks_per_contig, open_frames
 
 lengths_nt = st.integers(1, 60_000)
 chunks_nt = st.sampled_from([300, 500]) | st.integers(1, 700)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from virnucpro.models.kernels.fused_linear import FusedLinear, can_pack
+from virnucpro.models.encoders.fused_linear import FusedLinear, can_pack
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,9 @@ import time
 
 import pytest
 
-from virnucpro.data.reading import inbox
-from virnucpro.data.reading.inbox import FASTA_PATTERNS, FileChangedError, content_of, scan_inbox
 from virnucpro.errors import BadInputError, ResultError
-from virnucpro.store import inbox_memory
-from virnucpro.store.inbox_memory import InboxMemory
+from virnucpro.store import inbox
+from virnucpro.store.inbox import FASTA_PATTERNS, FileChangedError, InboxMemory, content_of, scan_inbox
 
 RECORD = b">a\nACGT\n"
 
@@ -160,7 +158,7 @@ def test_a_claim_that_cannot_be_read_is_never_taken_for_none(tmp_path, content):
 
 def test_a_file_is_read_again_only_when_something_about_it_changed(tmp_path, monkeypatch):
     file = arrived_file(tmp_path)
-    monkeypatch.setattr(inbox_memory, "_RACY_NS", -1)
+    monkeypatch.setattr(inbox, "_RACY_NS", -1)
     memory = InboxMemory(tmp_path)
     assert memory.content_seen(file.target, file.identity) is None
     memory.note_content(file.target, file.identity, "digest")

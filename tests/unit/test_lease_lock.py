@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import ExitCode, OutputError, RunLockedError
-from virnucpro.store.locks.lease_lock import LeaseLock
-from virnucpro.store.locks.run_holder import holder_of
-from virnucpro.store.locks.run_lock import RunLock
+from virnucpro.store.locks.lease import LeaseLock
+from virnucpro.store.locks.run_lock import RunLock, holder_of
 
 LEASE_S = 1.5
 

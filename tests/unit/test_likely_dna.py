@@ -8,7 +8,7 @@ import structlog
 from tests.strategies import MadeRun
 from virnucpro.choices import SequenceKind
 from virnucpro.config import InputRules
-from virnucpro.data.likely_dna import LEAST_NUCLEOTIDES, warn_of_dna
+from virnucpro.data.sequence_dataset import LEAST_NUCLEOTIDES, warn_of_dna
 from virnucpro.data.sequence_index import SequenceIndex
 
 PROTEIN = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ" * 2

@@ -21,7 +21,7 @@ from virnucpro.data.packing import BlockPlan, make_plan, plan_blocks, resolve_to
 from virnucpro.data.sequence_index import SequenceIndex, get_worker_indices
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 from virnucpro.knobs import settings_of
-from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
+from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer
 from virnucpro.models.registry import MODELS
 from virnucpro.settings import Cache, Hardware, Monitoring, SequenceRules
 

@@ -28,7 +28,7 @@ from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.pipeline.shard_aggregator import validate_result
 from virnucpro.store.reader import Embeddings
-from virnucpro.store.results import parquet, sharded
+from virnucpro.store.results import hdf5, parquet
 from virnucpro.store.results.parquet import ParquetFile
 
 arrow = pytest.importorskip("pyarrow")
@@ -40,7 +40,7 @@ WIDTH = fakes.HASH_WIDTH
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 7)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def check_rows(path, sequences):
 def test_parquet_holds_what_one_file_holds_whatever_the_input_and_what_is_missing(
     tmp_path_factory, records, rows, data
 ):
-    sharded.SHARD_ROWS = rows
+    hdf5.SHARD_ROWS = rows
     run = MadeRun(tmp_path_factory.mktemp("run"), records, token_budget=40, max_residues=12)
     done = data.draw(st.sets(st.sampled_from(range(len(run.plan)))))
     for block in done:

@@ -20,7 +20,6 @@ from virnucpro.errors import ResultError
 from virnucpro.store import schema
 from virnucpro.store.parts import (
     BlockRows,
-    RowWriter,
     SealedBlocks,
     part_paths,
     read_block_numbers,
@@ -260,7 +259,7 @@ def test_a_shard_of_no_rows_and_no_width_joins_one_that_has_rows(tmp_path):
     assert rows_of(SealedBlocks.open(tmp_path / "both.h5")).tobytes() == block(1).embeddings.tobytes()
 
 
-# --- RowWriter -------------------------------------------------------------------------------------------------------
+# --- write_rows ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -281,10 +280,9 @@ def test_rows_written_in_any_order_and_any_pieces_stand_where_they_belong(tmp_pa
     cuts = sorted(data.draw(st.sets(st.integers(0, num_rows), max_size=6)))
     expected = np.arange(num_rows * width, dtype=np.float32).reshape(num_rows, width)
     with file_of_rows(path, (num_rows, width)) as (file, offset):
-        writer = RowWriter(file, offset, width)
         for start, end in zip([0, *cuts], [*cuts, num_rows], strict=True):
             numbers = np.sort(order[start:end]) if data.draw(st.booleans()) else order[start:end]
-            writer.write(numbers, expected[numbers])
+            schema.write_rows(file, offset, width, numbers, expected[numbers])
     with h5py.File(path) as file:
         assert file["embeddings"][()].tobytes() == expected.tobytes()
 
@@ -292,11 +290,10 @@ def test_rows_written_in_any_order_and_any_pieces_stand_where_they_belong(tmp_pa
 def test_writing_no_rows_writes_nothing(tmp_path):
     path = tmp_path / "rows.h5"
     with file_of_rows(path, (2, 3)) as (file, offset):
-        writer = RowWriter(file, offset, 3)
         before = path.read_bytes()
-        writer.write(np.empty(0, np.int64), np.empty((0, 3), np.float32))
+        schema.write_rows(file, offset, 3, np.empty(0, np.int64), np.empty((0, 3), np.float32))
         assert path.read_bytes() == before
-        writer.write(np.array([1]), np.full((1, 3), 5, np.float32))
+        schema.write_rows(file, offset, 3, np.array([1]), np.full((1, 3), 5, np.float32))
         assert path.read_bytes() != before
 
 
@@ -305,7 +302,7 @@ def test_a_dataset_without_elements_takes_no_space(tmp_path):
     with file_of_rows(path, (0, 8)) as (file, offset):
         size_bytes = path.stat().st_size
         assert offset is None
-        RowWriter(file, None, 8).write(np.empty(0, np.int64), np.empty((0, 8), np.float32))
+        schema.write_rows(file, None, 8, np.empty(0, np.int64), np.empty((0, 8), np.float32))
     assert path.stat().st_size == size_bytes
 
 
@@ -313,12 +310,12 @@ def test_a_dataset_without_elements_takes_no_space(tmp_path):
 def test_rows_of_another_width_or_number_are_never_written(tmp_path, rows):
     path = tmp_path / "rows.h5"
     with file_of_rows(path, (4, 3)) as (file, offset), pytest.raises(AssertionError):
-        RowWriter(file, offset, 3).write(np.array([0, 1]), rows)
+        schema.write_rows(file, offset, 3, np.array([0, 1]), rows)
 
 
 def test_rows_of_another_number_format_are_converted(tmp_path):
     path = tmp_path / "rows.h5"
     with file_of_rows(path, (2, 2)) as (file, offset):
-        RowWriter(file, offset, 2).write(np.array([1, 0]), np.array([[3.0, 4.0], [1.0, 2.0]], dtype=">f8"))
+        schema.write_rows(file, offset, 2, np.array([1, 0]), np.array([[3.0, 4.0], [1.0, 2.0]], dtype=">f8"))
     with h5py.File(path) as file:
         assert file["embeddings"][()].tolist() == [[1.0, 2.0], [3.0, 4.0]]

@@ -140,7 +140,7 @@ def test_weights_are_looked_for_in_the_given_folder_then_the_variable_then_torch
         found = resolve_model(NAME, weights_dir=given)
         assert found.weights_path == folder / f"{NAME}.pt"
         assert found.weights_sha256 == hashlib.sha256(folder.name.encode()).hexdigest()
-        assert (found.name, found.hidden_dim, found.is_bundled) == (NAME, 320, False)
+        assert (found.name, found.hidden_dim) == (NAME, 320)
 
 
 def test_torch_hubs_folder_is_the_one_that_torch_itself_names(monkeypatch):

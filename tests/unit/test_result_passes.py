@@ -23,7 +23,7 @@ from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.pipeline.work import unit_claims
 from virnucpro.store.parts import SealedBlocks
-from virnucpro.store.results import sharded
+from virnucpro.store.results import hdf5
 
 SHARDS = 6
 HOST = "a host"
@@ -32,7 +32,7 @@ HOST = "a host"
 
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 7)
     monkeypatch.setattr(passes, "LOOK_S", 0.01)
     monkeypatch.setattr(host_watch, "WATCH_INTERVAL_S", 0.01)
 

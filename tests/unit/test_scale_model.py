@@ -14,9 +14,9 @@ from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS
 from virnucpro.config import ModelConfig
 from virnucpro.pipeline.work import unit_claims
 from virnucpro.pipeline.work.unit_claims import cut_units
-from virnucpro.store.results import sharded
+from virnucpro.store.results import hdf5
+from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.id_index import write_id_index
-from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
 
 RATES = Rates.of(scale_model.latest())
 RUNS = [Run(count, gpus, RATES) for count in SEQUENCES for gpus in GPUS]
@@ -81,7 +81,7 @@ def test_what_the_model_takes_from_the_program_is_still_so(tmp_path):
     assert unit_claims.PIECES_OF_A_SHARE == scale_model.PIECES_OF_A_SHARE
     assert unit_claims.MOST_UNITS_OF_A_SHARE == scale_model.MOST_UNITS_OF_A_SHARE
     assert unit_claims.UNITS_LOOKED_AT_A_SECOND == scale_model.UNITS_LOOKED_AT_A_SECOND
-    assert (sharded.SHARD_BYTES, sharded.SHARD_ROWS) == (scale_model.SHARD_BYTES, scale_model.SHARD_ROWS)
+    assert (hdf5.SHARD_BYTES, hdf5.SHARD_ROWS) == (scale_model.SHARD_BYTES, scale_model.SHARD_ROWS)
     units = cut_units(np.full(200_000, 65_536), devices=100)
     assert len(units) == pytest.approx(100 * scale_model.UNITS_PER_GPU, rel=0.05)
     run = Run(10**8, 1, RATES)

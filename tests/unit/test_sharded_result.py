@@ -24,16 +24,16 @@ from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.reader import Embeddings
-from virnucpro.store.results import id_index, sharded, sharded_rows
+from virnucpro.store.results import hdf5, id_index, sharded_rows
 from virnucpro.store.results.forms import choose_result_form
-from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
+from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 
 SHARDED, SINGLE = ResultForm.SHARDED, ResultForm.SINGLE
 
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 7)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def check_mapping(path, wanted):
 def test_shards_hold_what_one_file_holds_whatever_the_input_and_what_is_missing(
     tmp_path_factory, records, rows, cut, data
 ):
-    sharded.SHARD_ROWS = rows
+    hdf5.SHARD_ROWS = rows
     run = MadeRun(tmp_path_factory.mktemp("run"), records, token_budget=40, max_residues=cut)
     done = data.draw(st.sets(st.sampled_from(range(len(run.plan)))))
     for block in done:
@@ -340,7 +340,7 @@ def test_validation_wants_every_row(run):
 def test_shards_of_another_number_and_an_old_index_do_not_stay_beside_the_new_ones(run, monkeypatch):
     path = finished(run)
     (path / "notes.txt").write_text("somebody's")
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 30)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 30)
     assert finished(run) == path
     assert {each.name for each in path.iterdir()} == {
         "ids.index",
@@ -357,14 +357,14 @@ def test_the_index_goes_before_a_shard_is_written_over(run, monkeypatch):
     def refuse(*_args, **_options):
         raise OutputError(path, "refused")
 
-    monkeypatch.setattr("virnucpro.store.results.single.RowWriter", refuse)
+    monkeypatch.setattr("virnucpro.store.schema.write_rows", refuse)
     with pytest.raises(OutputError, match="refused"):
         aggregate(run)
     assert not (path / "ids.index").exists()
     with pytest.raises(ResultError, match=r"ids\.index: is missing"):
         read_embeddings(run.layout.output_dir)
     monkeypatch.undo()
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 7)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 7)
     finished(run)
     assert bytes_of(path) == whole
 
@@ -402,7 +402,7 @@ def test_large_results_are_sharded_by_themselves(num_rows, hidden_dim, form):
 
 
 def test_a_shard_has_a_gibibyte_of_rows_or_a_million_of_them(monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", 1 << 20)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", 1 << 20)
     assert most_rows_of_shard(2560) * 2560 * 4 <= 1 << 30 < (most_rows_of_shard(2560) + 1) * 2560 * 4
     assert most_rows_of_shard(8) == most_rows_of_shard(0) == 1 << 20
     assert most_rows_of_shard(1 << 30) == 1

@@ -22,7 +22,7 @@ from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.reader import read_embeddings
-from virnucpro.store.results import forms, sharded
+from virnucpro.store.results import forms, hdf5
 
 SHARDED, SINGLE, AUTO = ResultForm.SHARDED, ResultForm.SINGLE, ResultForm.AUTO
 ROWS_OF_SHARD = 25
@@ -30,7 +30,7 @@ ROWS_OF_SHARD = 25
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(sharded, "SHARD_ROWS", ROWS_OF_SHARD)
+    monkeypatch.setattr(hdf5, "SHARD_ROWS", ROWS_OF_SHARD)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import hash_config, hash_vector
 from virnucpro.config import InputRules
-from virnucpro.data.index.duplicate_ids import lines_at
-from virnucpro.data.reading.skipped_records import SkippedRecords, read_skipped
+from virnucpro.data.index.build import lines_at
+from virnucpro.data.reading.problems import SkippedRecords, read_skipped
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, WorkersFailedError
 from virnucpro.pipeline.devices import CPU

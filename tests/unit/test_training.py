@@ -15,8 +15,7 @@ from tests.manifests import values_unseen
 from tests.settings import training_config
 from tests.strategies import write_fasta
 from tests.trainings import hash_training, make_genomes, train_forked
-from virnucpro.data.frames.chunks import chunk_bounds
-from virnucpro.data.frames.six_frames import open_frames
+from virnucpro.data.frames import chunk_bounds, open_frames
 from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier

@@ -17,9 +17,8 @@ from tests.settings import embedding_config
 from tests.strategies import MadeRun, write_fasta
 from virnucpro.choices import LongPolicy
 from virnucpro.data.collators import VarlenCollator
-from virnucpro.data.packing import make_plan, tokens_of
+from virnucpro.data.packing import count_windows, make_plan, tokens_of, windows_of
 from virnucpro.data.sequence_index import SequenceRecord
-from virnucpro.data.windows import count_windows, windows_of
 from virnucpro.models.dnabert_s import load_dnabert_s
 from virnucpro.models.esm2_flash import load_esm2_model
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tools.encoders.masked_tokens import MaskedBatch
-    from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+    from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 
 MASK_SEED = 20_000
 """Seed of the fixed mask."""

@@ -22,8 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tools.encoders.evaluation import MASK_SEED, HeldOutLoss, loss_against_unigram
 from tools.encoders.masked_tokens import MaskedBatch, MaskVocabulary, mask_tokens
 from virnucpro.models.dnabert_s import PackedMosaicBert
-from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
-from virnucpro.models.encoders.dnabert_checkpoint import CONFIG_KEY, MosaicBertConfig
+from virnucpro.models.encoders.dnabert_checkpoint import CONFIG_KEY, DnaTokenizer, MosaicBertConfig
 from virnucpro.training.genomes.related import reverse_complement
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tools.encoders.masked_tokens import (
     MaskVocabulary,
     mask_tokens,
 )
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from tools.encoders.evaluation import (
 from tools.encoders.masked_residues import ResidueObjective
 from tools.encoders.protein_split import Split, largest_overlaps, linked_groups, split_by_overlap
 from tools.encoders.training import TrainingSettings, train_encoder
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
+from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
 from virnucpro.training.genomes.records import Record, file_sha256, read_records
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from virnucpro import durable
 from virnucpro.calls.feature_join import RowStream, join
 from virnucpro.calls.frame_order import CONTIGS_AT_ONCE
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.data.frames.chunks import chunk_bounds
-from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
+from virnucpro.data.frames import LetterWindow, chunk_bounds, stream_letters
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.data.frames.chunks import chunk_bounds, chunks_per_contig
-from virnucpro.data.frames.six_frames import FRAMES
+from virnucpro.data.frames import FRAMES, chunk_bounds, chunks_per_contig
 from virnucpro.errors import ResultError
 
 if TYPE_CHECKING:

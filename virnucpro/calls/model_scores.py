@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.data.frames.chunks import chunks_per_contig
+from virnucpro.data.frames import chunks_per_contig
 from virnucpro.errors import ResultError
 
 if TYPE_CHECKING:

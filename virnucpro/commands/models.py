@@ -12,12 +12,7 @@ from rich.text import Text
 from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
-from virnucpro.models.classifier_files.card import classifiers_table
-from virnucpro.models.classifier_files.conversion import (
-    PUBLISHED_DNA_MODEL,
-    PUBLISHED_PROTEIN_MODEL,
-    convert_classifier,
-)
+from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL, classifiers_table
 from virnucpro.models.registry import BUNDLED, models_table
 from virnucpro.settings import EmbeddingSettings
 
@@ -95,6 +90,8 @@ def convert(
 
     Nothing in the file is run: what it asks for besides the layers of such a classifier is refused by name.
     """
+    from virnucpro.models.classifier_files.conversion import convert_classifier  # noqa: PLC0415  only needed here
+
     card = convert_classifier(
         source, output, chunk_nt=chunk, dna_model=dna_model, protein_model=protein_model, weights_dir=_folder(settings)
     )

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from virnucpro.data.windows import count_windows, windows_of
+from virnucpro.data.packing import count_windows, windows_of
 from virnucpro.errors import SequenceError
 from virnucpro.spans import PACKING, TOKENISING, loader_start, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from virnucpro.arrays import FloatArray
     from virnucpro.data.sequence_dataset import IndexBasedDataset
@@ -30,9 +32,7 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """What the collator needs of a model's tokenizer."""
 
-    def encode(
-        self, sequences: Sequence[str]
-    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int32]]]:
+    def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return packed token ids int64 (T,) and tokens of each sequence int32 (S,), special tokens included."""
         ...
 
@@ -129,7 +129,7 @@ class VarlenCollator:
     Args:
         tokenizer: The model's.
         max_residues: Residues of a sequence that are embedded; longer ones are truncated.
-        in_windows: Pack a longer sequence as windows of that length instead (``virnucpro.data.windows``).
+        in_windows: Pack a longer sequence as windows of that length instead.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_residues: int, in_windows: bool = False) -> None:
@@ -166,9 +166,7 @@ class VarlenCollator:
             return ()
         return tuple(count_windows(np.array([len(record.sequence) for record in records]), self.max_residues).tolist())
 
-    def _encode(
-        self, records: Sequence[SequenceRecord]
-    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int32]]]:
+    def _encode(self, records: Sequence[SequenceRecord]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         if not records:
             return np.empty(0, np.int64), np.empty(0, np.int32)
         if self.in_windows:
@@ -194,7 +192,7 @@ def create_async_dataloader(
     pin_memory: bool = False,
 ) -> DataLoader[PackedBatch]:
     """
-    Load *batches* of *dataset* in order.
+    Load *batches* of *dataset* in their order, each as a ``PackedBatch``.
 
     Args:
         dataset: Sequences by number.
@@ -202,9 +200,6 @@ def create_async_dataloader(
         batches: Numbers in *dataset* of each batch's sequences; iterated lazily.
         loader_workers: Processes that read and tokenise ahead; 0 loads in this process.
         pin_memory: Return page-locked tensors (GPUs only).
-
-    Returns:
-        An iterable of ``PackedBatch``, one for each item of *batches*, in their order.
     """
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only

@@ -1,20 +1,35 @@
 """
-The rules of a FASTA record: what an id and a sequence may hold; every fault with its line, column and remedy.
+The rules of a FASTA record: its letters, what an id and a sequence may hold; every fault with line, column, remedy.
 
 A record is read in one piece or in several. The result is the normalised sequence that models see: upper case, without
-ASCII blanks and line ends; in proteins J is X, and one stop at the end is removed. Which letters are accepted is in
-``virnucpro.data.letters``. This module knows bytes and lines; it opens no file.
+ASCII blanks and line ends; in proteins J is X, and one stop at the end is removed. This module knows bytes and lines;
+it opens no file.
+
+Protein letters are those of ESM-2's alphabet, and J, which it lacks and which is read as X. DNA letters are IUPAC's
+without U: the published tokenizer of DNABERT-S has no U, so nearly half of an RNA becomes [UNK] and its embedding is
+further from its own DNA's than another DNA's is. Users with RNA have to write T.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from virnucpro.choices import SequenceKind, StopPolicy
-from virnucpro.data.letters import GAPS, Letters
+from virnucpro.choices import GapPolicy, SequenceKind, StopPolicy
 
+if TYPE_CHECKING:
+    from virnucpro.config import InputRules
+
+
+BLANKS = b" \t\r\n"
+"""Bytes inside a sequence that are removed; CR only at the end of a line."""
+GAPS = b"-."
+"""Bytes that alignments put in place of a missing residue."""
+PROTEIN_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+DNA_LETTERS = b"ACGTRYSWKMBDHVN"
 MAX_ID_BYTES = 1024
 """Longest id, bytes: it is a row of the result and a line of a table."""
 PLAIN_ID_BYTES = MAX_ID_BYTES - 32
@@ -31,6 +46,54 @@ _SPECIAL_TOKEN = re.compile(rb"<[A-Za-z_]{1,20}>")
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Zs", "Zl", "Zp"})
 _SHORTEN_ID = "shorten it; it ends at the first space or tab"
 _CR_FAULT = ("CR line ends", "convert them with: tr '\\r' '\\n' < FILE > NEW_FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letters:
+    kind: SequenceKind
+    accepted: bytes
+    """Upper-case letters of a normalised sequence."""
+    unknown: bytes
+    """The letter for any residue or nucleotide."""
+    ambiguous: bytes
+    """Letters that stand for several residues or nucleotides, ``unknown`` included."""
+    normalise: bytes
+    """Translation table: upper case, and in proteins J (leucine or isoleucine) to X."""
+    removed: bytes
+    faulty: re.Pattern[bytes]
+    """Bytes that need a second look: those that break a rule, and stops."""
+    stops: StopPolicy | None
+    """How internal stops are treated; None where ``*`` is no stop."""
+    most_residues: int | None
+    """Most residues or nucleotides of a record; None is no limit."""
+    chunk_nt: int | None
+    """Nucleotides of the chunks that a record is cut into; None where it is not."""
+
+    def count_ambiguous(self, sequence: bytes) -> int:
+        return sum(sequence.count(letter) for letter in self.ambiguous if letter in sequence)  # most are in none
+
+
+@cache
+def letters_of(rules: InputRules) -> Letters:
+    is_protein = rules.sequence_kind is SequenceKind.PROTEIN
+    accepted = PROTEIN_LETTERS if is_protein else DNA_LETTERS
+    removed = BLANKS + (GAPS if rules.gaps is GapPolicy.REMOVE else b"")
+    both_cases = accepted + accepted.lower()
+    return Letters(
+        kind=rules.sequence_kind,
+        accepted=accepted,
+        unknown=b"X" if is_protein else b"N",
+        ambiguous=b"XBZ" if is_protein else b"RYSWKMBDHVN",
+        normalise=bytes.maketrans(
+            accepted.lower() + (b"J" if is_protein else b""),
+            (accepted.replace(b"J", b"X") + b"X") if is_protein else accepted,
+        ),
+        removed=removed,
+        faulty=re.compile(rb"[^" + re.escape(both_cases + removed) + rb"]|\r(?!\n)"),
+        stops=rules.stops if is_protein else None,
+        most_residues=rules.most_residues,
+        chunk_nt=rules.chunk_nt,
+    )
 
 
 class Fault(NamedTuple):
@@ -81,12 +144,12 @@ class SequenceReader:
         self._only_unknown = True
 
     @property
-    def stripped_stop(self) -> bool:
+    def stripped_stops(self) -> bool:
         """Whether a stop was removed from the end."""
         return self._stop is not None and self.fault is None
 
     @property
-    def is_low_information(self) -> bool:
+    def low_information(self) -> bool:
         """Whether there are residues, all of them unknown ones."""
         return self.residues > 0 and self._only_unknown
 
@@ -113,7 +176,7 @@ class SequenceReader:
         if letters.kind is SequenceKind.PROTEIN:
             self.mapped_j += piece.count(b"J") + piece.count(b"j")
         self.removed_blanks += piece.count(b" ") + piece.count(b"\t")
-        if letters.removes_gaps:
+        if GAPS[0] in letters.removed:
             self.removed_gaps += piece.count(b"-") + piece.count(b".")
 
     def _unusual(self, piece: bytes, sequence: bytes) -> bytes:

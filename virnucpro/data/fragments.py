@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.frames.chunks import bounds_of_chunks, chunks_per_contig
-from virnucpro.data.frames.letter_stream import LetterWindow, stream_letters
-from virnucpro.data.frames.six_frames import FRAMES, OpenFrames, open_frames
+from virnucpro.data.frames import (
+    FRAMES,
+    LetterWindow,
+    OpenFrames,
+    bounds_of_chunks,
+    chunks_per_contig,
+    open_frames,
+    stream_letters,
+)
 from virnucpro.errors import StoppedError
 
 if TYPE_CHECKING:
@@ -95,12 +101,7 @@ def write_fragments(
         protein: Paths for their proteins, likewise.
         chunked: Paths for the chunks, likewise; None writes none.
         open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
-        stop: Set to stop the work.
-
-    Raises:
-        InputChangedError: An input file no longer holds what was indexed.
-        OutputError: A file cannot be written.
-        StoppedError: *stop* was set.
+        stop: Set to stop the work, with ``StoppedError``.
     """
     positions = index.in_input_order()
     contigs = chunks = open_chunks = frames = 0

@@ -5,6 +5,11 @@ A block is a run of neighbours in the length-sorted index that fits the token bu
 pure function of the sequence lengths, the settings and the budget, never of ranks, world size or remaining work: a
 resumed run, or one on another number of devices, gives the same bytes. It covers each distinct sequence once; copies
 get their row when the result is assembled.
+
+Where long sequences are not truncated, a sequence of at most ``max_residues`` letters is one window. A longer one has
+windows of exactly ``max_residues`` letters, each beginning half a window (rounded down, at least one letter) after the
+one before; the last one ends where the sequence ends, and so may overlap more. Every letter is in a window, and all
+windows of a sequence have the same number of letters. Its row is the unweighted mean of its windows' rows.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ import numpy as np
 
 from virnucpro.choices import SPECIAL_TOKENS, LongPolicy
 from virnucpro.config import ModelConfig, computing_versions, fingerprint
-from virnucpro.data.windows import count_windows
 from virnucpro.errors import ConfigurationError, TokenBudgetError
 
 if TYPE_CHECKING:
@@ -44,7 +48,6 @@ class BlockPlan:
         return len(self.starts) - 1
 
     def block_positions(self, block: int) -> IntArray:
-        """Return the index positions of *block*, int64 (num_sequences,)."""
         return self.positions[self.starts[block] : self.starts[block + 1]]
 
     def block_of(self, position: int) -> int:
@@ -66,16 +69,9 @@ class BlockPlan:
 
 
 def plan_blocks(tokens: Sequence[int] | IntArray, *, token_budget: int) -> list[range]:
-    """
-    Divide *tokens* of a length-sorted index (special tokens included) into consecutive blocks within the budget.
-
-    Raises:
-        TokenBudgetError: A sequence alone is longer than *token_budget*.
-    """
+    """Divide sequences into consecutive blocks within the budget; TokenBudgetError where one alone is longer."""
     per_sequence = np.asarray(tokens, dtype=np.int64)
-    if not len(per_sequence):
-        return []
-    longest = int(per_sequence.max())
+    longest = int(per_sequence.max(initial=0))
     if longest > token_budget:
         raise TokenBudgetError(longest, token_budget)
     through = np.cumsum(per_sequence)
@@ -97,17 +93,15 @@ def resolve_token_budget(
     in_windows: bool = False,
 ) -> int:
     """Return *requested*, in tokens, raised to the longest sequence; the other arguments are those of ``tokens_of``."""
-    if not len(lengths):
-        return requested
     tokens = tokens_of(lengths, max_residues=max_residues, letters_per_token=letters_per_token, in_windows=in_windows)
-    return max(requested, int(tokens.max()))
+    return max(requested, int(tokens.max(initial=0)))
 
 
 def tokens_of(
     lengths: IntArray, *, max_residues: int, letters_per_token: float = 1.0, in_windows: bool = False
 ) -> IntArray:
     """
-    Return the tokens of each sequence, int64, truncated to the limit, special tokens included.
+    Return the tokens of each sequence, int64, special tokens included.
 
     Args:
         lengths: Residues or nucleotides of each sequence.
@@ -122,17 +116,34 @@ def tokens_of(
     return tokens * count_windows(lengths, max_residues) if in_windows else tokens
 
 
+def count_windows(lengths: IntArray, max_residues: int) -> IntArray:
+    """Return the windows of sequences of *lengths* letters, int64."""
+    beyond = np.maximum(np.asarray(lengths, dtype=np.int64) - max_residues, 0)
+    windows: IntArray = 1 + -(-beyond // _window_step(max_residues))
+    return windows
+
+
+def windows_of(sequence: str, max_residues: int) -> list[str]:
+    last = max(0, len(sequence) - max_residues)
+    starts = (*range(0, last, _window_step(max_residues)), last)
+    return [sequence[start : start + max_residues] for start in starts]
+
+
+def _window_step(max_residues: int) -> int:
+    return max(1, max_residues // 2)
+
+
 def make_plan(index: SequenceIndex, model_config: ModelConfig, *, device_type: str) -> BlockPlan:
     """
     Plan the blocks of a run.
 
     Args:
+        index: The input.
         model_config: With a resolved token budget.
         device_type: ``cpu`` or ``cuda``: rows of one are not reused on the other.
 
     Raises:
-        TokenBudgetError: The budget is smaller than the longest sequence.
-        ConfigurationError: A sequence is longer than allowed and the policy is to refuse it.
+        ConfigurationError: A sequence is longer than allowed and is to be refused, or than the token budget.
     """
     is_refused = model_config.settings.sequences.long is LongPolicy.ERROR
     if is_refused and len(index) and index.lengths[0] > model_config.max_residues:

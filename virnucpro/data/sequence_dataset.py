@@ -1,16 +1,19 @@
 """
-The sequences of one worker by number, read on access.
+Sequences by number, read on access; and a warning, before any work, of DNA that is given to a protein model.
 
-A map-style dataset for torch's ``DataLoader``, without importing torch. Unpickled in another process it opens the index
-there.
+The dataset is map-style for torch's ``DataLoader``, without importing torch. Unpickled in another process it opens the
+index there.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 
+from virnucpro.choices import SequenceKind
 from virnucpro.spans import READING, span
 
 if TYPE_CHECKING:
@@ -19,15 +22,21 @@ if TYPE_CHECKING:
     from virnucpro.arrays import IntArray
     from virnucpro.data.sequence_index import SequenceIndex, SequenceRecord
 
+log = structlog.get_logger(__name__)
+
+SAMPLE = 100
+"""Number of sequences that are tested for DNA, the longest ones."""
+LEAST_NUCLEOTIDES = 60
+"""Shortest sequence that can count as DNA."""
+
+_NOT_PLAIN_DNA = re.compile("[^ACGTUN]")
+
 
 class IndexBasedDataset:
     """
     Some records of an index.
 
-    Args:
-        index: Holds them.
-        indices: int64 (num_sequences,): their positions in the index, in the wanted order; None stands for all records
-            by position.
+    *indices*: their positions, int64 (num_sequences,), in the wanted order; None stands for all records by position.
     """
 
     def __init__(self, index: SequenceIndex, indices: Sequence[int] | IntArray | None = None) -> None:
@@ -45,3 +54,25 @@ class IndexBasedDataset:
         with span(READING, records):
             records.extend(self[number] for number in numbers)
         return records
+
+
+def warn_of_dna(index: SequenceIndex) -> None:
+    """
+    Log a warning where the proteins of *index* look like DNA.
+
+    Every nucleotide's letter is also a residue's, so a sample counts as DNA where no other letter occurs. The opposite
+    case needs no warning: the reader refuses letters of no nucleotide.
+    """
+    if index.rules.sequence_kind is not SequenceKind.PROTEIN:
+        return
+    records = [index.read(position) for position in range(min(SAMPLE, len(index)))]
+    if records and all(_is_dna(record.sequence) for record in records):
+        log.warning(
+            "input.looks_like_dna",
+            first=records[0].sequence_id,
+            advice="the model takes proteins: `virnucpro models list` names the models of DNA",
+        )
+
+
+def _is_dna(sequence: str) -> bool:
+    return len(sequence) >= LEAST_NUCLEOTIDES and not _NOT_PLAIN_DNA.search(sequence)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES, InputRules, fingerprint
-from virnucpro.data.fasta import read_record
+from virnucpro.data.fasta import letters_of, read_record
 from virnucpro.data.index.build import IndexedFile, build_index
 from virnucpro.data.index.file import content_is_intact, map_index
-from virnucpro.data.letters import letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, sequence_hash
 from virnucpro.data.reading.input_files import DEFAULT_MAX_UNPACKED_BYTES, hash_content, open_regular
-from virnucpro.data.reading.skipped_records import SkippedRecord, read_skipped
+from virnucpro.data.reading.problems import SkippedRecord, read_skipped
 from virnucpro.errors import BadInputError, ConfigurationError, IndexFormatError, InputChangedError
 from virnucpro.run_folders import only_regular
 
@@ -87,11 +86,8 @@ class SequenceIndex:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         mapped = map_index(self.path)
-        self.file_sha256 = mapped.sha256
-        self._ids = mapped.ids
-        self._mapping = mapped.mapping
-        self._records_seen = 0
         columns = mapped.columns
+        self.file_sha256 = mapped.sha256
         self.lengths: IntArray = columns["lengths"]
         self.input_rows: IntArray = columns["input_rows"]
         self.representatives: IntArray = columns["representatives"]
@@ -105,8 +101,9 @@ class SequenceIndex:
         self.counts: dict[str, int] = mapped.description["counts"]
         self.rules = InputRules(**mapped.description["rules"])
         self._letters = letters_of(self.rules)
-        self._skipped = mapped.skipped
+        self._ids, self._skipped, self._mapping = mapped.ids, mapped.skipped, mapped.mapping
         self._descriptors: dict[int, int] = {}
+        self._records_seen = 0
 
     @classmethod
     def build(
@@ -216,19 +213,19 @@ class SequenceIndex:
         return self._id_bytes(position).decode("utf-8")
 
     def sequence_ids(self, positions: Sequence[int] | IntArray) -> list[str]:
-        rows = self.input_rows[np.asarray(positions, dtype=np.int64)]
-        ends = self._id_ends[rows]
-        starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
+        starts, ends = self._id_bounds(np.asarray(positions, dtype=np.int64))
         ids = self._ids
-        self._saw(len(rows))
         return [str(ids[start:end], "utf-8") for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def id_bytes_of(self, positions: IntArray) -> int:
         """Return the bytes of the ids at *positions*, all together."""
+        starts, ends = self._id_bounds(positions)
+        return int((ends - starts).sum())
+
+    def _id_bounds(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         rows = self.input_rows[positions]
-        starts = np.where(rows > 0, self._id_ends[rows - 1], 0)
         self._saw(len(rows))
-        return int((self._id_ends[rows] - starts).sum())
+        return np.where(rows > 0, self._id_ends[rows - 1], 0), self._id_ends[rows]
 
     def read(self, position: int) -> SequenceRecord:
         """Read one record and compare its id, residues and hash with the index; InputChangedError where they differ."""

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from virnucpro.models.kernels.cpu_attention import exponential_attention, exponentials_are_exact
-from virnucpro.models.kernels.gpu_attention import flash_attention, padded_attention, varlen_attention
-from virnucpro.models.kernels.plain_attention import equal_length_attention
+from virnucpro.models.encoders.attention_kernels import (
+    equal_length_attention,
+    exponential_attention,
+    exponentials_are_exact,
+    flash_attention,
+    padded_attention,
+    varlen_attention,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

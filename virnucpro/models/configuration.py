@@ -21,14 +21,7 @@ def configure_model(
     """
     Find a model's weights, fetching them once if it was named and they are not here, and resolve its settings.
 
-    Args:
-        settings: What the user asked for.
-        device_type: ``cpu`` or ``cuda``.
-        on_download: Called with bytes fetched and bytes in all.
-
-    Raises:
-        UnknownModelError: No such model.
-        WeightsError: Its weights cannot be had.
+    *device_type* is ``cpu`` or ``cuda``; errors are those of ``resolve_model``.
     """
     folders = settings.cache
     weights_dir = Path(folders.weights_dir) if folders.weights_dir else None

@@ -20,11 +20,10 @@ from torch.nn import functional
 
 from virnucpro.choices import Precision
 from virnucpro.models.attention import AttentionChoice, choose_attention
-from virnucpro.models.encoders.dna_tokenizer import DnaTokenizer
-from virnucpro.models.encoders.dnabert_checkpoint import open_dnabert_checkpoint
+from virnucpro.models.encoders.attention_kernels import equal_length_attention
+from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer, open_dnabert_checkpoint
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.esm2_flash import DTYPES
-from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
-from virnucpro.models.kernels.plain_attention import equal_length_attention
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
 
@@ -117,13 +116,6 @@ class PackedMosaicBert(nn.Module):
             lengths: Tokens of each sequence, on the host.
         """
         return mean_over_tokens(self.last_states(input_ids_T, cu_seqlens, lengths), cu_seqlens, lengths)
-
-    @torch.inference_mode()
-    def hidden_states(
-        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return the embedded tokens and each layer's output, each (T, D), for comparisons layer by layer."""
-        return list(self._states(input_ids_T, cu_seqlens, lengths))
 
     def last_states(self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Return the last layer's output, shape (T, D); with its graph, where gradients are on."""

@@ -61,10 +61,6 @@ def download_weights(
         sha256: Expected hex digest, where it is known.
         max_bytes: Limit for its size.
         on_progress: Called before the first byte and after each piece.
-
-    Raises:
-        WeightsError: The server cannot be reached, or sent something else.
-        OutputError: The file cannot be written.
     """
     try:
         with _only_process(destination):
@@ -106,8 +102,7 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme not in {"https", req.type}:
-            what = f"{req.full_url} leads to {newurl}, which is not followed: {self._by_hand}"
-            raise WeightsError(self._name, what)
+            raise WeightsError(self._name, f"{req.full_url} leads to {newurl}, which is not followed: {self._by_hand}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

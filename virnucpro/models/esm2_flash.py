@@ -19,9 +19,8 @@ from torch.nn import functional
 
 from virnucpro.choices import Precision
 from virnucpro.models.attention import choose_attention
-from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, open_checkpoint
-from virnucpro.models.encoders.protein_tokenizer import ProteinTokenizer
-from virnucpro.models.kernels.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, ProteinTokenizer, open_checkpoint
+from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 
@@ -127,29 +126,17 @@ class PackedESM2(nn.Module):
             some = list(neighbours)
             starts = cu_seqlens[sequence : sequence + len(some) + 1] - token
             tokens = slice(token, token + sum(some))
-            pooled.append(self._pooled(input_ids_T[tokens], starts, some, wide if is_short else own))
+            # not *_: that would keep every layer's states until the last is there
+            states = self._states(input_ids_T[tokens], starts, some, wide if is_short else own)
+            (x_TD,) = deque(states, maxlen=1)
+            pooled.append(mean_over_residues(x_TD, starts, some))
             sequence, token = sequence + len(some), tokens.stop
         return torch.cat(pooled)
-
-    def _pooled(
-        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        # not *_: that would keep every layer's states until the last is there
-        (x_TD,) = deque(self._states(input_ids_T, cu_seqlens, lengths, dtype), maxlen=1)
-        return mean_over_residues(x_TD, cu_seqlens, lengths)
-
-    @torch.inference_mode()
-    def hidden_states(
-        self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return every layer's states, each (T, D), for comparisons, numbered like fair-esm's representations."""
-        own = self.embed_tokens.weight.dtype
-        return [x_TD.clone() for x_TD in self._states(input_ids_T, cu_seqlens, lengths, own)]
 
     def _states(
         self, input_ids_T: torch.Tensor, cu_seqlens: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype
     ) -> Iterator[torch.Tensor]:
-        """Yield the states layer by layer, computed in *dtype*; each is valid until the next is computed."""
+        """Yield the embedded tokens and each layer's states, computed in *dtype*; valid until the next is computed."""
         num_tokens = input_ids_T.shape[0]
         input_ids_T, cu_seqlens, lengths = fill_up(input_ids_T, cu_seqlens, lengths)
         own = self.embed_tokens.weight.dtype

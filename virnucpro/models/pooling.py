@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from virnucpro.models.kernels.plain_attention import equal_length_runs
+from virnucpro.models.encoders.attention_kernels import equal_length_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -121,29 +121,18 @@ class ResolvedModel:
     """Registered name, or the stem of the checkpoint's file."""
     weights_path: Path
     weights_sha256: str
-    config_sha256: str
-    """Of the ``config.json`` beside the weights that the loader reads; empty where there is none."""
-    hidden_dim: int
-    """Width of an embedding; 0 where only the checkpoint states it."""
     family: ModelFamily
-    is_bundled: bool
+    hidden_dim: int = 0
+    """Width of an embedding; 0 where only the checkpoint states it."""
+
+    @property
+    def config_sha256(self) -> str:
+        """Of the ``config.json`` beside the weights that the loader reads; empty where there is none."""
+        beside = self.weights_path.parent / "config.json"
+        return durable.sha256_of(beside) if self.family is DNABERT_S and beside.is_file() else ""
 
 
-def _published_esm2(
-    name: str, *, num_layers: int, hidden_dim: int, attention_heads: int, num_parameters: int
-) -> ModelSpec:
-    """A model of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"."""
-    return ModelSpec(
-        name=name,
-        num_layers=num_layers,
-        hidden_dim=hidden_dim,
-        attention_heads=attention_heads,
-        num_parameters=num_parameters,
-        source=f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt",
-        licence="MIT",
-    )
-
-
+# of Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure"
 # parameters as fair-esm 2.0.0 counts them; the sha256 of the published files is not known here
 _PUBLISHED = (
     ("esm2_t6_8M_UR50D", 6, 320, 20, 7_512_474),
@@ -195,7 +184,15 @@ MODELS: dict[str, ModelSpec] = {
         _TINY_DNA,
         _DNABERT_S,
         *(
-            _published_esm2(name, num_layers=layers, hidden_dim=dim, attention_heads=heads, num_parameters=parameters)
+            ModelSpec(
+                name=name,
+                num_layers=layers,
+                hidden_dim=dim,
+                attention_heads=heads,
+                num_parameters=parameters,
+                source=f"https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt",
+                licence="MIT",
+            )
             for name, layers, dim, heads, parameters in _PUBLISHED
         ),
     )
@@ -224,13 +221,7 @@ def resolve_model(
     if is_path(name_or_path):
         path = locate_weights(name_or_path)
         return ResolvedModel(
-            name=path.stem,
-            weights_path=path,
-            weights_sha256=durable.sha256_of(path),
-            config_sha256=_config_sha256(path, family_of(path)),
-            hidden_dim=0,
-            family=family_of(path),
-            is_bundled=False,
+            name=path.stem, weights_path=path, weights_sha256=durable.sha256_of(path), family=family_of(path)
         )
     spec = _registered(str(name_or_path))
     found = _find(spec, weights_dir)
@@ -254,10 +245,8 @@ def resolve_model(
         name=spec.name,
         weights_path=path,
         weights_sha256=sha256,
-        config_sha256=_config_sha256(path, spec.family),
         hidden_dim=spec.hidden_dim,
         family=spec.family,
-        is_bundled=spec.is_bundled,
     )
 
 
@@ -351,8 +340,3 @@ def _writable_folder(spec: ModelSpec, weights_dir: Path | None) -> Path:
     listed = ", ".join(str(folder) for folder in folders)
     what = f"absent, and none of {listed} can be written: name another folder with --weights-dir or {WEIGHTS_VARIABLE}"
     raise WeightsError(spec.name, what)
-
-
-def _config_sha256(weights_path: Path, family: ModelFamily) -> str:
-    beside = weights_path.parent / "config.json"
-    return durable.sha256_of(beside) if family is DNABERT_S and beside.is_file() else ""

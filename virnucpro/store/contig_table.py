@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
+from virnucpro.store.results.parquet import parquet_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    Write = Callable[[Sequence["ContigCall"]], object]
 
 
 class Call(StrEnum):
@@ -64,7 +66,7 @@ class ContigCall:
     """Of classifier, models and chunk length; scores compare only within one."""
 
 
-COLUMNS = tuple(field.name for field in fields(ContigCall))
+COLUMNS = tuple(ContigCall.__dataclass_fields__)
 _INTEGERS = ("chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
 _NUMBERS = ("frame_support", "score", "max_score")
 
@@ -73,23 +75,20 @@ class ContigTable:
     """Context manager that writes the table in up to three formats, each file atomically."""
 
     def __init__(self, tsv: Path, *, as_json: Path | None = None, as_parquet: Path | None = None) -> None:
-        self._paths = (tsv, as_json, as_parquet)
+        self._formats = ((tsv, _writing_tsv), (as_json, _writing_json), (as_parquet, _writing_parquet))
         self._stack = ExitStack()
-        self._writers: list[_TsvWriter | _JsonWriter | _ParquetWriter] = []
+        self._writers: list[Write] = []
 
     def write(self, calls: Sequence[ContigCall]) -> None:
-        for writer in self._writers:
-            writer.write(calls)
+        for write in self._writers:
+            write(calls)
 
     def __enter__(self) -> Self:
-        tsv, as_json, as_parquet = self._paths
         with ExitStack() as stack:
-            self._writers.append(stack.enter_context(_TsvWriter(stack.enter_context(durable.replacing(tsv)))))
-            if as_json is not None:
-                self._writers.append(stack.enter_context(_JsonWriter(stack.enter_context(durable.replacing(as_json)))))
-            if as_parquet is not None:
-                file = stack.enter_context(durable.replacing(as_parquet))
-                self._writers.append(stack.enter_context(_ParquetWriter(file)))
+            for path, writing in self._formats:
+                if path is not None:
+                    file = stack.enter_context(durable.replacing(path))
+                    self._writers.append(stack.enter_context(writing(file)))
             self._stack = stack.pop_all()
         return self
 
@@ -97,76 +96,44 @@ class ContigTable:
         return self._stack.__exit__(*error)
 
 
-class _TsvWriter:
-    def __init__(self, file: durable.NewFile) -> None:
-        self._file = file
-
-    def __enter__(self) -> Self:
-        self._file.write(("\t".join(COLUMNS) + "\n").encode())
-        return self
-
-    def write(self, calls: Sequence[ContigCall]) -> None:
+@contextmanager
+def _writing_tsv(file: durable.NewFile) -> Iterator[Write]:
+    def write(calls: Sequence[ContigCall]) -> None:
         rows = ([getattr(call, name) for name in COLUMNS] for call in calls)
         lines = ("\t".join(["" if value is None else str(value) for value in row]) + "\n" for row in rows)
-        self._file.write("".join(lines).encode())
+        file.write("".join(lines).encode())
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    file.write(("\t".join(COLUMNS) + "\n").encode())
+    yield write
 
 
-class _JsonWriter:
-    def __init__(self, file: durable.NewFile) -> None:
-        self._file = file
-        self._before = "[\n"
+@contextmanager
+def _writing_json(file: durable.NewFile) -> Iterator[Write]:
+    before = "[\n"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def write(self, calls: Sequence[ContigCall]) -> None:
+    def write(calls: Sequence[ContigCall]) -> None:
+        nonlocal before
         if calls:
             text = ",\n".join([json.dumps(asdict(call), ensure_ascii=False) for call in calls])
-            self._file.write((self._before + text).encode())
-            self._before = ",\n"
+            file.write((before + text).encode())
+            before = ",\n"
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._file.write(b"[]\n" if self._before == "[\n" else b"\n]\n")
+    yield write
+    file.write(b"[]\n" if before == "[\n" else b"\n]\n")
 
 
-class _ParquetWriter:
-    def __init__(self, file: durable.NewFile) -> None:
-        self._arrow: Any = importlib.import_module("pyarrow")  # an optional extra, and heavy
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-        kinds = {name: self._arrow.int64() for name in (*_INTEGERS, "length")}
-        kinds |= {name: self._arrow.float64() for name in _NUMBERS}
-        self._schema = self._arrow.schema([(name, kinds.get(name, self._arrow.string())) for name in COLUMNS])
-        self._writer = parquet.ParquetWriter(self._arrow.PythonFile(_Sink(file), mode="w"), self._schema)
+@contextmanager
+def _writing_parquet(file: durable.NewFile) -> Iterator[Write]:
+    arrow: Any = importlib.import_module("pyarrow")  # an optional extra, and heavy
+    kinds = {name: arrow.int64() for name in (*_INTEGERS, "length")} | {name: arrow.float64() for name in _NUMBERS}
+    columns = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def write(self, calls: Sequence[ContigCall]) -> None:
+    def write(calls: Sequence[ContigCall]) -> None:
         if calls:
-            rows = self._arrow.Table.from_pylist([asdict(call) for call in calls], schema=self._schema)
-            self._writer.write_table(rows)
+            writer.write_table(arrow.Table.from_pylist([asdict(call) for call in calls], schema=columns))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._writer.close()
-
-
-class _Sink(io.RawIOBase):
-    """A new file as pyarrow needs one."""
-
-    def __init__(self, file: durable.NewFile) -> None:
-        super().__init__()
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
+    with parquet_writer(file, columns) as writer:
+        yield write
 
 
 def read_contig_calls(path: Path) -> Iterator[ContigCall]:

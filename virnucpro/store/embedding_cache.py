@@ -28,8 +28,7 @@ from virnucpro.errors import CacheError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+    from virnucpro.arrays import ByteArray, FloatArray
 
 FILE_NAME = "embeddings.sqlite"
 FORMAT = 1
@@ -37,8 +36,8 @@ LOCK_TIMEOUT_S = 5.0
 """Seconds to wait for another process's write; one stopped in the middle holds the lock."""
 _PAGE_BYTES = 1 << 16
 _DIGEST_BYTES = 16
-_HASHES_AT_ONCE = 1000
-"""Hashes in one query, far below SQLite's limit."""
+_KEYS_AT_ONCE = 1000
+"""Keys in one query, far below SQLite's limit."""
 _UNSAVED_USES = 20_000
 """Most uses kept in memory before they are saved."""
 _ENTRY_BYTES = 120
@@ -98,7 +97,7 @@ class EmbeddingCache:
             ids = self._ids_of(wanted)
             if len(ids) < len(wanted):
                 return None
-            data = self._data_of(list(ids.values()))
+            data = self._found("SELECT id, data FROM vectors WHERE id", list(ids.values()))
         rows = []
         for item in wanted:
             vector = self._checked(item, data.get(ids[item], b""))
@@ -135,7 +134,10 @@ class EmbeddingCache:
             )
             self._database.executemany(
                 "INSERT OR REPLACE INTO vectors (id, data) VALUES (?, ?)",
-                ((last + number, self._sealed(item, row)) for number, (item, row) in enumerate(fresh.items(), 1)),
+                (
+                    (last + number, self._digest(item, row.tobytes()) + row.tobytes())
+                    for number, (item, row) in enumerate(fresh.items(), 1)
+                ),
             )
 
     def close(self) -> None:
@@ -147,31 +149,21 @@ class EmbeddingCache:
 
     def _check_format(self) -> None:
         """Raise ``CacheError`` for another format or a read-only file."""
-        (found,) = self._database.execute("PRAGMA user_version").fetchone()
-        if found != FORMAT:
+        if (found := self._pragma("user_version")) != FORMAT:
             raise CacheError(self.path, f"it is of format {found}, not {FORMAT}: name another folder")
         self._database.execute("BEGIN IMMEDIATE")
         self._database.execute("ROLLBACK")
 
+    def _found(self, query: str, keys: list[Any], *given: Any) -> dict[Any, Any]:
+        """Return what *query* finds for *keys*, the first column of it by the second; it ends before ``IN``."""
+        found: dict[Any, Any] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[start : start + _KEYS_AT_ONCE]
+            found.update(self._database.execute(f"{query} IN ({','.join('?' * len(some))})", (*given, *some)))
+        return found
+
     def _ids_of(self, hashes: list[bytes]) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
-        for start in range(0, len(hashes), _HASHES_AT_ONCE):
-            some = hashes[start : start + _HASHES_AT_ONCE]
-            query = f"SELECT hash, id FROM entries WHERE space = ? AND hash IN ({_marks(some)})"  # noqa: S608
-            found.update(self._database.execute(query, (self._space, *some)))
-        return found
-
-    def _data_of(self, ids: list[int]) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
-        for start in range(0, len(ids), _HASHES_AT_ONCE):
-            some = ids[start : start + _HASHES_AT_ONCE]
-            query = f"SELECT id, data FROM vectors WHERE id IN ({_marks(some)})"  # noqa: S608
-            found.update(self._database.execute(query, some))
-        return found
-
-    def _sealed(self, sequence_hash: bytes, row: FloatArray) -> bytes:
-        data = row.tobytes()
-        return self._digest(sequence_hash, data) + data
+        return self._found("SELECT hash, id FROM entries WHERE space = ? AND hash", hashes, self._space)
 
     def _checked(self, sequence_hash: bytes, sealed: bytes) -> bytes | None:
         """Return the bytes of a row, None when its checksum does not match."""
@@ -216,15 +208,16 @@ class EmbeddingCache:
                 raise CacheError(self.path, "it is damaged: remove it")
         return True
 
+    def _pragma(self, name: str) -> int:
+        (value,) = self._database.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
     def _filled_bytes(self) -> int:
-        (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-        (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
-        return int(pages - free) * _PAGE_BYTES
+        return (self._pragma("page_count") - self._pragma("freelist_count")) * _PAGE_BYTES
 
     def _give_back_pages(self) -> None:
         """Shrink a file above its bound; freed pages alone do not."""
-        (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-        excess = pages - self._max_bytes // _PAGE_BYTES
+        excess = self._pragma("page_count") - self._max_bytes // _PAGE_BYTES
         for _ in range(excess):  # Python's module takes one step of a statement without rows, which is one page
             self._database.execute("PRAGMA incremental_vacuum(1)")
 
@@ -299,7 +292,3 @@ def _connect(path: Path, *, mode: str = "rw") -> sqlite3.Connection:
     database.execute("PRAGMA journal_size_limit = 67108864")
     database.execute("PRAGMA trusted_schema = OFF")
     return database
-
-
-def _marks(values: list[Any]) -> str:
-    return ",".join("?" * len(values))

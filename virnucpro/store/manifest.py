@@ -101,23 +101,13 @@ class Manifest:
         self.finished = _now()
 
     def write(self, path: Path) -> None:
-        """
-        Replace the manifest on disk.
-
-        Raises:
-            OutputError: The system refused.
-        """
+        """Replace the manifest on disk. Raises OutputError: the system refused."""
         values = asdict(self)
         durable.write_bytes(path, with_checksum({name: values[name] for name in _KEYS if name in values}))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """
-        Read a manifest of this kind.
-
-        Raises:
-            ResultError: It is absent, unreadable, or of another kind or layout.
-        """
+        """Read a manifest of this kind. Raises ResultError: it is absent, unreadable, or of another kind or layout."""
         found = read_manifest(path)
         if not isinstance(found, cls):
             raise ResultError(path, f"is of {found.noun}, not of {cls.noun}: use another output folder")
@@ -162,7 +152,6 @@ class RunManifest(Manifest):
         self.ranks = [{**rank, "state": state} if rank.get("state") == "running" else rank for rank in self.ranks]
 
     def problem(self) -> str | None:
-        """See ``Manifest.problem``."""
         resolved = [form for form in ResultForm if form is not ResultForm.AUTO]
         if self.settings.get("result_form", ResultForm.SINGLE) not in resolved:
             return "'settings' with a 'result_form' that does not exist"
@@ -228,7 +217,6 @@ class PredictionManifest(StagedManifest):
     kind: Literal["prediction"] = PREDICTION
 
     def problem(self) -> str | None:
-        """See ``Manifest.problem``."""
         if not all(PredictionLayout(Path()).has_output(name) for name in self.outputs):
             return "an output that no run writes"
         if self.state in FINISHED and (missing := {*COUNTED} - self.counts.keys()):
@@ -249,12 +237,7 @@ AnyManifest = RunManifest | PredictionManifest | TrainingManifest
 
 
 def read_manifest(path: Path) -> AnyManifest:
-    """
-    Read a manifest of any kind.
-
-    Raises:
-        ResultError: It is absent, unreadable, changed, or of another layout.
-    """
+    """Read a manifest of any kind. Raises ResultError: it is absent, unreadable, changed, or of another layout."""
     data = read_object(path)
     if CHECKSUM not in data:
         raise not_a_manifest(path, "it has no checksum of itself")
@@ -282,12 +265,7 @@ def with_checksum(values: Mapping[str, Any]) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """
-    Return the JSON object in a file.
-
-    Raises:
-        ResultError: It is absent, unreadable, or holds none.
-    """
+    """Return the JSON object in a file. Raises ResultError: it is absent, unreadable, or holds none."""
     try:
         data = json.loads(read_bytes(path))
     except OSError as error:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import h5py
 import numpy as np
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray, FloatArray, IntArray
 
 _CONTENTS = struct.Struct("<32sQ8s")  # sha256 of the block numbers before it, how many, magic
 _CONTENTS_MAGIC = b"VNPBLKS1"
@@ -84,14 +81,8 @@ class SealedBlocks:
         """
         Check every byte of a part or shard against its seal, then read its table of contents.
 
-        Args:
-            path: The file.
-            checked: A seal verified just now; a file that still has it is not read again.
-
-        Raises:
-            ResultError: Damaged, or not a file of this schema.
-            SourceGoneError: The file was replaced meanwhile.
-            FileNotFoundError: There is no such file.
+        *checked*: a seal verified just now; a file that still has it is not read again. ``ResultError`` where it is
+        damaged or of another schema, ``SourceGoneError`` where it was replaced meanwhile.
         """
         seal = durable.check_seal(path) if checked is None else checked
         if checked is not None:
@@ -113,12 +104,7 @@ class SealedBlocks:
         return found
 
     def check(self) -> None:
-        """
-        Check that every number is finite.
-
-        Raises:
-            ResultError: One is not.
-        """
+        """Check that every number is finite. Raises ResultError: one is not."""
         for rows in self.iter_rows():
             if not np.isfinite(rows).all():
                 raise ResultError(self.path, "holds a number that is not finite")
@@ -135,13 +121,7 @@ class SealedBlocks:
         return replace(self, blocks=self.blocks[kept], positions=self.positions[rows], kept_rows=in_file)
 
     def iter_rows(self) -> Iterator[FloatArray]:
-        """
-        Yield the rows in order, a bounded number of bytes at a time.
-
-        Raises:
-            OSError: The file cannot be read.
-            SourceGoneError: The file was removed or replaced.
-        """
+        """Yield the rows in order, a bounded number of bytes at a time; SourceGoneError where the file was replaced."""
         step = schema.rows_at_once(self.hidden_dim)
         num_rows = len(self.positions) if self.kept_rows is None else len(self.kept_rows)
         with self._reopened() as file:
@@ -151,19 +131,10 @@ class SealedBlocks:
 
     def iter_rows_at(self, numbers: IntArray) -> Iterator[tuple[slice, FloatArray]]:
         """
-        Yield some of the rows, a bounded number of bytes at a time; distant rows are not read.
+        Yield slices of *numbers* and their rows, a bounded number of bytes at a time; distant rows are not read.
 
         The kernel is advised of reads ahead; else each scattered row of a file larger than memory is waited for.
-
-        Args:
-            numbers: int64 (n,): row numbers within these blocks, ascending, repeats allowed.
-
-        Yields:
-            A slice of *numbers*, and their rows, float32 (numbers in the slice, hidden_dim).
-
-        Raises:
-            OSError: The file cannot be read.
-            SourceGoneError: The file was removed or replaced.
+        *numbers*: of rows within these blocks, int64 (n,), ascending, repeats allowed.
         """
         in_file = numbers if self.kept_rows is None else np.flatnonzero(self.kept_rows)[numbers]
         most_gap, most_rows = schema.gap_rows(self.hidden_dim), schema.rows_at_once(self.hidden_dim)
@@ -188,12 +159,7 @@ class SealedBlocks:
         yield from waiting
 
     def _reopened(self) -> BinaryIO:
-        """
-        Open the checked file for plain reads.
-
-        Raises:
-            SourceGoneError: It was removed or replaced.
-        """
+        """Open the checked file for plain reads. Raises SourceGoneError: it was removed or replaced."""
         try:
             file = open(self.path, "rb", buffering=0, opener=only_regular)  # noqa: SIM115  closed by its caller
         except FileNotFoundError as error:
@@ -225,17 +191,7 @@ class SealedBlocks:
 
 
 def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: str) -> Path:
-    """
-    Make finished blocks durable and return the part's path, which depends on the block numbers only.
-
-    Args:
-        folder: Folder of the parts.
-        blocks: At least one, each once.
-        plan_fingerprint: Plan that they were computed by.
-
-    Raises:
-        OutputError: It cannot be written; nothing appears under the final name.
-    """
+    """Make finished blocks (at least one, each once) durable in *folder*; the name depends on their numbers only."""
     for item in blocks:
         assert len(item.positions) == len(item.sequence_ids) == len(item.embeddings), f"block {item.block}: rows differ"
     table = np.array([(item.block, len(item.positions), item.origin) for item in blocks], dtype=np.int64)
@@ -247,8 +203,7 @@ def write_part(folder: Path, blocks: Sequence[BlockRows], *, plan_fingerprint: s
 
 
 def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) -> bytes:
-    """Return the HDF5 file of a part, under a name for each thread: HDF5 takes equal names in memory for one file."""
-    with h5py.File(f"part {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
+    with schema.in_memory("part") as file:
         file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
         embeddings = np.concatenate([item.embeddings for item in blocks])
         file.create_dataset(schema.EMBEDDINGS, data=embeddings, track_times=False)
@@ -261,13 +216,7 @@ def _image(blocks: Sequence[BlockRows], table: IntArray, plan_fingerprint: str) 
 
 
 def read_block_numbers(path: Path) -> IntArray:
-    """
-    Return the block numbers that a part or shard declares in its last bytes, without reading the rest.
-
-    Raises:
-        ResultError: They are damaged or missing.
-        FileNotFoundError: There is no such file.
-    """
+    """Return the block numbers that a file declares in its last bytes; ResultError where there are none."""
     with durable.regular_or_result_error(path) as file:
         end = os.fstat(file.fileno()).st_size - durable.SEAL_BYTES
         if end < _CONTENTS.size:
@@ -307,17 +256,14 @@ def write_shard(
     on_step: Callable[[], None] = lambda: None,
 ) -> None:
     """
-    Write one sealed shard from checked sources, each block once.
+    Write one sealed shard, or leave *path* unchanged.
 
     Args:
         path: The shard; may be among the sources' files.
-        sources: Disjoint in blocks; memory is bounded by one read.
+        sources: Checked, disjoint in blocks; memory is bounded by one read.
         plan_fingerprint: Plan that the rows were computed by.
         hidden_dim: Width when there is no row.
         on_step: Called repeatedly while rows are written.
-
-    Raises:
-        OutputError: It cannot be written; *path* is unchanged.
     """
     num_rows = sum(len(source.positions) for source in sources)
     width = max((source.hidden_dim for source in sources), default=hidden_dim)
@@ -326,18 +272,13 @@ def write_shard(
     with durable.replacing(path, seal=True) as new:
         with schema.created(new, most_bytes=in_sources + schema.OVERHEAD_BYTES) as file:
             file.attrs[schema.PLAN_FINGERPRINT] = plan_fingerprint
-            ids = file.create_dataset(schema.SEQUENCE_IDS, (num_rows,), dtype=schema.UTF8, track_times=False)
-            filled = 0
-            for names in (names for source in sources for names in source.iter_sequence_ids()):
-                ids[filled : filled + len(names)] = names
-                filled += len(names)
+            schema.write_ids(file, num_rows, (names for source in sources for names in source.iter_sequence_ids()))
             blocks = np.concatenate([no_blocks, *(source.blocks for source in sources)])
             _write_bookkeeping(file, blocks, np.concatenate([no_positions, *(source.positions for source in sources)]))
             offset = schema.early_allocated(file, schema.EMBEDDINGS, (num_rows, width))
-        writer = RowWriter(new, offset, width)
         first = 0
         for rows in (rows for source in sources for rows in source.iter_rows()):
-            writer.write(np.arange(first, first + len(rows)), rows)
+            schema.write_rows(new, offset, width, np.arange(first, first + len(rows)), rows)
             first += len(rows)
             on_step()
         new.write(_contents(blocks))
@@ -346,33 +287,3 @@ def write_shard(
 def _write_bookkeeping(file: h5py.File, blocks: IntArray, positions: IntArray) -> None:
     file.create_dataset(schema.BLOCKS, data=blocks, track_times=False)
     file.create_dataset(schema.POSITIONS, data=positions, track_times=False)
-
-
-class RowWriter:
-    """
-    Writes rows into the reserved space of a dataset with ``pwrite``, in any order.
-
-    HDF5 writes scattered rows at 9 MB/s and reports a full disk late; ``pwrite`` does neither.
-
-    Args:
-        file: Closed by HDF5 already.
-        offset_bytes: Start of the dataset, None for an empty one.
-        hidden_dim: Width of a row.
-    """
-
-    def __init__(self, file: durable.NewFile, offset_bytes: int | None, hidden_dim: int) -> None:
-        self._file = file
-        self._row_bytes = hidden_dim * 4
-        self._offset_bytes = offset_bytes or 0
-
-    def write(self, row_numbers: IntArray, rows: FloatArray) -> None:
-        """Write ``rows[i]`` as row ``row_numbers[i]``; adjacent rows go out in one write."""
-        if not rows.size:
-            return
-        data = np.ascontiguousarray(rows, dtype="<f4")
-        assert data.shape == (len(row_numbers), self._row_bytes // 4), "one row of the dataset's width for each number"
-        breaks = np.flatnonzero(np.diff(row_numbers) != 1) + 1
-        starts = [0, *breaks.tolist()]
-        ends = [*breaks.tolist(), len(row_numbers)]
-        for start, end in zip(starts, ends, strict=True):
-            self._file.write_at(data[start:end].data, self._offset_bytes + int(row_numbers[start]) * self._row_bytes)

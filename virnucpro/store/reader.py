@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from virnucpro.store.results.forms import all_results, result_at
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from virnucpro.arrays import FloatArray
     from virnucpro.store.results.result import Result
-
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Embeddings(Mapping[str, "FloatArray"]):
@@ -65,16 +64,10 @@ class Embeddings(Mapping[str, "FloatArray"]):
 
     def to_numpy(self, sequence_ids: Iterable[str] | None = None) -> FloatArray:
         """
-        Return many vectors at once.
+        Return many vectors at once, float32 (num_sequences, hidden_dim); KeyError where an id has no row.
 
         Args:
             sequence_ids: Which, and in which order; by default all, in the order of ``ids``.
-
-        Returns:
-            float32 (num_sequences, hidden_dim).
-
-        Raises:
-            KeyError: An id that has no row.
         """
         if sequence_ids is None:
             return self._rows.read(slice(0, len(self)))
@@ -98,13 +91,10 @@ class Embeddings(Mapping[str, "FloatArray"]):
 
 def read_embeddings(path: str | Path) -> Embeddings:
     """
-    Open a result.
+    Open a result: a mapping from sequence id to vector, with ``.ids`` and ``.to_numpy()``.
 
     Args:
         path: The output folder of a complete run, or its result: a file, or a folder of shards.
-
-    Returns:
-        A mapping from sequence id to vector, with ``.ids`` and ``.to_numpy()``.
 
     Raises:
         ResultError: There is no result, or it is not one of ours.

@@ -14,7 +14,8 @@ import os
 import threading
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -23,12 +24,12 @@ from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.durable import NewFile
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 EMBEDDINGS = "embeddings"
 """float32 (num_sequences, hidden_dim)."""
@@ -102,22 +103,26 @@ def created(new: NewFile, *, most_bytes: int) -> Iterator[h5py.File]:
 
     HDF5 reports a full disk late, and can then crash at the end of the process. So the file begins as an image made
     in memory, and its space (*most_bytes*, of ``bytes_at_most``) is reserved before HDF5 opens it.
-
-    Raises:
-        OSError: The system refused.
     """
-    new.write(_empty_image())
+    with in_memory("empty") as empty:
+        empty.flush()
+        new.write(empty.id.get_file_image())
     new.reserve(most_bytes)
     with h5py.File(new.path, "r+") as file:
         yield file
 
 
-def _empty_image() -> bytes:
-    """Return an empty HDF5 file. HDF5 takes two files in memory of one name for the same: each thread has its own."""
-    with h5py.File(f"empty {threading.get_ident()}", "w", driver="core", backing_store=False) as file:
-        file.flush()
-        image: bytes = file.id.get_file_image()
-        return image
+def in_memory(name: str) -> h5py.File:
+    """Begin a file without a path. HDF5 takes two in memory of one name for the same: each thread has its own."""
+    return h5py.File(f"{name} {threading.get_ident()}", "w", driver="core", backing_store=False)
+
+
+def write_ids(file: h5py.File, num_rows: int, ids: Iterable[list[str]]) -> None:
+    dataset = file.create_dataset(SEQUENCE_IDS, (num_rows,), dtype=UTF8, track_times=False)
+    filled = 0
+    for names in ids:
+        dataset[filled : filled + len(names)] = names
+        filled += len(names)
 
 
 def bytes_at_most(num_sequences: int, hidden_dim: int, *, id_bytes: int) -> int:
@@ -154,12 +159,7 @@ def _refuse_absent_storage(file: h5py.File, item: h5py.Dataset, path: Path) -> N
 
 
 def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
-    """
-    Return the embeddings dataset, float32 (num_sequences, hidden_dim); (0, 0) is accepted.
-
-    Raises:
-        ResultError: It is missing or of another type or shape, or there is not one id for each row.
-    """
+    """Return the dataset of embeddings, float32 with one id for each row; ResultError where there is none such."""
     rows = _dataset(file, EMBEDDINGS, path)
     ids = _dataset(file, SEQUENCE_IDS, path)
     if rows.dtype != np.float32 or rows.ndim != 2:
@@ -172,12 +172,7 @@ def embeddings_of(file: h5py.File, path: Path) -> h5py.Dataset:
 
 
 def open_embeddings(path: Path) -> tuple[h5py.File, h5py.Dataset]:
-    """
-    Open a file of embeddings; return it and its rows, float32 (num_sequences, hidden_dim). The caller closes it.
-
-    Raises:
-        ResultError: It is missing, or not an embeddings file.
-    """
+    """Return an open file, which the caller closes, and its ``embeddings_of``; ResultError where it has none."""
     try:
         file = open_checked(path)
     except FileNotFoundError as error:
@@ -190,12 +185,7 @@ def open_embeddings(path: Path) -> tuple[h5py.File, h5py.Dataset]:
 
 
 def integers_of(file: h5py.File, name: str, path: Path, *, shape: tuple[int | None, ...]) -> IntArray:
-    """
-    Read the int64 dataset *name*; None in *shape* admits any length there.
-
-    Raises:
-        ResultError: It is missing or of another type or shape.
-    """
+    """Read an int64 dataset; ResultError where it is missing or of another shape. None admits any length there."""
     data = _dataset(file, name, path)
     fits = len(shape) == data.ndim and all(
         want is None or want == have for want, have in zip(shape, data.shape, strict=True)
@@ -206,23 +196,13 @@ def integers_of(file: h5py.File, name: str, path: Path, *, shape: tuple[int | No
 
 
 def iter_sequence_ids(file: h5py.File, path: Path) -> Iterator[list[str]]:
-    """
-    Yield the ids in order, at most ``IDS_PER_WRITE`` at a time.
-
-    Raises:
-        ResultError: An id is not UTF-8.
-    """
+    """Yield the ids in order, at most ``IDS_PER_WRITE`` at a time. Raises ResultError: an id is not UTF-8."""
     for start in range(0, _dataset(file, SEQUENCE_IDS, path).shape[0], IDS_PER_WRITE):
         yield sequence_ids_in(file, path, slice(start, start + IDS_PER_WRITE))
 
 
 def sequence_ids_in(file: h5py.File, path: Path, rows: slice) -> list[str]:
-    """
-    Return the ids of neighbouring rows.
-
-    Raises:
-        ResultError: An id is not UTF-8.
-    """
+    """Return the ids of neighbouring rows. Raises ResultError: an id is not UTF-8."""
     raw: list[bytes] = _dataset(file, SEQUENCE_IDS, path)[rows].tolist()
     try:
         return [item.decode("utf-8") for item in raw]
@@ -242,15 +222,10 @@ def gap_rows(hidden_dim: int) -> int:
 
 def near_runs(numbers: IntArray, *, most_gap: int, most_rows: int) -> Iterator[slice]:
     """
-    Split ascending row numbers, which may repeat, into runs that are worth one read each.
+    Split ascending row numbers, int64 (n,), into slices that are worth one read each and cover all of them.
 
-    Args:
-        numbers: int64 (n,).
-        most_gap: Largest step from one number to the next within a run.
-        most_rows: Most rows that a read spans, and most numbers in a run.
-
-    Yields:
-        Consecutive slices of *numbers*, which cover all of them.
+    *most_gap*: largest step from one number to the next within a run. *most_rows*: most rows that a read spans, and
+    most numbers in a run, since they may repeat.
     """
     ends = np.flatnonzero((np.diff(numbers) > most_gap) | (np.diff(numbers // most_rows) > 0)) + 1
     start = 0
@@ -281,3 +256,21 @@ def early_allocated(file: h5py.File, name: str, shape: tuple[int, int]) -> int |
     dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F32LE, space, dcpl=properties)
     offset: int | None = dataset.get_offset()
     return offset
+
+
+def write_rows(
+    file: NewFile, offset_bytes: int | None, hidden_dim: int, row_numbers: IntArray, rows: FloatArray
+) -> None:
+    """
+    Write ``rows[i]`` as row ``row_numbers[i]`` of a dataset of ``early_allocated``, once HDF5 has closed the file.
+
+    HDF5 writes scattered rows at 9 MB/s and reports a full disk late; ``pwrite`` does neither. Adjacent rows go out in
+    one write.
+    """
+    if not rows.size:
+        return
+    data = np.ascontiguousarray(rows, dtype="<f4")
+    assert data.shape == (len(row_numbers), hidden_dim), "one row of the dataset's width for each number"
+    bounds = [0, *(np.flatnonzero(np.diff(row_numbers) != 1) + 1).tolist(), len(row_numbers)]
+    for start, end in pairwise(bounds):
+        file.write_at(data[start:end].data, (offset_bytes or 0) + int(row_numbers[start]) * hidden_dim * 4)

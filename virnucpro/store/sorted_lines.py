@@ -33,12 +33,7 @@ class SortedLines:
         self._sorted: list[IO[bytes]] = []
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """
-        Add lines, each with its line feed.
-
-        Raises:
-            OutputError: The system refused.
-        """
+        """Add lines, each with its line feed. Raises OutputError: the system refused."""
         self._lines.extend(lines)
         if len(self._lines) < self._lines_in_memory:
             return

@@ -2,7 +2,8 @@
 Builds a sequence index: scan every input, compare ids across files, sort by residues, find copies, write.
 
 Every problem of the whole input is collected before anything is written; or, where bad records are skipped, they are
-listed in the index. Memory is that of the records' columns and ids, never that of the sequences.
+listed in the index. A record that repeats an id is reported with both lines: ids are compared by Python's hash, then
+byte by byte, a bounded number at a time. Memory is that of the records' columns and ids, never that of the sequences.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro.config import DEFAULT_RULES
-from virnucpro.data.index.duplicate_ids import drop_duplicates, file_numbers, joined
+from virnucpro.data.fasta import Fault
 from virnucpro.data.index.file import write_index
-from virnucpro.data.reading.fasta_block import HASH_BYTES
-from virnucpro.data.reading.fasta_scan import COUNTED, Problems, ScannedFile, scan_fasta
+from virnucpro.data.reading.fasta_block import HASH_BYTES, select_rows
+from virnucpro.data.reading.fasta_scan import COUNTED, ScannedFile, scan_fasta
 from virnucpro.data.reading.input_files import ReadableFile, make_readable, open_regular
-from virnucpro.data.reading.skipped_records import read_skipped
+from virnucpro.data.reading.problems import Problems, read_skipped
 from virnucpro.errors import BadInputError, InputProblem, OutputError
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
     from virnucpro.arrays import ByteArray, IntArray
     from virnucpro.config import InputRules
+    from virnucpro.data.reading.fasta_block import Rows
+
+
+_NAMES_AT_ONCE = 1 << 14
+_COUNTED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +62,8 @@ def build_index(
     unpack_dir: Path,
     max_unpacked_bytes: int,
     rules: InputRules = DEFAULT_RULES,
-    hashing: bool = True,
 ) -> None:
-    """
-    Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex.build``.
-
-    Args:
-        hashing: False skips every hash: for benchmarks, useless for a run.
-    """
+    """Read and check the whole input, and write its index; arguments and errors are those of ``SequenceIndex``."""
     problems = Problems(rules.on_bad_record)
     scanned: list[tuple[ReadableFile, ScannedFile]] = []
     for file_number, path in enumerate(fasta_files):
@@ -79,7 +79,6 @@ def build_index(
                     rules=rules,
                     file_number=file_number,
                     place=file.place,
-                    hashing=hashing,
                 )
             scanned.append((file, found))
         except BadInputError as error:
@@ -88,9 +87,9 @@ def build_index(
         raise BadInputError([InputProblem("input", None, "no files", "name at least one FASTA file")])
     drop_duplicates(scanned, problems)
     problems.raise_if_any()
-    if problems.skipped.count and not rules.allow_empty and not any(_num_records(found) for _, found in scanned):
+    if problems.skipped.count and not rules.allow_empty and not any(found.num_records for _, found in scanned):
         raise _nothing_left(problems, [file.path for file, _ in scanned])
-    _write(scanned, problems, index_path, rules, hashing=hashing)
+    _write(scanned, problems, index_path, rules)
 
 
 def check_readable(input_files: Sequence[str | Path]) -> None:
@@ -119,32 +118,30 @@ def _write(
     problems: Problems,
     index_path: Path,
     rules: InputRules,
-    *,
-    hashing: bool,
 ) -> None:
     blocks = [rows for _, found in scanned for rows in found.rows]
-    residues = joined(blocks, "residues")
+    residues = _joined(blocks, "residues")
     order = longest_first(residues)
     lengths = residues[order]
     del residues
 
     def sequence_hashes() -> ByteArray:
-        hashes: ByteArray = joined(blocks, "sequence_hashes")
+        hashes: ByteArray = _joined(blocks, "sequence_hashes")
         return hashes.view(f"V{HASH_BYTES}")[order].view(np.uint8).reshape(-1, HASH_BYTES)
 
     columns = {
-        "offsets": lambda: joined(blocks, "offsets")[order],
-        "record_bytes": lambda: joined(blocks, "record_bytes")[order],
+        "offsets": lambda: _joined(blocks, "offsets")[order],
+        "record_bytes": lambda: _joined(blocks, "record_bytes")[order],
         "lengths": lambda: lengths,
         "input_rows": lambda: order,
-        "representatives": lambda: find_representatives(sequence_hashes(), lengths) if hashing else order,
-        "id_ends": lambda: np.cumsum(joined(blocks, "id_bytes")),
+        "representatives": lambda: find_representatives(sequence_hashes(), lengths),
+        "id_ends": lambda: np.cumsum(_joined(blocks, "id_bytes")),
         "sequence_hashes": sequence_hashes,
-        "file_numbers": lambda: file_numbers([found for _, found in scanned])[order],
-        "low_information": lambda: joined(blocks, "low_information")[order],
+        "file_numbers": lambda: _file_numbers([found for _, found in scanned])[order],
+        "low_information": lambda: _joined(blocks, "low_information")[order],
     }
     counts = sum((found.counts for _, found in scanned), Counter[str]())
-    counts["low_information"] = int(joined(blocks, "low_information").sum())
+    counts["low_information"] = int(_joined(blocks, "low_information").sum())
     description = {
         "files": [asdict(_indexed(file, found)) for file, found in scanned],
         "counts": {**{name: counts[name] for name in COUNTED}, "skipped": problems.skipped.count},
@@ -187,10 +184,6 @@ def find_representatives(sequence_hashes: ByteArray, lengths: IntArray) -> IntAr
     return representatives
 
 
-def _num_records(found: ScannedFile) -> int:
-    return sum(len(rows.residues) for rows in found.rows)
-
-
 def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
     return IndexedFile(
         path=file.path,
@@ -200,5 +193,99 @@ def _indexed(file: ReadableFile, found: ScannedFile) -> IndexedFile:
         read_path=file.read_path,
         read_size_bytes=found.size_bytes,
         read_sha256=found.sha256,
-        num_records=_num_records(found),
+        num_records=found.num_records,
     )
+
+
+def drop_duplicates(scanned: Sequence[tuple[ReadableFile, ScannedFile]], problems: Problems) -> None:
+    """Report every record that repeats an earlier id, with both lines, and remove it from *scanned*."""
+    found = [one for _, one in scanned]
+    blocks = [rows for one in found for rows in one.rows]
+    pairs_P2 = _duplicate_rows(blocks)
+    if not len(pairs_P2):
+        return
+    numbers, offsets = _file_numbers(found), _joined(blocks, "offsets")
+    lines_P2 = np.empty_like(pairs_P2)
+    for number, (file, _) in enumerate(scanned):
+        here_P2 = numbers[pairs_P2] == number
+        lines_P2[here_P2] = lines_at(file.read_path, offsets[pairs_P2[here_P2]])
+    for at in range(0, len(pairs_P2), _NAMES_AT_ONCE):
+        some = slice(at, at + _NAMES_AT_ONCE)
+        names = _names_of(blocks, pairs_P2[some, 1])
+        pairs, lines = pairs_P2[some].tolist(), lines_P2[some].tolist()
+        for name, (first, again), (first_line, line) in zip(names, pairs, lines, strict=True):
+            first_file, number = scanned[numbers[first]][0], int(numbers[again])
+            file = scanned[number][0]
+            what = f"duplicate id, first at {first_file.path}:{first_file.place(first_line)}"
+            fault = Fault(file.place(line), what, "give every record an id of its own")
+            problems.add_record(fault, name, file.path, number)
+    keep = np.ones(len(numbers), dtype=np.bool_)
+    keep[pairs_P2[:, 1]] = False
+    start = 0
+    for one in found:
+        for at, rows in enumerate(one.rows):
+            one.rows[at] = select_rows(rows, keep[start : start + len(rows.residues)])
+            start += len(rows.residues)
+
+
+def _duplicate_rows(blocks: list[Rows]) -> IntArray:
+    """Return first row and later row, int64 (P, 2), of every repeated id, by later row."""
+    hashes = _joined(blocks, "id_hashes")
+    in_order = np.sort(hashes)
+    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+    candidates = np.flatnonzero(np.isin(hashes, repeated)) if len(repeated) else np.empty(0, dtype=np.int64)
+    candidates = candidates[np.argsort(hashes[candidates], kind="stable")]  # rows of one hash together, in their order
+    pairs = [np.empty((0, 2), dtype=np.int64)]
+    of_hash: int | None = None
+    first_rows: dict[bytes, int] = {}
+    for start in range(0, len(candidates), _NAMES_AT_ONCE):
+        rows = candidates[start : start + _NAMES_AT_ONCE]
+        some = []
+        for row, row_hash, name in zip(rows.tolist(), hashes[rows].tolist(), _names_of(blocks, rows), strict=True):
+            if row_hash != of_hash:
+                of_hash = row_hash
+                first_rows.clear()
+            first = first_rows.setdefault(name, row)
+            if first != row and name:
+                some.append((first, row))
+        pairs.append(np.array(some, dtype=np.int64).reshape(-1, 2))
+    pairs_P2 = np.concatenate(pairs)
+    return pairs_P2[np.argsort(pairs_P2[:, 1])]
+
+
+def _names_of(blocks: list[Rows], rows: IntArray) -> list[bytes]:
+    """Return the ids of *rows* (at least one) in their order."""
+    block_starts = np.cumsum([0, *(len(block.id_bytes) for block in blocks)])
+    names: list[bytes] = [b""] * len(rows)
+    numbers = np.searchsorted(block_starts, rows, side="right") - 1
+    order = np.argsort(numbers, kind="stable")
+    for same in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        block = blocks[numbers[same[0]]]
+        ends = np.cumsum(block.id_bytes)
+        for at, row in zip(same.tolist(), (rows[same] - block_starts[numbers[same[0]]]).tolist(), strict=True):
+            names[at] = block.ids[int(ends[row] - block.id_bytes[row]) : int(ends[row])]
+    return names
+
+
+def lines_at(path: str, offsets: IntArray) -> IntArray:
+    """Return the 1-based line of each offset, int64, in the given order; the file is read once."""
+    wanted, places = np.unique(offsets, return_inverse=True)
+    lines = np.ones(len(wanted), dtype=np.int64)
+    with open_regular(path) as descriptor:
+        start, passed, at = 0, 1, 0
+        while at < len(wanted) and (block := os.pread(descriptor, _COUNTED_BYTES, start)):
+            line_ends = start + np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+            start += len(block)
+            end = int(np.searchsorted(wanted, start, side="right"))
+            lines[at:end] = passed + np.searchsorted(line_ends, wanted[at:end])
+            passed += len(line_ends)
+            at = end
+    return lines[places]
+
+
+def _joined(blocks: list[Rows], name: str) -> Any:
+    return np.concatenate([getattr(rows, name) for rows in blocks]) if blocks else np.empty(0, dtype=np.int64)
+
+
+def _file_numbers(scanned: Sequence[ScannedFile]) -> Any:
+    return np.repeat(np.arange(len(scanned), dtype=np.uint32), [found.num_records for found in scanned])

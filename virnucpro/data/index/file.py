@@ -74,16 +74,8 @@ def write_index(
     """
     Write an index file, whole or not at all.
 
-    Args:
-        path: The final name.
-        num_records: Length of every column.
-        columns: Each makes its column when it is written, so that one at a time is in memory.
-        ids: The ids in the order of the input, in pieces.
-        skipped: The text of the skipped records, in pieces.
-        description: Ready for JSON.
-
-    Raises:
-        OutputError: The system refused; *path* is unchanged.
+    *columns*: each makes its column when it is written, so that one at a time is in memory. *ids* (in the order of the
+    input) and *skipped* (text) come in pieces; *description* is ready for JSON.
     """
     digest = hashlib.sha256()
     text = json.dumps(description, sort_keys=True).encode("ascii")

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from virnucpro.choices import SequenceKind
-from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII
-from virnucpro.data.letters import PROTEIN_LETTERS
+from virnucpro.data.fasta import MAX_HEADER_BYTES, MAX_ID_BYTES, PLAIN_ID_BYTES, PRINTABLE_ASCII, PROTEIN_LETTERS
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
     from virnucpro.arrays import BoolArray, ByteArray, IntArray
-    from virnucpro.data.letters import Letters
+    from virnucpro.data.fasta import Letters
 
 
 HASH_BYTES = 16
@@ -53,9 +52,7 @@ def sequence_hash(sequence: bytes) -> bytes:
     return hashlib.sha256(sequence).digest()[:HASH_BYTES]
 
 
-def plain_rows(
-    buffer: bytes, offset: int, counts: Counter[str], letters: Letters, *, hashing: bool
-) -> tuple[Rows, int] | None:
+def plain_rows(buffer: bytes, offset: int, counts: Counter[str], letters: Letters) -> tuple[Rows, int] | None:
     """
     Read whole records as arrays; return the rows and the number of lines, or None where anything is unusual.
 
@@ -91,7 +88,7 @@ def plain_rows(
     sequences, mapped_j = _normalised(body, letters)
     ends = np.cumsum(residues)
     low = _low_information(sequences, ends, residues, letters)
-    hashes = _hash_all(sequences, ends.tolist()) if hashing else None
+    hashes = _hash_all(sequences, ends.tolist())
     rows = make_rows(starts, len(buffer), offset, residues, names, hashes, low)
     if not _plain_ids(rows, MAX_ID_BYTES if letters.chunk_nt is None else PLAIN_ID_BYTES):
         return None
@@ -148,7 +145,7 @@ def make_rows(
     offset: int,
     residues: Sequence[int] | IntArray,
     names: list[bytes],
-    hashes: bytes | None,
+    hashes: bytes,
     low_information: Sequence[bool] | BoolArray,
 ) -> Rows:
     """*starts* are offsets in a buffer that begins *offset* bytes into the file."""
@@ -159,7 +156,7 @@ def make_rows(
         residues=np.asarray(residues, dtype=np.int64),
         id_bytes=np.fromiter(map(len, names), np.int64, len(names)),
         id_hashes=np.fromiter(map(hash, names), np.int64, len(names)),
-        sequence_hashes=np.frombuffer(hashes or bytes(HASH_BYTES * len(names)), dtype=np.uint8).reshape(-1, HASH_BYTES),
+        sequence_hashes=np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES),
         low_information=np.asarray(low_information, dtype=np.bool_),
         ids=b"".join(names),
     )
@@ -171,13 +168,5 @@ def select_rows(rows: Rows, keep: BoolArray) -> Rows:
     ends = np.cumsum(rows.id_bytes)
     wanted = zip((ends - rows.id_bytes)[keep].tolist(), ends[keep].tolist(), strict=True)
     ids = b"".join([rows.ids[start:end] for start, end in wanted])
-    return Rows(
-        offsets=rows.offsets[keep],
-        record_bytes=rows.record_bytes[keep],
-        residues=rows.residues[keep],
-        id_bytes=rows.id_bytes[keep],
-        id_hashes=rows.id_hashes[keep],
-        sequence_hashes=rows.sequence_hashes[keep],
-        low_information=rows.low_information[keep],
-        ids=ids,
-    )
+    columns = {name: getattr(rows, name)[keep] for name in Rows._fields if name != "ids"}
+    return Rows(**columns, ids=ids)

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.choices import BadRecordPolicy
 from virnucpro.config import DEFAULT_RULES
 from virnucpro.data.fasta import (
+    BLANKS,
     MAX_HEADER_BYTES,
     Fault,
     SequenceReader,
+    letters_of,
     read_header,
     read_record,
-    shown_id,
     whole_fault,
 )
-from virnucpro.data.letters import BLANKS, letters_of
 from virnucpro.data.reading.fasta_block import HASH_BYTES, Rows, make_rows, plain_rows, select_rows, sequence_hash
 from virnucpro.data.reading.input_files import UTF8_BOM
-from virnucpro.data.reading.skipped_records import SkippedRecords
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virnucpro.config import InputRules
+    from virnucpro.data.fasta import Letters
+    from virnucpro.data.reading.problems import Problems
 
 _BLOCK_BYTES = 1 << 19
 _RECORD_START = b"\n>"
@@ -66,42 +66,9 @@ class ScannedFile:
     counts: Counter[str] = field(default_factory=Counter)
     """By the names of ``COUNTED``."""
 
-
-class Problems:
-    """
-    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
-
-    Attributes:
-        skipped: The records that are skipped.
-        skips_bad: Whether bad records are skipped instead of reported.
-    """
-
-    def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
-        self.skipped = SkippedRecords()
-        self.skips_bad = on_bad_record is BadRecordPolicy.SKIP
-        self._found: list[InputProblem] = []
-
-    def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
-        if self.skips_bad:
-            self.skipped.add(file_number, fault.line, name, fault.what)
-        else:
-            self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
-
-    def add(self, problem: InputProblem) -> None:
-        """Add *problem*; raises BadInputError once there are more than one error holds."""
-        if len(self._found) == BadInputError.MAX_PROBLEMS:
-            raise BadInputError(self._found, more=True)
-        self._found.append(problem)
-
-    def extend(self, error: BadInputError) -> None:
-        if error.more:
-            raise error
-        for problem in error.problems:
-            self.add(problem)
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise BadInputError(self._found)
+    @property
+    def num_records(self) -> int:
+        return sum(len(rows.residues) for rows in self.rows)
 
 
 def scan_fasta(
@@ -112,7 +79,6 @@ def scan_fasta(
     rules: InputRules = DEFAULT_RULES,
     file_number: int = 0,
     place: Callable[[int], int] = int,
-    hashing: bool = True,
     block_bytes: int = _BLOCK_BYTES,
 ) -> ScannedFile:
     """
@@ -121,87 +87,77 @@ def scan_fasta(
     Args:
         path: As the user named it, for messages.
         place: Maps a line of *descriptor* to what messages give; by default the line itself.
-        hashing: False skips all hashes; benchmarks measure the parsing alone so.
         block_bytes: Bytes read at once; a longer record is read in pieces. Never changes a row.
 
     Raises:
         BadInputError: Too many problems, or the system refuses to read.
     """
-    scanner = _Scanner(path, file_number, problems, rules, place, hashing=hashing, block_bytes=block_bytes)
+    scanner = _Scanner(path, file_number, problems, place, letters_of(rules), rules.allow_empty, block_bytes)
     digest = hashlib.sha256()
     size_bytes = 0
     rest = b""
     while block := _read(descriptor, size_bytes, block_bytes, path):
         size_bytes += len(block)
-        if hashing:
-            digest.update(block)
+        digest.update(block)
         rest = scanner.feed(rest + block)
         if scanner.gave_up:
             break
     scanner.finish(rest)
     scanner.found.size_bytes = size_bytes
-    scanner.found.sha256 = digest.hexdigest() if hashing else ""
+    scanner.found.sha256 = digest.hexdigest()
     return scanner.found
 
 
+@dataclass
 class _Scanner:
     """The state between two blocks. ``feed`` returns the bytes that it needs again in front of the next block."""
 
-    def __init__(
-        self,
-        path: str,
-        file_number: int,
-        problems: Problems,
-        rules: InputRules,
-        place: Callable[[int], int],
-        *,
-        hashing: bool,
-        block_bytes: int,
-    ) -> None:
-        self.found = ScannedFile()
-        self.gave_up = False
-        self._path = path
-        self._file_number = file_number
-        self._problems = problems
-        self._place = place
-        self._letters = letters_of(rules)
-        self._allow_empty = rules.allow_empty
-        self._hashing = hashing
-        self._block_bytes = block_bytes
-        self._offset = 0  # bytes before the buffer
-        self._line = 1  # of the buffer's first byte
-        self._started = False  # the first record has begun
-        self._long: _LongRecord | None = None
+    path: str
+    file_number: int
+    problems: Problems
+    place: Callable[[int], int]
+    letters: Letters
+    allow_empty: bool
+    block_bytes: int
+    found: ScannedFile = field(default_factory=ScannedFile)
+    gave_up: bool = False
+    offset: int = 0
+    """Bytes before the buffer."""
+    line: int = 1
+    """Of the buffer's first byte."""
+    started: bool = False
+    """Whether the first record has begun."""
+    long: _LongRecord | None = None
 
     def feed(self, buffer: bytes) -> bytes:
-        if not self._started:
+        if not self.started:
             buffer = self._skip_to_first_record(buffer)
-            if not self._started:
+            if not self.started:
                 return buffer
-        if self._long is not None:
-            buffer = self._continue_long(self._long, buffer)
-            if self._long is not None:
+        if self.long is not None:
+            buffer = self._continue_long(self.long, buffer)
+            if self.long is not None:
                 return buffer
         cut = buffer.rfind(_RECORD_START) + 1
         if cut:
             self._whole_records(buffer[:cut])
             return buffer[cut:]
-        return buffer if len(buffer) < self._block_bytes else self._begin_long(buffer)
+        return buffer if len(buffer) < self.block_bytes else self._begin_long(buffer)
 
     def finish(self, buffer: bytes) -> None:
         if self.gave_up:
             return
-        if not self._started:
-            if not self._allow_empty:
+        if not self.started:
+            if not self.allow_empty:
                 remedy = "name a file with at least one FASTA record, or use --allow-empty"
-                self._problems.add(InputProblem(self._path, None, "no records", remedy))
-        elif self._long is not None:
-            self._end_long(self._long, buffer)
+                self.problems.add(InputProblem(self.path, None, "no records", remedy))
+        elif self.long is not None:
+            self._end_long(self.long, buffer)
         else:
             self._whole_records(buffer)
 
     def _skip_to_first_record(self, buffer: bytes) -> bytes:
-        if self._offset == 0 and buffer.startswith(UTF8_BOM):
+        if self.offset == 0 and buffer.startswith(UTF8_BOM):
             buffer = self._pass(buffer, len(UTF8_BOM))
         text = buffer.lstrip(BLANKS)
         if not text:
@@ -209,50 +165,50 @@ class _Scanner:
             return self._pass(buffer, len(buffer) - keep) if len(buffer) > keep else buffer
         blank_bytes = len(buffer) - len(text)
         if text.startswith(b">") and (blank_bytes == 0 or buffer[blank_bytes - 1 : blank_bytes] == b"\n"):
-            self._started = True
+            self.started = True
             return self._pass(buffer, blank_bytes)
-        line = self._line + buffer.count(b"\n", 0, blank_bytes)
+        line = self.line + buffer.count(b"\n", 0, blank_bytes)
         remedy = "begin the file with a header line, '>' and an id"
-        self._problems.add(InputProblem(self._path, line, "text before the first '>'", remedy))
+        self.problems.add(InputProblem(self.path, line, "text before the first '>'", remedy))
         self.gave_up = True
         return b""
 
     def _pass(self, buffer: bytes, num_bytes: int) -> bytes:
         """Count the first *num_bytes* of *buffer* as done; return the rest."""
-        self._offset += num_bytes
-        self._line += buffer.count(b"\n", 0, num_bytes)
+        self.offset += num_bytes
+        self.line += buffer.count(b"\n", 0, num_bytes)
         return buffer[num_bytes:]
 
     def _whole_records(self, buffer: bytes) -> None:
         """Process whole records that fill *buffer*."""
-        plain = plain_rows(buffer, self._offset, self.found.counts, self._letters, hashing=self._hashing)
+        plain = plain_rows(buffer, self.offset, self.found.counts, self.letters)
         if plain is None:
             rows, num_lines = self._strict_rows(buffer), buffer.count(b"\n")
         else:
             rows, num_lines = plain
         self.found.rows.append(rows)
-        self._offset += len(buffer)
-        self._line += num_lines
+        self.offset += len(buffer)
+        self.line += num_lines
 
     def _strict_rows(self, buffer: bytes) -> Rows:
         starts = [0]
         while (line_end := buffer.find(_RECORD_START, starts[-1])) >= 0:
             starts.append(line_end + 1)
-        line = self._line
+        line = self.line
         names, residues, hashes, low, good = [], [], [], [], []
         for start, end in pairwise([*starts, len(buffer)]):
-            record, reader = read_record(buffer[start:end], line, self._letters)
+            record, reader = read_record(buffer[start:end], line, self.letters)
             if record.fault is None:
                 self._count(reader)
             else:
                 self._fault(record.fault, record.name)
-            good.append(record.fault is None or not self._problems.skips_bad)
+            good.append(record.fault is None or not self.problems.skips_bad)
             names.append(record.name)
             residues.append(len(record.sequence))
             hashes.append(sequence_hash(record.sequence))
-            low.append(reader.is_low_information)
+            low.append(reader.low_information)
             line += buffer.count(b"\n", start, end)
-        rows = make_rows(starts, len(buffer), self._offset, residues, names, b"".join(hashes), low)
+        rows = make_rows(starts, len(buffer), self.offset, residues, names, b"".join(hashes), low)
         return select_rows(rows, np.array(good, dtype=np.bool_))
 
     def _begin_long(self, buffer: bytes) -> bytes:
@@ -260,12 +216,12 @@ class _Scanner:
         if header_end + 1 == len(buffer) or (header_end < 0 and len(buffer) < MAX_HEADER_BYTES + 3):
             return buffer
         taken = header_end + 1 if header_end >= 0 else MAX_HEADER_BYTES + 3  # too long: what follows does not matter
-        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else taken], self._line)
+        name, fault = read_header(buffer[1 : header_end if header_end >= 0 else taken], self.line)
         if fault is not None:
             self._fault(fault, name)
-        reader = SequenceReader(self._line + 1, self._letters)
-        self._long = _LongRecord(name, self._offset, self._line, reader, has_fault=fault is not None)
-        return self._continue_long(self._long, self._pass(buffer, taken))
+        reader = SequenceReader(self.line + 1, self.letters)
+        self.long = _LongRecord(name, self.offset, self.line, reader, fault is not None)
+        return self._continue_long(self.long, self._pass(buffer, taken))
 
     def _continue_long(self, long: _LongRecord, buffer: bytes) -> bytes:
         cut = buffer.find(_RECORD_START) + 1
@@ -280,40 +236,34 @@ class _Scanner:
     def _end_long(self, long: _LongRecord, last_piece: bytes) -> None:
         long.feed(last_piece, last=True)
         self._pass(last_piece, len(last_piece))
-        self._long = None
-        fault = long.reader.fault or whole_fault(long.name, long.reader, long.line, self._letters)
+        self.long = None
+        fault = long.reader.fault or whole_fault(long.name, long.reader, long.line, self.letters)
         if fault is not None and not long.has_fault:
             self._fault(fault, long.name)
-        if (fault is not None or long.has_fault) and self._problems.skips_bad:
+        if (fault is not None or long.has_fault) and self.problems.skips_bad:
             return
         self._count(long.reader)
         digest = long.digest.digest()[:HASH_BYTES]
-        length, low = self._offset - long.offset, long.reader.is_low_information
+        length, low = self.offset - long.offset, long.reader.low_information
         self.found.rows.append(make_rows([0], length, long.offset, [long.reader.residues], [long.name], digest, [low]))
 
     def _count(self, reader: SequenceReader) -> None:
-        counts = self.found.counts
-        counts["mapped_j"] += reader.mapped_j
-        counts["removed_blanks"] += reader.removed_blanks
-        counts["removed_gaps"] += reader.removed_gaps
-        counts["stripped_stops"] += reader.stripped_stop
-        counts["stops_as_x"] += reader.stops_as_x
-        counts["ambiguous"] += reader.ambiguous
-        counts["low_information"] += reader.is_low_information
+        for name in COUNTED:
+            self.found.counts[name] += getattr(reader, name)
 
     def _fault(self, fault: Fault, name: bytes) -> None:
-        fault = fault._replace(line=self._place(fault.line))
-        self._problems.add_record(fault, name, self._path, self._file_number)
+        fault = fault._replace(line=self.place(fault.line))
+        self.problems.add_record(fault, name, self.path, self.file_number)
 
 
+@dataclass
 class _LongRecord:
-    def __init__(self, name: bytes, offset: int, line: int, reader: SequenceReader, *, has_fault: bool) -> None:
-        self.name = name
-        self.offset = offset
-        self.line = line
-        self.has_fault = has_fault
-        self.reader = reader
-        self.digest = hashlib.sha256()
+    name: bytes
+    offset: int
+    line: int
+    reader: SequenceReader
+    has_fault: bool
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def feed(self, piece: bytes, *, last: bool) -> None:
         self.digest.update(self.reader.feed(piece, last=last))

@@ -74,11 +74,11 @@ class ReadableFile:
     """Absolute, links resolved."""
     read_path: str
     """The file that records are read from: ``real_path``, or the FASTA copy of a compressed file, FASTQ or BAM."""
-    given_bytes: int | None
+    given_bytes: int | None = None
     """Bytes of the original of a copy; None where ``read_path`` is the original."""
-    given_sha256: str | None
+    given_sha256: str | None = None
     """Its hex sha256, likewise."""
-    lines_per_record: int | None
+    lines_per_record: int | None = None
     """
     None where the lines of ``read_path`` are those of the unpacked original. The copy of a format without lines has a
     fixed number of lines a record; messages give the record's number instead.
@@ -90,33 +90,26 @@ class ReadableFile:
 
 
 def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
-    """
-    Check that an input is FASTA text that can be read by offset, or make a copy in *unpack_dir* that can.
-
-    Raises:
-        BadInputError: It cannot be used; one problem.
-        OutputError: The copy cannot be written.
-    """
+    """Return an input that is FASTA, or a FASTA copy in *unpack_dir*; BadInputError where it is unusable."""
     name = os.fspath(path)
     real_path = os.path.realpath(name)
     with open_regular(name) as descriptor:
         file_format, packed = _sniffed(descriptor, name, max_unpacked_bytes, kind)
         if file_format is InputFormat.FASTA and not packed:
-            return ReadableFile(
-                path=name,
-                real_path=real_path,
-                read_path=real_path,
-                given_bytes=None,
-                given_sha256=None,
-                lines_per_record=None,
-            )
-        if file_format is InputFormat.BAM and packed and not _ends_with(descriptor, BAM_END):
+            return ReadableFile(path=name, real_path=real_path, read_path=real_path)
+        at_end = max(0, os.fstat(descriptor).st_size - len(BAM_END))
+        is_bam = file_format is InputFormat.BAM
+        if is_bam and packed and os.pread(descriptor, len(BAM_END), at_end) != BAM_END:
             raise _unusable(name, "truncated BAM: it has no end-of-file block", "copy or download the file again")
         given_bytes, given_sha256 = hash_content(descriptor)
         unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
         blocks = _blocks(descriptor, name, max_unpacked_bytes, packed=packed)
         with durable.replacing(unpacked) as copy:
-            for block in _as_fasta(blocks, file_format, name):
+            if file_format is InputFormat.FASTQ:
+                blocks = fastq_as_fasta(blocks, name)
+            elif is_bam:
+                blocks = bam_as_fasta(blocks, name)
+            for block in blocks:
                 copy.write(block)
     return ReadableFile(
         path=name,
@@ -124,7 +117,7 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
         read_path=os.fspath(unpacked),
         given_bytes=given_bytes,
         given_sha256=given_sha256,
-        lines_per_record=BAM_COPY_LINES if file_format is InputFormat.BAM else None,
+        lines_per_record=BAM_COPY_LINES if is_bam else None,
     )
 
 
@@ -150,7 +143,8 @@ def open_regular(path: str) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise _unusable(path, _system_text(error), "check the name and the permissions") from error
+        what = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise _unusable(path, what, "check the name and the permissions") from error
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -172,22 +166,11 @@ def hash_content(descriptor: int) -> tuple[int, str]:
     return num_bytes, digest.hexdigest()
 
 
-def _as_fasta(blocks: Iterator[bytes], file_format: InputFormat, name: str) -> Iterator[bytes]:
-    if file_format is InputFormat.FASTQ:
-        return fastq_as_fasta(blocks, name)
-    return bam_as_fasta(blocks, name) if file_format is InputFormat.BAM else blocks
-
-
 def _head(blocks: Iterator[bytes]) -> bytes:
     head = b""
     while len(head) < _SNIFFED_BYTES and (block := next(blocks, b"")):
         head += block
     return head[:_SNIFFED_BYTES]
-
-
-def _ends_with(descriptor: int, end: bytes) -> bool:
-    size_bytes = os.fstat(descriptor).st_size
-    return os.pread(descriptor, len(end), max(0, size_bytes - len(end))) == end
 
 
 def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, *, packed: bool) -> Iterator[bytes]:
@@ -245,7 +228,3 @@ def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:
 
 def _unusable(path: str, what: str, remedy: str, *, line: int | None = None) -> BadInputError:
     return BadInputError([InputProblem(path, line, what, remedy)])
-
-
-def _system_text(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

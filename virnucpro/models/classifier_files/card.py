@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
+PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
+"""The models that the published classifiers were trained with."""
 
 WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"
 CARD_FORMAT = 1
@@ -65,10 +67,6 @@ class ContigModelCard:
         _require(isinstance(self.weights_sha256, str), "the weights_sha256 of its contig model is no text")
         known = f"the format of its contig model is {self.format!r}, not {CONTIG_MODEL_FORMAT}"
         _require(self.format == CONTIG_MODEL_FORMAT, known)
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> ContigModelCard:
-        return cls(**{name: values[name] for name in ("weights_sha256", "format")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +133,7 @@ class ClassifierCard:
         Refuse chunks and encoders other than those of its training; None is not checked.
 
         Encoders are compared by the sha256 of their weights where the card has it, else by name; and by width where it
-        is known already.
-
-        Raises:
-            ClassifierMismatchError: Something differs; it lists every difference.
+        is known already. The error lists every difference.
         """
         differences: dict[str, tuple[str, str]] = {}
         if chunk_nt not in (None, self.chunk_nt, *self.also_chunk_nt):
@@ -175,7 +170,8 @@ def read_card(folder: Path) -> ClassifierCard:
             known[name] = Encoder(**known[name])
         known["also_chunk_nt"] = tuple(known.get("also_chunk_nt", ()))
         if known.get("contig_model") is not None:
-            known["contig_model"] = ContigModelCard.of(known["contig_model"])
+            of_model = known["contig_model"]
+            known["contig_model"] = ContigModelCard(**{name: of_model[name] for name in ("weights_sha256", "format")})
         return ClassifierCard(**known)
     except OSError as error:
         raise WeightsError(folder.name, f"{path} cannot be read ({error.strerror})") from error

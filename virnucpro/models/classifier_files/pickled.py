@@ -74,15 +74,9 @@ MAX_SHOWN = 100
 
 
 def read_pickle(data: bytes) -> object:
-    """
-    Return the object of the pickle *data*, made of plain values, ``Global``, ``Made`` and ``Persistent``.
-
-    Raises:
-        RefusedPickleError: It is damaged, or needs something that a classifier does not.
-    """
+    """Return the object of the pickle *data*, made of plain values, ``Global``, ``Made`` and ``Persistent``."""
     if len(data) > MAX_BYTES:
-        message = f"its pickle has {len(data):,} bytes, a classifier's has a few thousand"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"its pickle has {len(data):,} bytes, a classifier's has a few thousand")
     machine = _Machine()
     try:
         for opcode, argument, _ in pickletools.genops(data):
@@ -94,10 +88,8 @@ def read_pickle(data: bytes) -> object:
     except RefusedPickleError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, UnicodeError) as error:  # what genops and a bad stack raise
-        message = f"its pickle is damaged ({error})"
-        raise RefusedPickleError(message) from error
-    message = "its pickle is damaged (it does not end with one object)"
-    raise RefusedPickleError(message)
+        raise RefusedPickleError(f"its pickle is damaged ({error})") from error
+    raise RefusedPickleError("its pickle is damaged (it does not end with one object)")
 
 
 class _Machine:
@@ -152,8 +144,7 @@ class _Machine:
         elif opcode == "BINPERSID":
             stack.append(Persistent(*self._pop(1)))
         else:
-            message = f"its pickle uses the instruction {opcode}, which a classifier does not need"
-            raise RefusedPickleError(message)
+            raise RefusedPickleError(f"its pickle uses the instruction {opcode}, which a classifier does not need")
 
     def _pop(self, count: int) -> tuple[Any, ...]:
         if len(self.stack) < count:
@@ -186,8 +177,7 @@ def _admit(module: object, name: object) -> Global:
 
 def _of(value: Any, kind: type, what: str) -> Any:
     if type(value) is not kind:
-        message = f"its pickle is damaged (no {what} where one should be)"
-        raise RefusedPickleError(message)
+        raise RefusedPickleError(f"its pickle is damaged (no {what} where one should be)")
     return value
 
 

@@ -89,8 +89,7 @@ class ContigWeights:
                 temperature=float(tensors["temperature"][0]),
             )
         except (SafetensorError, KeyError, IndexError, TypeError) as error:
-            message = f"no contig model ({error})"
-            raise ValueError(message) from error
+            raise ValueError(f"no contig model ({error})") from error
         weights.check()
         return weights
 
@@ -129,8 +128,7 @@ class ContigModel:
         """Makes the inputs that come from letters."""
         if len(weights.mean_I) < self.features.dim:
             given = f"it takes {len(weights.mean_I)} numbers, and a contig's letters give {self.features.dim}"
-            message = f"{given}: train it again with this version"
-            raise ValueError(message)
+            raise ValueError(f"{given}: train it again with this version")
 
     @property
     def uses_embeddings(self) -> bool:

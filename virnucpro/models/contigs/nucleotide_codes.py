@@ -23,6 +23,15 @@ NO_CODON = CODONS
 RESIDUES = b"ACDEFGHIKLMNPQRSTVWY"
 
 _CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
+_PLACES = [BASES.index(letter) for letter in LETTERS]
+_RESIDUE_PLACES = np.array([RESIDUES.find(residue) % (len(RESIDUES) + 1) for residue in STANDARD_CODE], dtype=np.uint8)
+
+RESIDUE_OF_CODON = np.append(
+    _RESIDUE_PLACES.reshape(4, 4, 4)[np.ix_(_PLACES, _PLACES, _PLACES)], np.uint8(len(RESIDUES))
+)
+"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
+ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
+"""Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""
 
 
 def encode(letters: bytes) -> CodeArray:
@@ -63,18 +72,3 @@ def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
         codons = np.where(is_whole(strand, 3), words(strand, 3), NO_CODON).astype(np.uint8)
         frames += [np.concatenate([codons[offset::3], end]) for offset in range(3)]
     return frames
-
-
-def _residue_of_codon() -> CodeArray:
-    residues = np.full(CODONS + 1, len(RESIDUES), dtype=np.uint8)
-    for number in range(CODONS):
-        letters = [LETTERS[number >> shift & 3] for shift in (4, 2, 0)]
-        place = sum(BASES.index(letter) * 4**power for letter, power in zip(letters, (2, 1, 0), strict=True))
-        residues[number] = RESIDUES.find(STANDARD_CODE[place : place + 1]) % (len(RESIDUES) + 1)
-    return residues
-
-
-RESIDUE_OF_CODON = _residue_of_codon()
-"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
-ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
-"""Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""

@@ -110,8 +110,7 @@ class SequenceFeatures:
         self._tables = [tables[table.name] for table in TABLES if table.name in tables]
         shapes = [rows.shape for rows in self._tables]
         if shapes != [(table.slots, len(is_viral_G)) for table in TABLES]:
-            message = f"tables of log-odds have shapes {shapes}"
-            raise ValueError(message)
+            raise ValueError(f"tables of log-odds have shapes {shapes}")
         self._is_viral_G = is_viral_G
         self.dim = feature_count(len(is_viral_G))
 

@@ -1,9 +1,14 @@
 """
-DNABERT-S checkpoints on disk: the published ``pytorch_model.bin`` or safetensors, read without executing their content.
+A DNABERT-S on disk, read without executing its content, and its tokens.
 
-Gives the encoder's tensors by the published names without the prefix ``bert.``, pooler and language-model head, and the
-configuration: from the safetensors metadata, else ``config.json`` beside the weights, else DNABERT-S's own. The two are
-checked against each other.
+A checkpoint is the published ``pytorch_model.bin`` or safetensors. Gives the encoder's tensors by the published names
+without the prefix ``bert.``, pooler and language-model head, and the configuration: from the safetensors metadata, else
+``config.json`` beside the weights, else DNABERT-S's own. The two are checked against each other.
+
+Tokens are made by the ``tokenizers`` library from the published ``tokenizer.json``, which is bundled: its 4,096 tokens
+are the vocabulary of every DNA model here. Gives the ids of the published tokenizer, [CLS] and [SEP] included; an IUPAC
+letter besides A, C, G and T is [UNK], as there, and a letter of no nucleotide is an error. Never truncates, pads or
+upper-cases. Legend: T packed tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -13,17 +18,32 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
 
-from virnucpro.errors import WeightsError
+from virnucpro.choices import DEFAULT_DNA_MODEL
+from virnucpro.errors import SequenceError, WeightsError
 from virnucpro.models.encoders.esm2_checkpoint import check_shapes, reading_checkpoint
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
 
 CONFIG_KEY = "config"
 CONFIG_NAME = "config.json"
+BUNDLED_TOKENIZER = BUNDLED_WEIGHTS_DIR / DEFAULT_DNA_MODEL / "tokenizer.json"
+"""DNABERT-S's published file, truncation and padding switched off."""
+TOKENIZER_NAME = "tokenizer.json"
+"""The same beside a published checkpoint."""
+
+NUCLEOTIDE_LETTERS = "ACGTRYSWKMBDHVN"
+_NO_NUCLEOTIDE = re.compile(f"[^{NUCLEOTIDE_LETTERS}]")
 
 _NOT_THE_ENCODER = re.compile(r"^(cls|pooler|classifier)\.|^encoder\.alibi$|^embeddings\.(position|token_type)_ids$")
 
@@ -113,3 +133,59 @@ def _expected_shapes(config: MosaicBertConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]
     return shapes
+
+
+class DnaTokenizer:
+    """Turns nucleotides into packed token ids; those below ``num_special`` are special tokens."""
+
+    def __init__(self) -> None:
+        self._bpe = Tokenizer.from_file(str(BUNDLED_TOKENIZER))
+        self._bpe.no_truncation()
+        self._bpe.no_padding()
+        self.vocabulary: int = self._bpe.get_vocab_size()
+        ids = self._bpe.get_vocab()
+        self.cls_id, self.sep_id, self.mask_id = (ids[name] for name in ("[CLS]", "[SEP]", "[MASK]"))
+        self.num_special = 1 + max(number for name, number in ids.items() if name.startswith("["))
+
+    @classmethod
+    def of_checkpoint(cls, weights_path: Path) -> DnaTokenizer:
+        """Return the tokenizer for *weights_path*: the bundled one, which a file beside the weights must equal."""
+        beside = weights_path.parent / TOKENIZER_NAME
+        if beside.is_file() and _model_of(beside) != _model_of(BUNDLED_TOKENIZER):
+            what = f"{beside} differs from the tokens of DNABERT-2 and DNABERT-S, the only supported vocabulary"
+            raise WeightsError(weights_path.stem, what)
+        return cls()
+
+    def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """
+        Pack *sequences* of upper-case IUPAC letters as tokens, each between [CLS] and [SEP].
+
+        Returns:
+            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, [CLS] and [SEP] included, int32, (S,).
+
+        Raises:
+            SequenceError: A letter of no nucleotide; names the sequence by its number in the batch, from 1.
+        """
+        for number, letters in enumerate(sequences, start=1):
+            if wrong := _NO_NUCLEOTIDE.search(letters):
+                raise SequenceError(f"sequence {number} of the batch", _not_dna(wrong))
+        # one call a sequence: a batch call of the library would start threads of its own
+        ids_of = [self._bpe.encode(letters).ids for letters in sequences]
+        lengths_S = np.array([len(ids) for ids in ids_of], dtype=np.int32)
+        return np.concatenate([np.array(ids, dtype=np.int64) for ids in ids_of]), lengths_S
+
+
+def _not_dna(wrong: re.Match[str]) -> str:
+    letter = wrong.group()
+    advice = "write T for U" if letter == "U" else "is this a protein? This model takes DNA"
+    return f"letter {wrong.start() + 1} is {letter!a}, which stands for no nucleotide of DNA: {advice}"
+
+
+def _model_of(path: Path) -> object:
+    """Return what decides the ids; merges are written as one text or as two, depending on the library's version."""
+    try:
+        model = json.loads(path.read_text("utf-8"))["model"]
+        merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+        return model["type"], model["vocab"], merges, model["unk_token"], model.get("fuse_unk", False)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise WeightsError(path.parent.name, f"{path} cannot be read ({type(error).__name__}: {error})") from error

@@ -1,10 +1,14 @@
 """
-ESM-2 checkpoints on disk: fair-esm's ``.pt`` and safetensors, read without executing their content.
+An ESM-2 on disk, read without executing its content, and its tokens.
 
-Gives the encoder's tensors by fair-esm's names (``layers.0.fc1.weight``), without the language-model and contact heads,
-and the architecture that the checkpoint states, checked against each other. Depth, width and heads come from the file,
-never from its name. So do the rotary frequencies: published checkpoints hold them rounded to half precision, and
-recomputed ones move an embedding by up to 6e-4.
+A checkpoint is fair-esm's ``.pt`` or safetensors. Gives the encoder's tensors by fair-esm's names
+(``layers.0.fc1.weight``), without the language-model and contact heads, and the architecture that the checkpoint
+states, checked against each other. Depth, width and heads come from the file, never from its name. So do the rotary
+frequencies: published checkpoints hold them rounded to half precision, and recomputed ones move an embedding by up to
+6e-4.
+
+The tokens are those of fair-esm's ``BatchConverter``; a letter without a token is an error that names it, where
+fair-esm stops with a bare ``KeyError``. Legend: T packed tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -17,14 +21,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.errors import WeightsError
+from virnucpro.errors import SequenceError, WeightsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
 
 ARCHITECTURE_KEY = "architecture"
 
@@ -33,6 +41,7 @@ _NOT_THE_ENCODER = re.compile(r"^(lm_head|contact_head)\.")
 _ROTARY_SUFFIX = ".rot_emb.inv_freq"
 ROTARY_NAME = "rotary_frequencies"
 """The one tensor here that fair-esm keeps in every layer."""
+_ABSENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +89,7 @@ def reading_checkpoint(path: Path, kind: str) -> Iterator[None]:
         reason = str(error).strip().partition("\n")[0]
         raise WeightsError(path.stem, f"{path} cannot be read ({reason}): fetch it again") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"{path} is not {kind} ({type(error).__name__}: {error})"
-        raise WeightsError(path.stem, what) from error
+        raise WeightsError(path.stem, f"{path} is not {kind} ({type(error).__name__}: {error})") from error
 
 
 def check_shapes(
@@ -139,3 +147,52 @@ def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = shape
         shapes[f"{name}.bias"] = shape[:1]
     return shapes
+
+
+class ProteinTokenizer:
+    """
+    Turns residues into packed token ids.
+
+    Attributes:
+        alphabet: fair-esm's alphabet.
+        letters: Every letter that has a token.
+    """
+
+    def __init__(self) -> None:
+        # imported here: packed tokens without a tokenizer (benchmarks/gpu_check.py) need no fair-esm
+        from esm.data import Alphabet  # noqa: PLC0415
+
+        self.alphabet = Alphabet.from_architecture("ESM-1b")
+        self.letters = frozenset(token for token in self.alphabet.all_toks if len(token) == 1)
+        self._id_of_byte = np.full(256, _ABSENT, dtype=np.int64)
+        for letter in self.letters:
+            self._id_of_byte[ord(letter)] = self.alphabet.get_idx(letter)
+
+    def encode(self, sequences: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """
+        Pack *sequences* of upper-case one-letter codes as tokens, each between BOS and EOS.
+
+        Returns:
+            ``input_ids_T`` int64, shape (T,), and the tokens of each sequence, BOS and EOS included, int32, shape (S,).
+
+        Raises:
+            SequenceError: A letter has no token; names the sequence by its number in the batch, from 1.
+        """
+        lengths_S = np.array([len(residues) + 2 for residues in sequences], dtype=np.int32)
+        # latin-1 keeps one byte a letter; what it cannot hold ("?") has no token either
+        raw = "\0".join(["", *(residues + "\0" for residues in sequences)]).encode("latin-1", "replace")
+        letters_T = np.frombuffer(raw, dtype=np.uint8)
+        input_ids_T = self._id_of_byte[letters_T]
+        ends_S = np.cumsum(lengths_S)
+        input_ids_T[ends_S - lengths_S] = self.alphabet.cls_idx
+        input_ids_T[ends_S - 1] = self.alphabet.eos_idx
+        absent = np.flatnonzero(input_ids_T == _ABSENT)
+        if len(absent):
+            number = int(np.searchsorted(ends_S, absent[0], side="right"))
+            position = int(absent[0] - (ends_S[number] - lengths_S[number]))
+            letter = sequences[number][position - 1]
+            raise SequenceError(
+                f"sequence {number + 1} of the batch",
+                f"residue {position} is {letter!a}, which has no token in ESM-2's alphabet",
+            )
+        return input_ids_T, lengths_S

@@ -28,8 +28,7 @@ from virnucpro.run_layout import UnitsLayout
 from virnucpro.store.locks.lease import LEASE_S, Lease
 from virnucpro.store.manifest import read_object
 from virnucpro.store.parts import SealedBlocks
-from virnucpro.store.results.sharded import ShardProof, Shards
-from virnucpro.store.results.single import write_file
+from virnucpro.store.results.hdf5 import ShardProof, Shards, write_file
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from virnucpro import durable
 from virnucpro.choices import AUTO_TOKEN_BUDGET, DEFAULT_TOKEN_BUDGET, KERNEL_SEPARATOR, LongPolicy, ResultForm
 from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.data.index.file import content_is_intact
-from virnucpro.data.likely_dna import warn_of_dna
 from virnucpro.data.packing import BlockPlan, make_plan, resolve_token_budget
+from virnucpro.data.sequence_dataset import warn_of_dna
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import OutputError
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim

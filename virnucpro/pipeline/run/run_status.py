@@ -21,8 +21,7 @@ from virnucpro.errors import OutputError, ResultError, RunLockedError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.run.run import note_end, sweep
 from virnucpro.run_layout import FolderLayout, PredictionLayout, RunLayout
-from virnucpro.store.locks.run_holder import holder_of
-from virnucpro.store.locks.run_lock import RunLock
+from virnucpro.store.locks.run_lock import RunLock, holder_of
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from virnucpro.store.locks.run_holder import Holder
+    from virnucpro.store.locks.run_lock import Holder
     from virnucpro.store.manifest import AnyManifest
     from virnucpro.telemetry.show.status_file import SavedStatus
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot

@@ -1,15 +1,17 @@
 """
-A heartbeat visible to other hosts: a small file that its owner keeps rewriting.
+Leases: a heartbeat visible to other hosts, and a lock for folders on file systems without ``flock``.
 
-No clocks are compared: a lease has expired when an observer has seen the same content for the length of the lease, by
-the observer's own clock. An owner may have been suspended and resume later; whatever a lease protects must tolerate
-that.
+A lease is a small file that its owner keeps rewriting. No clocks are compared: it has expired when an observer has seen
+the same content for the length of the lease, by the observer's own clock. An owner may have been suspended and resume
+later; whatever a lease protects must tolerate that.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -17,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from virnucpro.errors import OutputError
+from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_folders import only_regular, read_bytes
+from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
+
 
 log = structlog.get_logger(__name__)
 
@@ -63,23 +67,17 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def renew(self) -> None:
-        """
-        Write new content in place, so that the file always names an owner.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write new content in place, so that the file always names an owner; OSError where the system refuses."""
         with self._lock:
             self._renewals += 1
-            _write_over(self.path, lease_bytes(self._about, self._renewals))
+            descriptor = only_regular(os.fspath(self.path), os.O_WRONLY | os.O_CREAT)
+            try:
+                write_over(descriptor, {**self._about, "renewals": self._renewals})
+            finally:
+                os.close(descriptor)
 
     def update(self, **fields: str | int | bool) -> None:
-        """
-        Add fields to the file and renew it.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Add fields to the file and renew it. Raises OSError: the file cannot be written."""
         self._about |= fields
         self.renew()
 
@@ -128,26 +126,15 @@ class ExpiryWatch:
 
 
 def read_lease(path: Path) -> dict[str, Any]:
-    """Return the content of a lease; empty when unreadable or being written."""
-    try:
-        found = json.loads(_bytes_of(path))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    """Return what a lease or lock file says of its owner; empty when unreadable or being written."""
+    return _parsed(_bytes_of(path))
 
 
-def lease_bytes(about: Mapping[str, Any], renewals: int) -> bytes:
-    """Return the content of a lease file after *renewals* renewals."""
-    return json.dumps({**about, "renewals": renewals}).encode()
-
-
-def _write_over(path: Path, content: bytes) -> None:
-    descriptor = only_regular(os.fspath(path), os.O_WRONLY | os.O_CREAT)
-    try:
-        os.pwrite(descriptor, content, 0)
-        os.ftruncate(descriptor, len(content))
-    finally:
-        os.close(descriptor)
+def write_over(descriptor: int, about: Mapping[str, Any]) -> None:
+    """Replace the content of an open lease or lock file without ever emptying it."""
+    content = json.dumps(about).encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -155,3 +142,115 @@ def _bytes_of(path: Path) -> bytes:
         return read_bytes(path)
     except OSError:
         return b""
+
+
+class LeaseLock:
+    """
+    The lock of one folder on a file system without ``flock``.
+
+    It is made by a link, which succeeds once. A holder that has ended, or whose lease has expired, loses the lock to
+    the next one, so a start after a crash on another host waits for the length of a lease. A holder that was suspended
+    for longer and finds the lock taken is stopped as by SIGTERM.
+
+    Args:
+        about: Shown to others, ready for JSON.
+        on_lost: Called once when another process has taken the lock; by default sends SIGTERM to this process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        about: dict[str, Any],
+        *,
+        lease_s: float = LEASE_S,
+        on_lost: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
+        self.path = path
+        self._owner = secrets.token_hex(8)
+        self._about = {**own_process(), **about, "owner": self._owner, "expires_after_s": lease_s}
+        self._lease_s = lease_s
+        self._on_lost = on_lost
+        self._is_lost = False
+        self._lease = Lease(path, self._about, lease_s=lease_s, guard=self._is_ours)
+
+    def acquire(self) -> None:
+        """
+        Take the lock; waits only while it is unknown whether the holder is alive.
+
+        Raises:
+            RunLockedError: Another process holds it.
+            OSError: The folder cannot be written.
+        """
+        watch = ExpiryWatch(self._lease_s)
+        while not self._made():
+            content = _read(self.path)
+            holder = _parsed(content)
+            if is_same_space(holder):
+                has_expired = is_gone(holder)
+                renewed = b"" if has_expired else content
+            else:
+                has_expired = watch.has_expired(self.path)
+                time.sleep(self._lease_s / RENEWALS_IN_A_LEASE)
+                after = _read(self.path)
+                renewed = b"" if after == content else after
+            if renewed:
+                raise RunLockedError(self.path.parent, renewed.decode("utf-8", "replace"))
+            if has_expired:
+                self._take_away(content)
+        self._lease.__enter__()
+
+    def release(self) -> None:
+        """Release the lock, unless another process holds it by now."""
+        self._is_lost = True  # a loss from now on needs no report
+        self._lease.__exit__()
+
+    def _made(self) -> bool:
+        """Whether the file is ours now, also where NFS made the link but reported a failure."""
+        private = self.path.with_name(f".{self.path.name}.{self._owner}")
+        private.write_text(json.dumps({**self._about, "renewals": 0}))
+        try:
+            os.link(private, self.path)
+        except FileExistsError:
+            return read_lease(self.path).get("owner") == self._owner
+        else:
+            return True
+        finally:
+            private.unlink()
+
+    def _take_away(self, content: bytes) -> None:
+        """Remove the file of a dead holder, unless another process has replaced it meanwhile."""
+        private = self.path.with_name(f".{self.path.name}.{self._owner}.taken")
+        with suppress(FileNotFoundError):
+            self.path.rename(private)
+            if _read(private) != content:
+                with suppress(FileExistsError):
+                    os.link(private, self.path)
+            private.unlink()
+
+    def _is_ours(self) -> bool:
+        try:
+            content = _read(self.path)
+        except OSError:  # the folder is unreachable: no other process can take it either
+            return True
+        if _parsed(content).get("owner") == self._owner:
+            return True
+        if not self._is_lost:
+            self._is_lost = True
+            log.error("lock.lost", path=str(self.path), taken_by=content.decode("utf-8", "replace"))
+            self._on_lost()
+        return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        return b""
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

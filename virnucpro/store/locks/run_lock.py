@@ -1,9 +1,13 @@
 """
-One run at a time in an output folder.
+One run at a time in an output folder, and which process it is.
 
 The kernel's lock (``flock``) ends with its holder, however that ends; the file only names the holder. Workers do not
 inherit it, and orphans of an earlier run are ended first. On file systems without ``flock`` (some mounts of NFS and
-Lustre) a lease replaces it (``lease_lock``).
+Lustre) a lease replaces it.
+
+``holder_of`` takes no lock: a look must not make a starting run fail. The holder writes itself into the lock file and
+clears it at its end, so an entry belongs to a live or a killed run. On the holder's host its process tells which; from
+another host only a lock visible over the network file system does.
 """
 
 from __future__ import annotations
@@ -14,24 +18,30 @@ import os
 import re
 import secrets
 import stat
+import struct
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
 
 from virnucpro import failpoints, run_folders
-from virnucpro.errors import OutputError, RunLockedError
+from virnucpro.errors import OutputError, ResultError, RunLockedError
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.locks.lease import LEASE_S
-from virnucpro.store.locks.lease_lock import LeaseLock
-from virnucpro.store.locks.worker_lock import NO_LOCKS, end_orphans, forget_workers
+from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
+from virnucpro.store.locks.worker_lock import end_orphans, forget_workers, try_lock
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 _MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
 """Kept from run to run: temporary names that carry it belong to the folder."""
+_CLOCK_STEP_S = 60.0
+"""Most seconds by which the clock was set since the holder started."""
 
 
 class RunLock:
@@ -66,36 +76,18 @@ class RunLock:
             raise
         except OSError as error:
             raise OutputError(self.path.parent, error.strerror or str(error)) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
-            os.close(descriptor)
-            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(descriptor)
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            self._lock(descriptor)
+            undo.callback(self._release_lease)
+            if not _is_at(descriptor, self.path):
+                raise RunLockedError(self.path.parent, "one that is just ending")
+            try:
+                failpoints.reach("lock.write")
+                self._name_holder(descriptor)
+            except OSError as error:
                 raise OutputError(self.path, error.strerror or str(error)) from error
-            self._lease = self._leased(descriptor)
-        if not _is_at(descriptor, self.path):
-            os.close(descriptor)
-            self._release_lease()
-            raise RunLockedError(self.path.parent, "one that is just ending")
-        about: dict[str, str | int] = {
-            "host": host_name(),
-            "pid": os.getpid(),
-            "run_id": self.run_id,
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        try:
-            failpoints.reach("lock.write")
-            found = _MARK.search(os.pread(descriptor, 4096, 0))
-            self._mark = found[1].decode() if found else secrets.token_hex(8)
-            _write_over(descriptor, {**about, "mark": self._mark})
-        except OSError as error:
-            os.close(descriptor)
-            self._release_lease()
-            raise OutputError(self.path, error.strerror or str(error)) from error
+            undo.pop_all()
         self._descriptor = descriptor
         run_folders.enter(self.path.parent, self._mark)
         try:
@@ -115,7 +107,7 @@ class RunLock:
                     self._release_lease()
                     self.path.parent.rmdir()
             with suppress(OSError):  # a full disk: the next run has another mark
-                _write_over(self._descriptor, {"mark": self._mark})
+                write_over(self._descriptor, {"mark": self._mark})
             run_folders.leave(self.path.parent)
             self._release_lease()
             with suppress(OSError):  # no locks here
@@ -123,30 +115,33 @@ class RunLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _leased(self, descriptor: int) -> LeaseLock:
-        """Return an acquired lease in place of the lock; on failure close *descriptor*."""
-        lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+    def _lock(self, descriptor: int) -> None:
         try:
-            lease.acquire()
+            has_locks = try_lock(descriptor)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+            raise RunLockedError(self.path.parent, holder or "holder unknown") from error
         except OSError as error:
-            os.close(descriptor)
-            raise OutputError(lease.path, error.strerror or str(error)) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return lease
+            raise OutputError(self.path, error.strerror or str(error)) from error
+        if not has_locks:
+            lease = LeaseLock(self.path.with_suffix(".lease"), {"run_id": self.run_id}, lease_s=self._lease_s)
+            try:
+                lease.acquire()
+            except OSError as error:
+                raise OutputError(lease.path, error.strerror or str(error)) from error
+            self._lease = lease
+
+    def _name_holder(self, descriptor: int) -> None:
+        found = _MARK.search(os.pread(descriptor, 4096, 0))
+        self._mark = found[1].decode() if found else secrets.token_hex(8)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"host": host_name(), "pid": os.getpid(), "run_id": self.run_id, "since": since, "mark": self._mark}
+        write_over(descriptor, about)
 
     def _release_lease(self) -> None:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-
-
-def _write_over(descriptor: int, about: dict[str, str | int]) -> None:
-    """Replace the content of an open file without ever emptying it."""
-    content = json.dumps(about).encode()
-    os.pwrite(descriptor, content, 0)
-    os.ftruncate(descriptor, len(content))
 
 
 def _refuse_foreign_work(layout: RunLayout) -> None:
@@ -184,4 +179,75 @@ def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The entry in the lock file of a folder, and whether it is still valid."""
+
+    host: str
+    pid: int
+    run_id: str
+    since: str
+    """UTC, ISO 8601."""
+    is_alive: bool | None
+    """Whether it still holds the folder; None when unknown on this host."""
+
+
+def holder_of(lock: Path) -> Holder | None:
+    """Return who holds a folder, or held it when killed; None without an entry."""
+    try:
+        descriptor = run_folders.only_regular(os.fspath(lock), os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResultError(lock, error.strerror or str(error)) from error
+    try:
+        about = _parsed(os.pread(descriptor, 4096, 0))
+        if about is None:
+            return None
+        is_here = about["host"] == host_name()
+        is_alive = True if _is_locked(descriptor) else _has_process(about) if is_here else None
+    except OSError as error:
+        raise ResultError(lock, error.strerror or str(error)) from error
+    finally:
+        os.close(descriptor)
+    return Holder(**about, is_alive=is_alive)
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    try:
+        about = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    kinds = {"host": str, "pid": int, "run_id": str, "since": str}
+    if not isinstance(about, dict) or not all(type(about.get(name)) is kind for name, kind in kinds.items()):
+        return None
+    return {name: about[name] for name in kinds}
+
+
+def _is_locked(descriptor: int) -> bool:
+    """
+    Whether an open file has a POSIX lock; takes none.
+
+    Local file systems keep ``flock`` apart from it; NFS turns ``flock`` into a POSIX lock (flock(2)).
+    """
+    question = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
+    except OSError:  # a file system without such locks
+        return False
+    return bool(struct.unpack("@hhqqi0q", answer)[0] != fcntl.F_UNLCK)
+
+
+def _has_process(about: dict[str, Any]) -> bool:
+    """Whether the recorded process is alive; one that started later only reuses its number."""
+    try:
+        process = psutil.Process(about["pid"])
+        started = datetime.fromisoformat(about["since"]).timestamp()
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= started + _CLOCK_STEP_S
+    except psutil.AccessDenied:
+        return True
+    except (psutil.Error, ValueError, OverflowError):
         return False

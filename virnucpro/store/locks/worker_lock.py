@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable, run_folders
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import RunLayout
+from virnucpro.store.locks.lease import read_lease
 from virnucpro.this_host import is_gone, is_same_space, own_process
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 END_TIMEOUT_S = 10.0
 """Seconds for a killed process to end; one that hangs in the kernel does not."""
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks."""
 
 _held: list[durable.NewFile] = []
@@ -58,12 +59,12 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
     try:
         durable.make_folder(path.parent)
         file = durable.NewFile(path)
-        _lock(file.fileno())
+        try_lock(file.fileno())
         file.write(json.dumps(about).encode())
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     _held.append(file)
-    holder = _read(layout.lock)
+    holder = read_lease(layout.lock)
     run_folders.enter(output_dir, _mark_in(holder))
     if "pid" in holder:
         of_our_parent = holder.get("pid") in (os.getpid(), os.getppid())
@@ -74,7 +75,7 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
 @contextmanager
 def taking_part(output_dir: Path) -> Iterator[None]:
     """Mark the workers started in the block as those of the run that holds the folder."""
-    run_folders.enter(output_dir, _mark_in(_read(RunLayout(output_dir).lock)))
+    run_folders.enter(output_dir, _mark_in(read_lease(RunLayout(output_dir).lock)))
     try:
         yield
     finally:
@@ -85,13 +86,12 @@ def end_orphans(output_dir: Path) -> None:
     """
     Kill the workers that an earlier run left in this folder; the caller holds the folder's lock.
 
-    Raises:
-        RunLockedError: One does not end in time, or is on another host.
+    ``RunLockedError`` where one does not end in time, or is on another host.
     """
     for path in sorted(RunLayout(output_dir).worker_locks()):
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while not _removed(path):
-            about = _read(path)
+            about = read_lease(path)
             pid: Any = about.get("pid")
             if pid == os.getpid():  # a worker function called in this process
                 break
@@ -119,7 +119,7 @@ def _removed(path: Path) -> bool:
     except OSError as error:
         return error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}  # gone, or not ours
     try:
-        if not _lock(descriptor) and is_same_space(about := _read(path)) and not is_gone(about):
+        if not try_lock(descriptor) and is_same_space(about := read_lease(path)) and not is_gone(about):
             return False
         durable.remove(path)
     except BlockingIOError:
@@ -135,26 +135,12 @@ def _mark_in(holder: dict[str, Any]) -> str:
     return mark if isinstance(mark, str) and mark.isalnum() else "norun"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        about = json.loads(run_folders.read_bytes(path))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
-
-
-def _lock(descriptor: int) -> bool:
-    """
-    Lock an open file; return whether the file system has locks.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-        OSError: Any other failure.
-    """
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file; return whether the file system has locks. BlockingIOError where another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in NO_LOCKS:
+        if error.errno in _NO_LOCKS:
             return False
         raise
     return True

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS, ResultForm
+from virnucpro.store.results.hdf5 import Shards, SingleFile
 from virnucpro.store.results.parquet import ParquetFile
-from virnucpro.store.results.sharded import Shards
-from virnucpro.store.results.single import SingleFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,14 +23,7 @@ FORMS: dict[ResultForm, type[Result]] = {
 
 
 def choose_result_form(wanted: ResultForm, *, num_rows: int, hidden_dim: int) -> ResultForm:
-    """
-    Return the form that a result takes: the one wanted, or by its size.
-
-    Args:
-        wanted: May be ``auto``.
-        num_rows: Rows that the result should have.
-        hidden_dim: Width of a row; 0 where only the checkpoint knows it: then only the rows count.
-    """
+    """Return the form that is wanted, or for ``auto`` the one by size; by rows only where the width is unknown, 0."""
     if wanted is not ResultForm.AUTO:
         return wanted
     is_large = num_rows >= AUTO_SHARDED_ROWS or num_rows * hidden_dim * 4 >= AUTO_SHARDED_BYTES

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import IntArray
+
     HashArray = np.ndarray[Any, np.dtype[np.uint64]]
     EntryArray = np.ndarray[Any, np.dtype[np.void]]
 
@@ -51,12 +52,11 @@ _NUMBERS = ("hidden_dim", "rows_per_shard")
 
 
 def id_hash(sequence_id: str) -> bytes:
-    """Return the 64-bit hash of an id."""
     return hashlib.blake2b(sequence_id.encode("utf-8"), digest_size=8).digest()
 
 
 def id_hashes(sequence_ids: Iterable[str]) -> HashArray:
-    """Return the hash of each id: uint64 (ids,)."""
+    """Return the hash of each id, uint64 (ids,)."""
     return np.frombuffer(b"".join(map(id_hash, sequence_ids)), dtype="<u8")
 
 
@@ -72,15 +72,7 @@ def write_id_index(
     """
     Write the index of a result whose shards are all there.
 
-    Args:
-        path: The final name.
-        hashes: uint64 (num_rows,): hash of the id of each row.
-        hidden_dim: Width of a row.
-        rows_per_shard: Rows of every shard but the last.
-        shard_bytes: Bytes of each shard.
-
-    Raises:
-        OutputError: The system refused; *path* is as it was.
+    *hashes*: of the id of each row, uint64 (num_rows,). *rows_per_shard*: of every shard but the last.
     """
     description = {"hidden_dim": hidden_dim, "rows_per_shard": rows_per_shard, "shard_bytes": shard_bytes}
     text = json.dumps(description, sort_keys=True).encode("ascii")
@@ -103,17 +95,9 @@ def write_id_index(
 
 class IdIndex:
     """
-    An open index of ids. Use it as a context manager, or ``close`` it.
+    An open index of ids; what describes the result in it is as ``write_id_index`` has it.
 
-    Attributes:
-        path: The file.
-        num_rows: Rows of the result.
-        hidden_dim: Width of a row.
-        rows_per_shard: Rows of every shard but the last.
-        shard_bytes: Bytes of each shard.
-
-    Raises:
-        ResultError: It is missing, damaged, or no such index.
+    ``ResultError`` where what is read is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -165,12 +149,7 @@ class IdIndex:
             raise ResultError(self.path, "describes shards that do not add up to its rows")
 
     def candidates(self, sequence_id: str) -> list[int]:
-        """
-        Return the rows that an id may have by its hash: usually one, or none where it has no row.
-
-        Raises:
-            ResultError: What was read of the index is damaged.
-        """
+        """Return the rows that an id may have by its hash: usually one, or none where it has no row."""
         wanted = int.from_bytes(id_hash(sequence_id), "little")
         bucket = wanted >> (64 - self._bits)
         entries = self._entries(slice(bucket, bucket + 1))
@@ -178,12 +157,7 @@ class IdIndex:
         return rows
 
     def check(self, hashes: HashArray) -> None:
-        """
-        Compare the whole index with the hash of the id of each row, uint64 (num_rows,).
-
-        Raises:
-            ResultError: It holds something else.
-        """
+        """Raise ``ResultError`` unless the whole index is that of *hashes*, uint64 (num_rows,)."""
         order = np.argsort(hashes, kind="stable")
         ends = _bucket_ends(hashes, order, self._bits)
         is_same = len(hashes) == self.num_rows and np.array_equal(self._directory["end"], ends)
@@ -215,16 +189,13 @@ class IdIndex:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def _directory_bits(num_rows: int) -> int:
-    """Return the number of bits of a bucket's number."""
     return max(0, -(-num_rows // _BUCKET_ENTRIES) - 1).bit_length()
 
 

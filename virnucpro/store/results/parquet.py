@@ -22,19 +22,18 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.errors import ConfigurationError, ResultError, printable
 from virnucpro.store import schema
+from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.parquet_footer import read_footer
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
-from virnucpro.store.results.sharded import most_rows_of_shard, shard_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.store.results.parquet_footer import Group
     from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 ID, EMBEDDING = "id", "embedding"
 _KINDS = ((6, (b"id",)), (4, (b"embedding", b"list", b"element")))
@@ -119,16 +118,7 @@ def _schema(hidden_dim: int) -> Any:
 @contextmanager
 def _writing(new: durable.NewFile, hidden_dim: int) -> Iterator[Callable[[NewRows], None]]:
     """Yield what writes a row group; ends the file when the block ends well."""
-    arrow, columns, sink = _arrow(), _schema(hidden_dim), _Sink(new)
-    writer = _parquet().ParquetWriter(
-        arrow.PythonFile(sink, mode="w"),
-        columns,
-        version="2.6",
-        compression="none",
-        use_dictionary=False,
-        write_statistics=False,
-        write_page_checksum=True,
-    )
+    arrow, columns = _arrow(), _schema(hidden_dim)
 
     def write_group(rows: NewRows) -> None:
         numbers = np.empty((len(rows), hidden_dim), dtype="<f4")
@@ -141,17 +131,34 @@ def _writing(new: durable.NewFile, hidden_dim: int) -> Iterator[Callable[[NewRow
         table = arrow.Table.from_arrays([ids, arrow.chunked_array(lists, type=kind)], schema=columns)
         writer.write_table(table, row_group_size=len(rows))
 
-    try:
+    with parquet_writer(
+        new,
+        columns,
+        version="2.6",
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
+    ) as writer:
         yield write_group
+
+
+@contextmanager
+def parquet_writer(file: durable.NewFile, columns: Any, **options: Any) -> Iterator[Any]:
+    """Yield pyarrow's writer of *file*, whose space may be reserved; ends the file when the block ends well."""
+    sink = _Sink(file)
+    writer = _parquet().ParquetWriter(_arrow().PythonFile(sink, mode="w"), columns, **options)
+    try:
+        yield writer
         writer.close()
     except BaseException:
         writer.is_open, sink.is_over = False, True  # else pyarrow writes a footer when the writer is collected
         raise
-    os.ftruncate(new.fileno(), sink.num_bytes)
+    os.ftruncate(file.fileno(), sink.num_bytes)
 
 
 class _Sink(io.RawIOBase):
-    """A new file whose space is reserved, as pyarrow writes to one."""
+    """A new file as pyarrow writes to one."""
 
     def __init__(self, file: durable.NewFile) -> None:
         super().__init__()

@@ -69,12 +69,8 @@ def read_footer(path: Path, kinds: Sequence[Kind]) -> list[Group]:
     """
     Return the row groups of a file that is uncompressed and plainly encoded; each column's bytes are in the file once.
 
-    Args:
-        path: The file.
-        kinds: Number of the physical type, and path in the schema, of each column.
-
-    Raises:
-        ResultError: Missing, damaged, or of another kind.
+    *kinds*: number of the physical type, and path in the schema, of each column. ``ResultError`` where the file is of
+    another kind.
     """
     try:
         with durable.regular_or_result_error(path) as file:

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.store.results.sharded import ShardProof
-
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray, FloatArray, IntArray
+    from virnucpro.store.results.hdf5 import ShardProof
 
 
 class NewRows(Protocol):
@@ -181,12 +178,7 @@ class Result(ABC):
 
     @abstractmethod
     def open(self) -> Rows:
-        """
-        Open the result for reading.
-
-        Raises:
-            ResultError: Missing, damaged, or no result of this form.
-        """
+        """Open the result for reading. Raises ResultError: missing, damaged, or no result of this form."""
 
     def remove(self) -> None:
         """Remove its files; ``OutputError`` where the system refuses."""

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     import h5py
 
+    from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.run_layout import ShardedLayout
 
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_OPEN_SHARDS = 128
 """Shards kept open; most systems allow a process 1,024 files."""
@@ -37,10 +36,9 @@ _NEAR_IDS = 128
 
 class ShardedRows:
     """
-    The rows of a sharded result by id and by number. May be used from several threads.
+    The rows of a sharded result by id and by number, ``Rows``. May be used from several threads.
 
-    Raises:
-        ResultError: The index is missing or damaged, or a shard is missing.
+    ``ResultError`` where what is read is missing or damaged.
     """
 
     def __init__(self, layout: ShardedLayout) -> None:
@@ -58,22 +56,13 @@ class ShardedRows:
 
     @property
     def hidden_dim(self) -> int:
-        """Width of a row."""
         return self._index.hidden_dim
 
     @property
     def num_rows(self) -> int:
-        """Rows of all shards."""
         return self._index.num_rows
 
     def rows_of(self, sequence_ids: Sequence[str]) -> IntArray:
-        """
-        Return the number of the row of each id, int64 (ids,).
-
-        Raises:
-            KeyError: The first id that has no row.
-            ResultError: What was read is damaged.
-        """
         candidates = [self._index.candidates(name) for name in sequence_ids]
         numbers = np.array(sorted({row for rows in candidates for row in rows}), dtype=np.int64)
         id_of = dict(zip(numbers.tolist(), self.ids_at(numbers), strict=True))
@@ -88,61 +77,54 @@ class ShardedRows:
         return found
 
     def __contains__(self, sequence_id: object) -> bool:
-        """Whether there is a row of this id."""
         try:
             return isinstance(sequence_id, str) and len(self.rows_of([sequence_id])) == 1
         except KeyError:
             return False
 
     def read(self, rows: slice | IntArray) -> FloatArray:
-        """Return rows by a slice of step 1, or by their ascending numbers; float32 (rows, hidden_dim)."""
         numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         found = np.empty((len(numbers), self.hidden_dim), dtype=np.float32)
         most_gap, most_rows = schema.gap_rows(self.hidden_dim), schema.rows_at_once(self.hidden_dim)
         filled = 0
-        for shard, within in self._by_shard(numbers):
-            for near in schema.near_runs(within, most_gap=most_gap, most_rows=most_rows):
-                wanted = within[near]
-                first, end = int(wanted[0]), int(wanted[-1]) + 1
-                with self._lock:
-                    data = self._opened(shard)[1][first:end]
-                found[filled : filled + len(wanted)] = data[wanted - first]
-                filled += len(wanted)
+        for shard, wanted in self._near_runs(numbers, most_gap=most_gap, most_rows=most_rows):
+            with self._lock:
+                data = self._opened(shard)[1][wanted[0] : wanted[-1] + 1]
+            found[filled : filled + len(wanted)] = data[wanted - wanted[0]]
+            filled += len(wanted)
         return found
 
     def ids_at(self, numbers: IntArray) -> list[str]:
         """Return the ids of rows by their ascending numbers."""
         found: list[str] = []
-        for shard, within in self._by_shard(numbers):
-            for near in schema.near_runs(within, most_gap=_NEAR_IDS, most_rows=schema.IDS_PER_WRITE):
-                wanted = within[near]
-                first, end = int(wanted[0]), int(wanted[-1]) + 1
-                with self._lock:
-                    names = schema.sequence_ids_in(self._opened(shard)[0], self._path(shard), slice(first, end))
-                found.extend(names[row - first] for row in wanted.tolist())
+        for shard, wanted in self._near_runs(numbers, most_gap=_NEAR_IDS, most_rows=schema.IDS_PER_WRITE):
+            span = slice(int(wanted[0]), int(wanted[-1]) + 1)
+            with self._lock:
+                names = schema.sequence_ids_in(self._opened(shard)[0], self._path(shard), span)
+            found.extend(names[row] for row in (wanted - wanted[0]).tolist())
         return found
 
     def iter_ids(self) -> Iterator[str]:
-        """Yield the ids in the order of the rows."""
         for shard in range(len(self._index.shard_bytes)):
             with closing(self._open_shard(shard)[0]) as file:
                 for names in schema.iter_sequence_ids(file, self._path(shard)):
                     yield from names
 
     def close(self) -> None:
-        """Close every file."""
         with self._lock:
             self._index.close()
             while self._open:
                 self._open.popitem()[1][0].close()
 
-    def _by_shard(self, numbers: IntArray) -> Iterator[tuple[int, IntArray]]:
-        """Yield the shards that hold some of ascending *numbers*, each with the rows in it that these are."""
+    def _near_runs(self, numbers: IntArray, *, most_gap: int, most_rows: int) -> Iterator[tuple[int, IntArray]]:
+        """Yield a shard and some of its rows that are worth one read, for all of the ascending *numbers*."""
         step, start = self._index.rows_per_shard, 0
         while start < len(numbers):
             shard = int(numbers[start]) // step
             end = int(np.searchsorted(numbers, (shard + 1) * step))
-            yield shard, numbers[start:end] - shard * step
+            within = numbers[start:end] - shard * step
+            for near in schema.near_runs(within, most_gap=most_gap, most_rows=most_rows):
+                yield shard, within[near]
             start = end
 
     def _path(self, number: int) -> Path:

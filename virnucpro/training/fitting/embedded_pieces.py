@@ -19,7 +19,7 @@ from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.choices import SequenceKind
 from virnucpro.config import InputRules
 from virnucpro.data.fragments import write_fragments
-from virnucpro.data.frames.chunks import chunk_bounds
+from virnucpro.data.frames import chunk_bounds
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
 from virnucpro.run_layout import RunLayout

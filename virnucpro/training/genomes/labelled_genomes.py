@@ -15,8 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from virnucpro.data.fasta import DNA_LETTERS
 from virnucpro.data.index.build import check_readable
-from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes.label_table import LABEL_WORDS, Label, read_labels
 from virnucpro.training.genomes.organisms import organism_of, source_of

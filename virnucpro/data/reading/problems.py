@@ -1,8 +1,8 @@
 """
-Records that were skipped because they break a rule: which, where, and why.
+Problems of the input: those of one error message, or the records that are skipped because they break a rule.
 
-They are kept in the sequence index as lines of text. Memory is that of the compressed text, some ten bytes a record, so
-that a million of them fit.
+Skipped records are kept in the sequence index as lines of text. Memory is that of the compressed text, some ten bytes a
+record, so that a million of them fit.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from virnucpro.data.fasta import MAX_ID_BYTES
-from virnucpro.errors import printable
+from virnucpro.choices import BadRecordPolicy
+from virnucpro.data.fasta import MAX_ID_BYTES, shown_id
+from virnucpro.errors import BadInputError, InputProblem, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from virnucpro.data.fasta import Fault
 
 _PACKED_LINES = 1 << 12
 _READ_BYTES = 1 << 16
@@ -62,6 +65,43 @@ class SkippedRecords:
             self._packed.append(self._pack())
         for packed in self._packed:
             yield zlib.decompress(packed)
+
+
+class Problems:
+    """
+    Collects the problems of the inputs, up to the limit of one error message; where bad records are skipped, those too.
+
+    Attributes:
+        skipped: The records that are skipped.
+        skips_bad: Whether bad records are skipped instead of reported.
+    """
+
+    def __init__(self, on_bad_record: BadRecordPolicy = BadRecordPolicy.ERROR) -> None:
+        self.skipped = SkippedRecords()
+        self.skips_bad = on_bad_record is BadRecordPolicy.SKIP
+        self._found: list[InputProblem] = []
+
+    def add_record(self, fault: Fault, name: bytes, path: str, file_number: int) -> None:
+        if self.skips_bad:
+            self.skipped.add(file_number, fault.line, name, fault.what)
+        else:
+            self.add(InputProblem(path, fault.line, fault.what, fault.remedy, shown_id(name)))
+
+    def add(self, problem: InputProblem) -> None:
+        """Add *problem*; raises BadInputError once there are more than one error holds."""
+        if len(self._found) == BadInputError.MAX_PROBLEMS:
+            raise BadInputError(self._found, more=True)
+        self._found.append(problem)
+
+    def extend(self, error: BadInputError) -> None:
+        if error.more:
+            raise error
+        for problem in error.problems:
+            self.add(problem)
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise BadInputError(self._found)
 
 
 def read_skipped(text: bytes | memoryview, paths: Sequence[str]) -> Iterator[SkippedRecord]:

@@ -1,39 +1,120 @@
 """
-A result in shards: a folder of HDF5 files of neighbouring rows, and one index of their ids.
+A result in HDF5: ``embeddings`` and ``sequence_ids``, contiguous and without dates, in one file or in shards.
 
-The shards follow from the number of rows and their width alone. The index is written after every shard and removed
-before any of them, so that a folder without it holds no result.
+Shards are files of neighbouring rows in a folder, with one index of their ids. They follow from the number of rows and
+their width alone. The index is written after every shard and removed before any of them, so that a folder without it
+holds no result.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.errors import OutputError
+from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import ShardedLayout
 from virnucpro.store import schema
 from virnucpro.store.results import id_index
 from virnucpro.store.results.id_index import IdIndex, id_hashes
-from virnucpro.store.results.result import IdOrder, Result, check_rows
+from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
 from virnucpro.store.results.sharded_rows import ShardedRows
-from virnucpro.store.results.single import check_file, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from virnucpro.arrays import FloatArray, IntArray
+    from virnucpro.store.results.id_index import HashArray
     from virnucpro.store.results.result import ExpectedRows, Hosts, NewRows
-
-    HashArray = np.ndarray[Any, np.dtype[np.uint64]]
 
 SHARD_BYTES = 1 << 30
 """Most bytes of embeddings in a shard: rows arrive in any order and are sorted by the page cache, which must hold a
 shard, and object stores take no more than 5 GB at once."""
 SHARD_ROWS = 1 << 20
 """Most rows in a shard."""
+
+
+class SingleFile(Result):
+    """One HDF5 file."""
+
+    suffix = ".h5"
+
+    @staticmethod
+    def bytes_at_most(num_rows: int, hidden_dim: int, *, id_bytes: int) -> int:
+        return schema.bytes_at_most(num_rows, hidden_dim, id_bytes=id_bytes)
+
+    def write(
+        self,
+        rows: NewRows,
+        *,
+        give_way: Callable[[int], None],
+        hosts: Hosts | None = None,  # noqa: ARG002  one file has one writer
+    ) -> dict[Path, str]:
+        give_way(schema.bytes_at_most(len(rows), rows.hidden_dim, id_bytes=rows.id_bytes))
+        write_file(self.path, rows)
+        return {}
+
+    def validate(self, expected: ExpectedRows, *, hosts: Hosts | None = None) -> None:  # noqa: ARG002
+        self.check_bytes(self.path, expected)
+        for _ in check_file(self.path, expected.num_rows, IdOrder(expected)):
+            pass
+
+    def open(self) -> _FileRows:
+        return _FileRows(self.path)
+
+
+def write_file(path: Path, rows: NewRows) -> None:
+    """Write rows into one HDF5 file, which takes its name when it is whole; SourceGoneError where a source is gone."""
+    truncated_from, low_information = rows.truncated_from(), rows.low_information()
+    most_bytes = schema.bytes_at_most(len(rows), rows.hidden_dim, id_bytes=rows.id_bytes)
+    with durable.replacing(path) as new:
+        with schema.created(new, most_bytes=most_bytes) as file:
+            schema.write_ids(file, len(rows), rows.iter_ids())
+            if truncated_from.any():
+                file.create_dataset(schema.TRUNCATED_FROM, data=truncated_from, track_times=False)
+            if low_information.any():
+                data = low_information.astype(np.uint8)
+                file.create_dataset(schema.LOW_INFORMATION, data=data, track_times=False)
+            offset = schema.early_allocated(file, schema.EMBEDDINGS, (len(rows), rows.hidden_dim))
+        for numbers, some in rows.iter_rows():
+            schema.write_rows(new, offset, rows.hidden_dim, numbers, some)
+
+
+def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[str]]:
+    """Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids; else ResultError."""
+    with schema.open_checked(path) as file:
+        rows = schema.embeddings_of(file, path)
+        check_rows(rows.shape[0], expected_rows, path)
+        for names in schema.iter_sequence_ids(file, path):
+            order.check(names, path)
+            yield names
+        step = schema.rows_at_once(rows.shape[1])
+        for start in range(0, rows.shape[0], step):
+            check_finite(rows[start : start + step], start, step, path)
+
+
+class _FileRows(RowNumbers):
+    def __init__(self, path: Path) -> None:
+        self._file, self._rows = schema.open_embeddings(path)
+        try:
+            super().__init__(tuple(n for names in schema.iter_sequence_ids(self._file, path) for n in names), path)
+        except ResultError:
+            self._file.close()
+            raise
+
+    @property
+    def hidden_dim(self) -> int:
+        return int(self._rows.shape[1])
+
+    def read(self, rows: slice | IntArray) -> FloatArray:
+        is_nothing = not isinstance(rows, slice) and not len(rows)
+        found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
+        return found
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def most_rows_of_shard(hidden_dim: int) -> int:
