@@ -28,7 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 from bench_common import machine, write_result
 
-from virnucpro.calls.contig_rule import probability
+from virnucpro.calls.frame_rules import probability
 from virnucpro.models.classifier_files.card import read_card
 from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.contigs.nucleotide_codes import encode
@@ -43,8 +43,8 @@ from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
-from virnucpro.training.evaluation.known_contigs import read_truth
 from virnucpro.training.evaluation.metrics import auroc, bootstrap, calibration_error, recall_at
+from virnucpro.training.evaluation.tables import read_truth
 from virnucpro.training.fitting.contig_training import (
     EMBEDDINGS,
     SEQUENCE,

@@ -15,9 +15,8 @@ from tools.encoders.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
-from virnucpro.training.genomes.kmer_links import largest_shares
 from virnucpro.training.genomes.records import file_sha256
-from virnucpro.training.genomes.related import KMER_LIMIT, read_genomes, sketch
+from virnucpro.training.genomes.related import KMER_LIMIT, largest_shares, read_genomes, sketch
 
 MEGABYTE = 1_000_000
 

@@ -15,9 +15,13 @@ from tests.trainings import hash_training
 from virnucpro.errors import StoppedError
 from virnucpro.training.evaluation.metrics import auroc
 from virnucpro.training.fitting import classifier_fitting
-from virnucpro.training.fitting.classifier_fitting import choose_threshold
+from virnucpro.training.fitting.classifier_fitting import (
+    LabelledFrames,
+    choose_threshold,
+    train_classifier,
+    validation_loss,
+)
 from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
-from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier, validation_loss
 from virnucpro.training.fitting.pieces import Piece
 from virnucpro.training.genomes.genome_split import SPLITS, SplitGenomes
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome

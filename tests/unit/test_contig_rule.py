@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.calls.contig_rule import LEAST_PROBABILITY, score_contigs
+from virnucpro.calls.frame_rules import LEAST_PROBABILITY, score_contigs
 
 P = st.one_of(st.floats(0, 1, width=32), st.just(float("nan")))
 CONTIGS = st.lists(st.lists(st.lists(P, max_size=6), max_size=5), max_size=6)

@@ -17,10 +17,9 @@ from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
-from virnucpro.training.evaluation.known_contigs import KnownContigs, read_truth
 from virnucpro.training.evaluation.metrics import auroc, recall_at, threshold_at
-from virnucpro.training.evaluation.score_tables import join, read_scores
 from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
+from virnucpro.training.evaluation.tables import KnownContigs, join, read_scores, read_truth
 from virnucpro.training.genomes import delimited_tables
 
 TRUTH = (

@@ -10,7 +10,7 @@ import pytest
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
 from virnucpro.settings import LENGTHS_NT
-from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.embedded_pieces import read_annotations
 from virnucpro.training.fitting.pieces import (
     PieceRules,
     cut_pieces,

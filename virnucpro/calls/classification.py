@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from virnucpro import durable
-from virnucpro.calls.chunk_scores import ChunkScores
-from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import RowStream, join
+from virnucpro.calls.frame_rules import ChunkScores
 from virnucpro.errors import StoppedError, WeightsError
 from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
 from virnucpro.store.sorted_lines import SortedLines
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from virnucpro.calls.feature_join import FloatArray
+    from virnucpro.arrays import FloatArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.models.classifier import Classifier
     from virnucpro.run_layout import PredictionLayout

@@ -25,8 +25,7 @@ from virnucpro.pipeline.run.stages import EmbeddingJob, Stage, Stages, call_stag
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.fitting.embedded_pieces import cut_frames
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
-from virnucpro.training.genomes.encoder_data import training_data_of
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
 from virnucpro.training.genomes.related import read_genomes
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.training.evaluation.known_contigs import UNKNOWN_NT
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES, Interval, RankedContigs, bootstrap
+from virnucpro.training.evaluation.tables import UNKNOWN_NT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.training.evaluation.known_contigs import KnownContigs
     from virnucpro.training.evaluation.metrics import BoolArray, CalibrationBin, DoubleArray, ScoreCounts
+    from virnucpro.training.evaluation.tables import KnownContigs
 
 LENGTH_EDGES_NT = (500, 1000, 1999)
 """Upper ends of all length classes but the last."""

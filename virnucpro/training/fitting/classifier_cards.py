@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.training.fitting.pieces import MOST_AMBIGUOUS
-from virnucpro.training.genomes.encoder_data import training_data_of
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN
-from virnucpro.training.genomes.label_table import NAMES
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, training_data_of
+from virnucpro.training.genomes.labelled_genomes import NAMES
 from virnucpro.training.genomes.related import KMER_LIMIT
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 

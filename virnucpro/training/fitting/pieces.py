@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.training.genomes.label_table import NAMES, VIRUS
+from virnucpro.training.genomes.labelled_genomes import NAMES, VIRUS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import SHORTEST_NT

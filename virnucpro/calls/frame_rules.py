@@ -1,7 +1,7 @@
 """
-A contig's P(virus) from the scores of its frames, for classifiers without a contig model.
+Scores of chunks and, for classifiers without a contig model, of contigs, from the scores of their frames.
 
-The contig's log-odds are the mean log-odds of its open frames times the root of their number, as in Stouffer's method:
+A contig's log-odds are the mean log-odds of its open frames times the root of their number, as in Stouffer's method:
 one frame scores as itself, and each agreeing frame adds certainty. From 16 frames on the factor stays 4, because errors
 of a classifier hold for a whole genome: thousands of frames are not independent. Chunks without an open frame and
 frames without a score are ignored.
@@ -12,19 +12,46 @@ beat plain means, which beat rules on the highest frame of a chunk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 
 MOST_FRAMES = 16
 """Further frames do not make a score surer."""
 LEAST_PROBABILITY = 1e-6
 """Bound of a frame's P and of its complement: float32 may round to 1."""
+
+
+class ChunkScores(NamedTuple):
+    max_p_virus: FloatArray
+    """float32 (chunks,): highest P(virus) of a chunk's frames; NaN where none has a score."""
+    is_viral: BoolArray
+    """bool (chunks,): whether it is at least the highest P(other), the original program's rule."""
+
+    @property
+    def is_scored(self) -> BoolArray:
+        """Whether a frame has a score, bool (chunks,)."""
+        scored: BoolArray = ~np.isnan(self.max_p_virus)
+        return scored
+
+    @classmethod
+    def of(cls, scores: FloatArray, frames_per_chunk: IntArray) -> ChunkScores:
+        """
+        Return the scores of the chunks of some frames.
+
+        Args:
+            scores: float32 (frames, 2): P(other) and P(virus), NaN for a frame without an embedding.
+            frames_per_chunk: int64 (chunks,).
+        """
+        highest = np.full((len(frames_per_chunk), 2), np.nan, dtype=np.float32)
+        has_frames = frames_per_chunk > 0
+        if has_frames.any():
+            starts = (np.cumsum(frames_per_chunk) - frames_per_chunk)[has_frames]
+            highest[has_frames] = np.fmax.reduceat(scores, starts, axis=0)
+        return cls(highest[:, 1], highest[:, 1] >= highest[:, 0])
 
 
 def score_contigs(p_virus: FloatArray, frames_per_chunk: IntArray, chunks_per_contig: IntArray) -> DoubleArray:
