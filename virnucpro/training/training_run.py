@@ -7,7 +7,7 @@ whole classifier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,8 @@ class TrainingRun(StagedRun):
     """What to make."""
     files: list[Path]
     """The files of genomes."""
-    labelled: LabelledInput | None = None
-    """The genomes; None where nothing is left to be done."""
+    labelled: LabelledInput = field(default_factory=lambda: LabelledInput([], []))
+    """The genomes; none where nothing is left to be done."""
 
     def results(self) -> list[Path]:
         """Return the files of the classifier, its card last."""
@@ -71,14 +71,6 @@ def prepare_training(
     Compare with what the folder holds, read the genomes with their labels, and open or resume the manifest.
 
     The caller holds the folder's lock. Nothing is removed before the input is known to be fit.
-
-    Args:
-        inputs: Files of genomes, or folders of them.
-        output_dir: Folder of the classifier.
-        config: What to make.
-        device_type: ``cpu`` or ``cuda``.
-        run_id: Unique to this start.
-        restart: Remove what the folder holds of earlier trainings first.
 
     Raises:
         BadInputError: The input cannot be used; names every problem.
@@ -133,12 +125,7 @@ def trained_files(layout: TrainingLayout) -> list[Path]:
 
 
 def remove_work(layout: TrainingLayout) -> None:
-    """
-    Remove what only the making of the classifier needed: embeddings, frames and pieces.
-
-    Raises:
-        OutputError: A file cannot be removed.
-    """
+    """Remove what only the making of the classifier needed: embeddings, frames and pieces."""
     for one in (*(layout.with_chunks(chunk_nt) for chunk_nt in CHUNKS_NT), layout):
         for embedding in (one.dna_dir, one.protein_dir):
             remove_run(RunLayout(embedding))

@@ -8,25 +8,19 @@ one that began. Imports neither torch nor scipy.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.choices import SequenceKind
-from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.errors import ConfigurationError, printable
-from virnucpro.models.configuration import configure_model
-from virnucpro.settings import (
-    DEFAULT_EPOCHS,
-    DEFAULT_HELD_OUT_SHARE,
-    DEFAULT_PIECES,
-    LEAST_PIECES,
-    LENGTHS_NT,
-    EmbeddingSettings,
-)
+from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
+from virnucpro.settings import DEFAULT_EPOCHS, DEFAULT_HELD_OUT_SHARE, DEFAULT_PIECES, LEAST_PIECES, LENGTHS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from virnucpro.config import ModelConfig
     from virnucpro.settings import TrainingSettings
 
 MEASURED_SHARE = 1 / 6
@@ -139,12 +133,6 @@ class TrainingConfig:
 
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
-        models = {
-            f"{kind} model {key}": value
-            for kind, config in (("DNA", self.dna), ("protein", self.protein))
-            for key, value in config.result_settings().items()
-            if key not in _SETTLED_BY_EMBEDDING
-        }
         return {
             "name": self.name,
             "chunk length": self.chunk_nt,
@@ -161,14 +149,8 @@ class TrainingConfig:
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
             "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back
-            **models,
-            "device_type": device_type,
-            **computing_versions(),
+            **encoder_settings(self.dna, self.protein, device_type),
         }
-
-
-_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
-"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
 
 
 def configure_training(
@@ -189,21 +171,13 @@ def configure_training(
         if not 0 <= weight < float("inf"):
             raise ConfigurationError(f"the weight of {group} is {weight}: it must be 0 or above")
 
-    def model(which: str, kind: SequenceKind) -> ModelConfig:
-        own = EmbeddingSettings(
-            model=which, hardware=settings.hardware, cache=settings.cache, monitoring=settings.monitoring
-        )
-        config = configure_model(own, device_type=device_type, on_download=on_download)
-        if config.sequence_kind is not kind:
-            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {kind} model")
-        return config
-
+    encoder = partial(configure_encoder, settings=settings, device_type=device_type, on_download=on_download)
     return TrainingConfig(
         name=asked.name,
         chunk_nt=asked.chunk_nt,
         also_chunk_nt=tuple(sorted(set(asked.also_chunk_nt) - {asked.chunk_nt})),
-        dna=model(asked.dna_model, SequenceKind.DNA),
-        protein=model(asked.protein_model, SequenceKind.PROTEIN),
+        dna=encoder(asked.dna_model, SequenceKind.DNA),
+        protein=encoder(asked.protein_model, SequenceKind.PROTEIN),
         labels=Path(settings.labels) if settings.labels else None,
         annotations=tuple(map(Path, settings.annotations)),
         leave_out=tuple(map(Path, settings.leave_out)),

@@ -1,5 +1,5 @@
 """
-What happens before the first stage of a prediction: compare settings, index the contigs, open the manifest.
+A prediction under way, and what happens before its first stage: compare settings, index the contigs, open the manifest.
 
 Nothing is removed before the input is known to be fit, and no file of another owner is written over.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.choices import TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
+from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, printable
-from virnucpro.pipeline.prediction.prediction_run import PredictionRun
 from virnucpro.pipeline.run.from_scratch import start_from_scratch
 from virnucpro.pipeline.run.run import (
     about_indexed,
@@ -29,16 +30,61 @@ from virnucpro.pipeline.run.run import (
     remove_unpacked,
     sweep,
 )
+from virnucpro.pipeline.run.stages import EmbeddingJob, StagedRun
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.manifest import PredictionManifest, not_a_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class PredictionRun(StagedRun):
+    """A prediction under way; the stages share it."""
+
+    layout: PredictionLayout
+    manifest: PredictionManifest
+    config: PredictionConfig
+    """What to compute."""
+    stems: tuple[str, ...]
+    """Of the input files; their frames' files begin with them."""
+    notices: list[str] = field(default_factory=list)
+    """What was kept of the folder's settings, and what was changed, a sentence each."""
+
+    def open_index(self) -> SequenceIndex:
+        """Open the index of the contigs."""
+        return SequenceIndex.open(self.layout.contig_index)
+
+    def frame_order(self) -> FrameOrder:
+        """Return all frames in their order; the fragments must be there."""
+        config = self.config
+        return FrameOrder(self.open_index(), self.layout.open_frames, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+
+    def embedding_job(self, stage: str) -> EmbeddingJob:
+        """Return the embedding run of the frames' ``dna`` or ``protein``."""
+        config, layout = self.config, self.layout
+        if stage == "dna":
+            return EmbeddingJob(stage=stage, model=config.dna, files=self.nucleotide_files, folder=layout.dna_dir)
+        return EmbeddingJob(stage=stage, model=config.protein, files=self.protein_files, folder=layout.protein_dir)
+
+    @property
+    def nucleotide_files(self) -> list[Path]:
+        """Nucleotides of the kept frames, one file an input file."""
+        return [self.layout.nucleotide_frames(stem) for stem in self.stems]
+
+    @property
+    def protein_files(self) -> list[Path]:
+        """Proteins of the kept frames, one file an input file."""
+        return [self.layout.protein_frames(stem) for stem in self.stems]
+
+    @property
+    def chunk_files(self) -> list[Path]:
+        """Chunks, one file an input file; written on request."""
+        return [self.layout.chunks(stem, self.config.chunk_nt) for stem in self.stems]
 
 
 def prepare_prediction(
@@ -52,14 +98,6 @@ def prepare_prediction(
 ) -> PredictionRun:
     """
     Compare with what the folder holds, index the contigs, and open or resume the manifest. The caller holds the lock.
-
-    Args:
-        input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
-        output_dir: The run's folder.
-        config: What to compute.
-        device_type: ``cpu`` or ``cuda``.
-        run_id: Unique to this start.
-        restart: Remove what the folder holds of earlier runs first.
 
     Raises:
         BadInputError: The input cannot be used; names every problem.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.settings import PredictionSettings
+    from virnucpro.settings import PredictionSettings, RunSettings
 
 FINGERPRINT_DIGITS = 16
 """Hex digits of the fingerprint that outputs carry."""
@@ -58,8 +58,6 @@ class PredictionConfig:
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
             raise ConfigurationError(f"the threshold is {self.threshold}: it must be between 0 and 1")
-        if self.min_nt < 0:
-            raise ConfigurationError(f"the minimal length is {self.min_nt} nt: it must be at least 0")
 
     @property
     def chunk_nt(self) -> int:
@@ -77,12 +75,6 @@ class PredictionConfig:
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the scores, ready for JSON."""
-        models = {
-            f"{name} model {key}": value
-            for name, config in (("DNA", self.dna), ("protein", self.protein))
-            for key, value in config.result_settings().items()
-            if key not in _SETTLED_BY_EMBEDDING
-        }
         contig_model = self.card.contig_model
         return {
             "classifier": self.card.name,
@@ -93,9 +85,7 @@ class PredictionConfig:
             "minimal length": self.min_nt,
             "gaps": str(self.rules.gaps),
             "bad records": str(self.rules.on_bad_record),
-            **models,
-            "device_type": device_type,
-            **computing_versions(),
+            **encoder_settings(self.dna, self.protein, device_type),
         }
 
     def keeping(self, recorded: Mapping[str, Any]) -> PredictionConfig:
@@ -138,8 +128,49 @@ class PredictionConfig:
         return {**encoders, "classifier": classifier}
 
 
-_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
-"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
+_DECIDED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
+"""Resolved, kept and checked by the embedding runs, or without a meaning for frames."""
+
+
+def encoder_settings(dna: ModelConfig, protein: ModelConfig, device_type: str) -> dict[str, Any]:
+    """Return what decides the embeddings of frames, ready for JSON."""
+    models = {
+        f"{config.sequence_kind} model {key}": value
+        for config in (dna, protein)
+        for key, value in config.result_settings().items()
+        if key not in _DECIDED_BY_EMBEDDING
+    }
+    return {**models, "device_type": device_type, **computing_versions()}
+
+
+def configure_encoder(
+    name: str,
+    kind: SequenceKind,
+    settings: RunSettings,
+    *,
+    device_type: str,
+    on_download: Callable[[int, int | None], None] | None,
+    allow_empty: bool = False,
+) -> ModelConfig:
+    """
+    Resolve how frames' DNA or proteins are embedded.
+
+    Raises:
+        UnknownModelError: No such model.
+        WeightsError: Weights cannot be had.
+        ConfigurationError: It is a model of the other kind.
+    """
+    own = EmbeddingSettings(
+        model=name,
+        hardware=settings.hardware,
+        cache=settings.cache,
+        monitoring=settings.monitoring,
+        sequences=SequenceRules(allow_empty=allow_empty),
+    )
+    config = configure_model(own, device_type=device_type, on_download=on_download)
+    if config.sequence_kind is not kind:
+        raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {kind} model")
+    return config
 
 
 def configure_prediction(
@@ -169,21 +200,20 @@ def configure_prediction(
         if given in MODELS and given != encoder.name:  # before its weights are fetched
             raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, given)})
 
-    def model(name: str) -> ModelConfig:
-        own = EmbeddingSettings(
-            model=name,
-            hardware=settings.hardware,
-            cache=settings.cache,
-            monitoring=settings.monitoring,
-            sequences=SequenceRules(allow_empty=True),  # contigs without any open frame are no error
+    dna, protein = (
+        configure_encoder(
+            given or encoder.name,
+            kind,
+            settings,
+            device_type=device_type,
+            on_download=on_download,
+            allow_empty=True,  # contigs without any open frame are no error
         )
-        return configure_model(own, device_type=device_type, on_download=on_download)
-
-    dna = model(asked.dna_model or card.dna_model.name)
-    protein = model(asked.protein_model or card.protein_model.name)
-    for config, kind, option in ((dna, SequenceKind.DNA, "DNA"), (protein, SequenceKind.PROTEIN, "protein")):
-        if config.sequence_kind is not kind:
-            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {option} model")
+        for given, encoder, kind in (
+            (asked.dna_model, card.dna_model, SequenceKind.DNA),
+            (asked.protein_model, card.protein_model, SequenceKind.PROTEIN),
+        )
+    )
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
     is_given = {
         "threshold": settings.threshold is not None,

@@ -129,7 +129,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "note": config.data_note,
             "files": _files(trained),
             "other_files": run.manifest.inputs[len(run.files) :],
-            "notes": [*(run.labelled.notes if run.labelled else []), *split.notes],
+            "notes": [*run.labelled.notes, *split.notes],
             "link_rule": LINK_RULE,
             "left_out": split.left_out,
         },
