@@ -9,14 +9,14 @@ from prefect import Flow
 from prefect.exceptions import ParameterTypeError, PrefectSignal
 from prefect.logging.handlers import APILogWorker
 
-from flows.embedded_server import prefect_api
+from flows.run.api import prefect_api
 from virnucpro.errors import ConfigurationError, ExitCode
 
 LOG_DRAIN_S = 10.0
 """Seconds that the last log lines have to reach the API."""
 
 
-def run_here(flow: Flow[..., Any], parameters: dict[str, Any]) -> Any:
+def run_here(flow: Flow[..., Any], /, **parameters: Any) -> Any:
     """
     Run a flow in this process, against the API that the environment names or an embedded server; return its outcome.
 

@@ -1,0 +1,109 @@
+"""
+The Prefect API of a flow run: the one that is configured, or a server for one command; and a client that asks once.
+
+Prefect's own ephemeral server shares our process group: Ctrl-C would end it before the flow reports its end, and a kill
+would orphan it. This one has its own session and ends with us, however we end.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import prefect
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.logging.handlers import PrefectConsoleHandler
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
+
+from virnucpro.errors import VirNucProError
+
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds for one answer of the API."""
+_PR_SET_PDEATHSIG = 1
+_STOP_S = 10.0
+
+
+class ServerError(VirNucProError):
+    """The embedded Prefect server did not start."""
+
+
+@contextmanager
+def client_that_asks_once() -> Iterator[SyncPrefectClient]:
+    """Yield a client of the API that does not wait for one that does not answer now: the run is worth more."""
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings={"timeout": REQUEST_TIMEOUT_S}, sync_client=True) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def prefect_api() -> Iterator[None]:
+    """Ensure that there is an API: the configured one, or our own server until the block ends."""
+    if PREFECT_API_URL.value():
+        yield
+        return
+    settings = get_current_settings()
+    settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
+    port = _free_port()
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "uvicorn", "--app-dir", str(prefect.__module_path__.parent)),
+            *("--factory", "prefect.server.api.server:create_app"),
+            *("--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"),
+        ],
+        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+        start_new_session=True,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread yet
+    )
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        _wait_until_healthy(url, server, float(settings.server.ephemeral.startup_timeout_seconds))
+        _show_warnings_only()
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield
+    finally:
+        server.terminate()
+        try:
+            server.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _show_warnings_only() -> None:
+    """Show only Prefect's warnings on the terminal: its links lead to a server that ends with the command."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(lambda record: record.levelno >= logging.WARNING)
+            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if server.poll() is not None:
+            raise ServerError(f"the embedded Prefect server ended with exit code {server.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310  our own server
+                return
+        except OSError:  # not listening yet
+            time.sleep(0.1)
+    raise ServerError(f"the embedded Prefect server did not answer within {timeout_s:g} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
