@@ -17,7 +17,7 @@ from virnucpro.training.genomes.related import cluster, hold_out_groups, largest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.training.genomes.related import Genome
+    from virnucpro.training.genomes.records import Genome
 
 
 @dataclass(frozen=True)

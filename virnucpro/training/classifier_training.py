@@ -25,7 +25,7 @@ from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.fitting.embedded_pieces import cut_frames
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
-from virnucpro.training.genomes.related import read_genomes
+from virnucpro.training.genomes.records import read_genomes
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -133,9 +133,9 @@ def split_stage(run: TrainingRun) -> Stage:
         found = split_labelled(
             run.labelled.genomes,
             read_genomes(config.leave_out),
-            seed=config.seed,
-            share=config.held_out_share,
-            shuffle_labels=config.shuffle_labels,
+            seed=config.asked.seed,
+            share=config.asked.held_out_share,
+            shuffle_labels=config.asked.shuffle_labels,
             is_seen=[seen is not None and seen.has(genome) for genome in run.labelled.genomes],
         )
         durable.write_bytes(layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
@@ -175,10 +175,10 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
         pieces = []
         for part in SPLITS:
             rules = piece_rules(config, part, found.of_part(part))
-            count = config.num_pieces if part == TRAIN else config.measured_pieces
-            pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
+            count = config.asked.num_pieces if part == TRAIN else config.measured_pieces
+            pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
-        counts = asdict(cut_frames(layout, config.chunk_nt, stop))
+        counts = asdict(cut_frames(layout, config.asked.chunk_nt, stop))
         for chunk_nt, other in others.items():
             write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
             cut_frames(other, chunk_nt, stop)
@@ -196,8 +196,8 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
 
 def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
     """Return how the pieces of a part's genomes are drawn; groups with both labels, shuffled, give as many of each."""
-    weights = dict(config.group_weights)
-    if config.shuffle_labels:
+    weights = dict(config.asked.group_weights)
+    if config.asked.shuffle_labels:
         num_nt: Counter[str] = Counter()
         for genome in genomes:
             num_nt[genome.group] += len(genome.letters)
@@ -250,7 +250,7 @@ def evaluate(run: TrainingRun) -> TrainingResult:
     manifest.files = {path.name: durable.sha256_of(path) for path in written}
     manifest.end("complete")
     run.record("evaluate", run.fingerprint, written, {}, seconds=seconds)
-    if not run.config.keep_work:
+    if not run.config.asked.keep_work:
         remove_work(layout)
     return training_result(run)
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.choices import SequenceKind
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
-from virnucpro.settings import DEFAULT_EPOCHS, DEFAULT_HELD_OUT_SHARE, DEFAULT_PIECES, LEAST_PIECES, LENGTHS_NT
+from virnucpro.settings import DEFAULT_EPOCHS, LEAST_PIECES, LENGTHS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from virnucpro.config import ModelConfig
-    from virnucpro.settings import TrainingSettings
+    from virnucpro.settings import Training, TrainingSettings
 
 MEASURED_SHARE = 1 / 6
 """Pieces of validation, and of test, for each one that trains."""
@@ -87,10 +87,8 @@ class ContigSettings:
 class TrainingConfig:
     """What a training needs to know; small and picklable."""
 
-    name: str
-    """What the classifier is called."""
-    chunk_nt: int
-    """Nucleotides of a chunk."""
+    asked: Training
+    """As the user gave it."""
     also_chunk_nt: tuple[int, ...] = ()
     """Nucleotides of other chunks that it is measured with, and may be used with."""
     dna: ModelConfig
@@ -103,49 +101,33 @@ class TrainingConfig:
     """Annotated proteins, which frames must be part of."""
     leave_out: tuple[Path, ...] = ()
     """Genomes or contigs whose relatives are not used."""
-    num_pieces: int = DEFAULT_PIECES
-    """Pieces that train."""
-    held_out_share: float = DEFAULT_HELD_OUT_SHARE
-    """Share of each group's nucleotides that is for test, and as much for validation."""
     lengths_nt: Mapping[int, float] = field(default_factory=lambda: dict(LENGTHS_NT))
     """Nucleotides of a piece -> how often, against the others."""
-    group_weights: Mapping[str, float]
-    """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
     classifier: ClassifierSettings
     """How the frame classifier is trained."""
     contig: ContigSettings
     """How the contig model is trained."""
-    seed: int = 1
-    """Seed of everything."""
-    shuffle_labels: bool = False
-    """Whether the labels are permuted, so that nothing can be learnt."""
-    data_note: str = ""
-    """What the card says of the licence and origin of the genomes."""
-    keep_work: bool = False
-    """Whether the embeddings stay when the classifier is there."""
-    command: str = ""
-    """What the card says makes the same classifier."""
 
     @property
     def measured_pieces(self) -> int:
         """Pieces of validation, and of test."""
-        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.num_pieces))
+        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.asked.num_pieces))
 
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
         return {
-            "name": self.name,
-            "chunk length": self.chunk_nt,
+            "name": self.asked.name,
+            "chunk length": self.asked.chunk_nt,
             "other chunk lengths": list(self.also_chunk_nt),
             "labels by": "names" if self.labels is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
-            "pieces": self.num_pieces,
-            "held-out share": self.held_out_share,
+            "pieces": self.asked.num_pieces,
+            "held-out share": self.asked.held_out_share,
             "lengths of pieces": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
-            "group weights": dict(sorted(self.group_weights.items())),
-            "seed": self.seed,
-            "shuffled labels": self.shuffle_labels,
+            "group weights": dict(sorted(self.asked.group_weights.items())),
+            "seed": self.asked.seed,
+            "shuffled labels": self.asked.shuffle_labels,
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
             "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back
@@ -173,25 +155,16 @@ def configure_training(
 
     encoder = partial(configure_encoder, settings=settings, device_type=device_type, on_download=on_download)
     return TrainingConfig(
-        name=asked.name,
-        chunk_nt=asked.chunk_nt,
+        asked=asked,
         also_chunk_nt=tuple(sorted(set(asked.also_chunk_nt) - {asked.chunk_nt})),
         dna=encoder(asked.dna_model, SequenceKind.DNA),
         protein=encoder(asked.protein_model, SequenceKind.PROTEIN),
         labels=Path(settings.labels) if settings.labels else None,
         annotations=tuple(map(Path, settings.annotations)),
         leave_out=tuple(map(Path, settings.leave_out)),
-        num_pieces=asked.num_pieces,
-        held_out_share=asked.held_out_share,
         lengths_nt=_lengths(asked.length_weights),
-        group_weights=asked.group_weights,
         classifier=ClassifierSettings(seed=asked.seed, most_epochs=asked.most_epochs or DEFAULT_EPOCHS),
         contig=ContigSettings(seed=asked.seed),
-        seed=asked.seed,
-        shuffle_labels=asked.shuffle_labels,
-        data_note=asked.data_note,
-        keep_work=asked.keep_work,
-        command=asked.command,
     )
 
 

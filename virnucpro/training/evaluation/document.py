@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, DoubleArray
     from virnucpro.run_layout import EvaluationLayout
-    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
     from virnucpro.training.evaluation.tables import JoinedScores, KnownContigs, ScoreTable
 
 FORMAT = 1

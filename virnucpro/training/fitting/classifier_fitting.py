@@ -36,7 +36,7 @@ from virnucpro.models.classifier_files.card import (
 )
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.training.evaluation.metrics import threshold_at
+from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import evaluate
 from virnucpro.training.evaluation.tables import KnownContigs
 from virnucpro.training.fitting.classifier_cards import Trained, card_values, worth_of
@@ -92,7 +92,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     """Train once both embedding runs are complete, and return the numbers of frames used."""
     config, folder = run.config, run.layout.trained_dir
     annotations = read_annotations(config.annotations) if config.annotations else None
-    embedded = read_embedded(run.layout, config.chunk_nt, annotations)
+    embedded = read_embedded(run.layout, config.asked.chunk_nt, annotations)
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
     contig_weights, contig_outcome = train_contig_model(
@@ -104,8 +104,8 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     )
     weights, contig_data = _tensors(model), contig_weights.to_bytes()
     card = ClassifierCard(
-        name=config.name,
-        chunk_nt=config.chunk_nt,
+        name=config.asked.name,
+        chunk_nt=config.asked.chunk_nt,
         also_chunk_nt=config.also_chunk_nt,
         dna_model=_encoder(config.dna, embedded.dna_CD.shape[1]),
         protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
@@ -184,7 +184,7 @@ def _class_weights(is_virus_F: BoolArray) -> torch.Tensor:
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     """Measure on the test part, and write the classifier with its cards; the card for programs comes last."""
     config, layout = run.config, run.layout
-    embedded = read_embedded(layout, config.chunk_nt, None)
+    embedded = read_embedded(layout, config.asked.chunk_nt, None)
     outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
     evaluation = _measure(run, embedded, outcome["threshold"])
     evaluation["other_chunks"] = {
@@ -215,7 +215,7 @@ def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> di
         lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
     )
     scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
-    return evaluate(scores_C, known, threshold=threshold, seed=run.config.seed).to_json()
+    return evaluate(scores_C, known, threshold=threshold, seed=run.config.asked.seed).to_json()
 
 
 def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
@@ -235,7 +235,7 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
 
 def choose_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
     """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets at most ``CALLED_SHARE`` pass."""
-    lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
+    lowest = counts_of(scores_C, is_virus_C).strict_threshold(CALLED_SHARE)
     return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import SHORTEST_NT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
@@ -65,18 +65,8 @@ class Piece:
     letters: str
 
     def line(self) -> str:
-        cells = (
-            self.name,
-            self.part,
-            NAMES[self.is_virus],
-            self.group,
-            self.source,
-            self.accession,
-            self.start,
-            self.end,
-            self.strand,
-        )
-        return "\t".join(map(str, cells)) + "\n"
+        about = (self.name, self.part, NAMES[self.is_virus], self.group, self.source, self.accession)
+        return "\t".join(map(str, (*about, self.start, self.end, self.strand))) + "\n"
 
 
 def cut_pieces(
@@ -94,7 +84,7 @@ def cut_pieces(
     as_many = min(map(len, both))
     drawn = [piece for pieces in both for piece in pieces[:as_many]]
     order = random.permutation(len(drawn)).tolist()
-    return [_named(drawn[at], f"{part}_{number:06d}", part) for number, at in enumerate(order, start=1)]
+    return [replace(drawn[at], name=f"{part}_{number:06d}", part=part) for number, at in enumerate(order, start=1)]
 
 
 def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[str, float]:
@@ -189,15 +179,12 @@ def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
 
 def read_pieces(fasta: Path, table: Path) -> list[Piece]:
     """Read what ``write_pieces`` wrote."""
-    return list(_read_pieces(fasta, table))
-
-
-def _read_pieces(fasta: Path, table: Path) -> Iterator[Piece]:
+    pieces = []
     with table.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for row, record in zip(rows, read_records(fasta), strict=True):
             assert row["piece"] == record.accession
-            yield Piece(
+            piece = Piece(
                 name=row["piece"],
                 part=row["part"],
                 is_virus=row["label"] == VIRUS,
@@ -209,10 +196,8 @@ def _read_pieces(fasta: Path, table: Path) -> Iterator[Piece]:
                 strand=row["strand"],
                 letters=record.letters,
             )
-
-
-def _named(piece: Piece, name: str, part: str) -> Piece:
-    return Piece(**{**vars(piece), "name": name, "part": part})
+            pieces.append(piece)
+    return pieces
 
 
 def _num_ambiguous(letters: str) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from virnucpro.config import ModelConfig
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
-    from virnucpro.training.genomes.related import Genome
+    from virnucpro.training.genomes.records import Genome
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)

@@ -21,7 +21,7 @@ from virnucpro.data.index.build import check_readable
 from virnucpro.data.letters import DNA_LETTERS
 from virnucpro.errors import BadInputError, InputProblem
 from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown
-from virnucpro.training.genomes.records import organism_of, read_records, source_of
+from virnucpro.training.genomes.records import Genome, organism_of, read_records, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,21 +88,12 @@ class Labels:
         ]
 
 
-@dataclass(frozen=True)
-class LabelledGenome:
-    """A record to train on: a genome or a part of one, with its label."""
+@dataclass(frozen=True, kw_only=True)
+class LabelledGenome(Genome):
+    """A record to train on, with its label; *organism* is empty, too, where the table names the genome."""
 
-    accession: str
-    """Unique."""
-    source: str
-    """The genome that it belongs to."""
-    letters: str
-    """Upper case."""
-    file: str
     group: str
     is_virus: bool
-    organism: str = ""
-    """From the header; empty: none, or the table names the genome."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +143,7 @@ def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledI
                 genomes.append(_labelled(record, label, path))
     if labels is not None:
         problems = [*labels.unused(), *problems]
-    if problems:
-        more = len(problems) > BadInputError.MAX_PROBLEMS
-        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    _raise_if_any(problems)
     _refuse_groups_of_both_labels(genomes, str(table or files[0]))
     return _each_once(genomes, str(table or files[0]))
 
@@ -185,10 +174,14 @@ def _records(path: Path) -> list[Record]:
         if not record.accession or odd is not None:
             what = f"the letter {odd[0]!r} is not a DNA letter" if odd is not None else "a header without an accession"
             problems.append(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
+    _raise_if_any(problems)
+    return records
+
+
+def _raise_if_any(problems: list[InputProblem]) -> None:
     if problems:
         more = len(problems) > BadInputError.MAX_PROBLEMS
         raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
-    return records
 
 
 def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:

@@ -9,7 +9,6 @@ is dropped, since strains of one species are not independent genomes. An organis
 from __future__ import annotations
 
 import gzip
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from virnucpro.errors import BadInputError, InputProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -49,6 +49,20 @@ class Record:
     """1-based line of its header."""
 
 
+@dataclass(frozen=True)
+class Genome:
+    """A record of a training file: a genome, or a window of one."""
+
+    accession: str
+    """First word of the header."""
+    source: str
+    """The genome: the assembly, or the accession without its range."""
+    letters: str
+    file: str
+    organism: str = ""
+    """From the header, without strain; empty: none."""
+
+
 def read_records(path: Path) -> list[Record]:
     """Read every record of a FASTA file, plain or gzip, in file order."""
     text = read_text(path)
@@ -69,15 +83,18 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+def read_genomes(paths: Sequence[Path]) -> list[Genome]:
+    return [
+        Genome(record.accession, source_of(record), record.letters, path.name, organism_of(record.description))
+        for path in paths
+        for record in read_records(path)
+    ]
+
+
 def read_text(path: Path) -> str:
     """Return the text of an ASCII file, plain or gzip."""
     raw = path.read_bytes()
     return (gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw).decode("ascii")
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def source_of(record: Record) -> str:

@@ -1,5 +1,5 @@
 """
-Genomes, and which of them are related.
+Which genomes are related.
 
 Two records are linked when they are of the same genome (the assembly, or the accession without its range) or the same
 organism (by the header), or when one has a tenth or more of the other's 21-mers, which two strains of about 90 %
@@ -9,18 +9,14 @@ identity have (0.9 to the 21st is 0.11). k-mers are of either strand, and one in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
-from virnucpro.training.genomes.records import organism_of, read_records, source_of
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -31,28 +27,6 @@ KMER_LIMIT = 0.1
 SKETCH_ONE_IN = 20
 _ROWS_AT_ONCE = 1000  # bounds the memory of the sparse products
 _COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
-
-
-@dataclass(frozen=True)
-class Genome:
-    """A record of a training file: a genome, or a window of one."""
-
-    accession: str
-    """First word of the header."""
-    source: str
-    """The genome: the assembly, or the accession without its range."""
-    letters: str
-    file: str
-    organism: str = ""
-    """From the header, without strain; empty: none."""
-
-
-def read_genomes(paths: Sequence[Path]) -> list[Genome]:
-    return [
-        Genome(record.accession, source_of(record), record.letters, path.name, organism_of(record.description))
-        for path in paths
-        for record in read_records(path)
-    ]
 
 
 def cluster(kmers_of: Sequence[NDArray[np.uint64]], *names_of: Sequence[str]) -> NDArray[np.int64]:
