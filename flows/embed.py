@@ -19,13 +19,13 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.clusters.cluster_embedding import OnCluster
 from flows.clusters.hardware import cluster_here, computing_on
-from flows.command_line import run_here
+from flows.run.api import run_here
 from flows.run.artifacts import publish_embedding
 from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import TaskRanks, as_tasks, from_scratch
-from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.knobs import Box
@@ -79,16 +79,13 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
     check_readable(fasta_files)
     require_form(result.form)
     metrics = metrics_options(settings.monitoring)
-
-    def configured(device_type: str) -> ModelConfig:
-        return configure_model(settings, device_type=device_type)
-
-    with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
-        model_config = configured(claimed.type)
+    with computing_on(hardware, partial(configure_model, settings, device_type=CPU.type)) as claimed:
+        model_config = configure_model(settings, device_type=claimed.type)
         place, cluster = Path(output_dir), cluster_here()
         if cluster is not None:  # whose hosts have another working directory
             place = place.absolute()
-            model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
+            if weights := model_config.weights_path:
+                model_config = replace(model_config, weights_path=str(Path(weights).absolute()))
         workers = cluster.slots if cluster is not None else hardware.workers or None
         with run_telemetry(metrics) as telemetry:
             outcome = run_embedding(
@@ -146,10 +143,6 @@ def embedding_flow(
 
 
 run_from_command_line = partial(run_here, embed)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if path else path
 
 
 def _final_state(result: RunResult) -> State[Any]:

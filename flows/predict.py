@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.clusters.hardware import computing_on, kept
-from flows.command_line import run_here
 from flows.embed import embedding_flow
+from flows.run.api import run_here
 from flows.run.artifacts import publish_prediction
 from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
 from flows.run.outcome import ended
@@ -27,7 +27,7 @@ from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.result import PredictionResult
-from virnucpro.pipeline.prediction.settings import PredictionConfig, configure_prediction
+from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingResult, PredictionSettings, SequenceRules
 from virnucpro.telemetry.metrics.options import metrics_options
@@ -76,12 +76,8 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
     )
     check_readable(input_files)
     metrics = metrics_options(settings.monitoring)
-
-    def configured(device_type: str) -> PredictionConfig:
-        return configure_prediction(settings, device_type=device_type)
-
-    with computing_on(settings.hardware, lambda: configured(CPU.type)) as claim:
-        config = configured(claim.type)
+    with computing_on(settings.hardware, partial(configure_prediction, settings, device_type=CPU.type)) as claim:
+        config = configure_prediction(settings, device_type=claim.type)
         embed = embedding_flow(
             settings,
             {

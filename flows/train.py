@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.clusters.hardware import computing_on, kept
-from flows.command_line import run_here
 from flows.embed import embedding_flow
+from flows.run.api import run_here
 from flows.run.artifacts import publish_training
 from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
 from flows.run.outcome import ended
@@ -26,7 +26,7 @@ from virnucpro.settings import Training, TrainingSettings
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.training.classifier_training import run_training
 from virnucpro.training.genomes.labelled_genomes import check_files
-from virnucpro.training.training_settings import TrainingConfig, configure_training
+from virnucpro.training.training_settings import configure_training
 
 TASKS = {
     "index": "read_genomes",
@@ -78,12 +78,8 @@ def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> 
     others = [Path(path) for path in (settings.labels, *settings.annotations, *settings.leave_out) if path]
     check_files([Path(path) for path in labelled], *others)
     metrics = metrics_options(settings.monitoring)
-
-    def configured(device_type: str) -> TrainingConfig:
-        return configure_training(settings, device_type=device_type)
-
-    with computing_on(settings.hardware, lambda: configured(CPU.type)) as claim:
-        config = configured(claim.type)
+    with computing_on(settings.hardware, partial(configure_training, settings, device_type=CPU.type)) as claim:
+        config = configure_training(settings, device_type=claim.type)
         with run_telemetry(metrics) as telemetry, kept(claim):
             outcome = run_training(
                 labelled,

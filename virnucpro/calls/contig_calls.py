@@ -1,9 +1,9 @@
 """
 From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
-A contig's score comes from its classifier's contig model (``contig_scores``), or else from
-``frame_rules.score_contigs``. At least the threshold means virus; below the smaller of the threshold and its complement
-means not virus; in between is undecided.
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``. At
+least the threshold means virus; below the smaller of the threshold and its complement means not virus; in between is
+undecided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.calls.contig_scores import SHORTEST_WORD_NT, ModelScores, map_scores
-from virnucpro.calls.frame_rules import ChunkScores, score_contigs
+from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
@@ -141,20 +141,21 @@ def _calls(
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends = np.cumsum(batch.chunks_per_contig)
     frame_ends = _ends(frames_per_chunk, chunk_ends)
+    frames_per_contig = np.diff(frame_ends, prepend=0)
     chunks = ChunkScores.of(scores, frames_per_chunk)
     is_scored = ~np.isnan(scores[:, 1])
     if by_model is None:
-        of_contigs = score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist()
+        of_contigs = score_by_frames(scores[:, 1], frames_per_contig).tolist()
     else:
         of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
     columns = {
         "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
         "viral_chunks": _sums(chunks.is_viral, chunk_ends),
-        "frames": np.diff(frame_ends, prepend=0).tolist(),
+        "frames": frames_per_contig.tolist(),
         "scored": _sums(is_scored, frame_ends),
         "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
         "score": of_contigs,
-        "max_score": ChunkScores.of(scores, np.diff(frame_ends, prepend=0)).max_p_virus,
+        "max_score": ChunkScores.of(scores, frames_per_contig).max_p_virus,
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),
         "chunks": batch.chunks_per_contig.tolist(),
@@ -230,7 +231,7 @@ def _browser_lines(
         if by_model is None:
             of_contig = frames_per_chunk[first:last]
             some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
-            p_virus: PArray = score_contigs(some[:, 1], of_contig, np.ones_like(of_contig))
+            p_virus: PArray = score_by_frames(some[:, 1], of_contig)
             is_viral = ChunkScores.of(some, of_contig).is_viral
         else:
             p_virus = by_model.windows[window : window + last - first]

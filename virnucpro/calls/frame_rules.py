@@ -54,48 +54,25 @@ class ChunkScores(NamedTuple):
         return cls(highest[:, 1], highest[:, 1] >= highest[:, 0])
 
 
-def score_contigs(p_virus: FloatArray, frames_per_chunk: IntArray, chunks_per_contig: IntArray) -> DoubleArray:
+def score_by_frames(p_virus: FloatArray, frames_per_contig: IntArray) -> DoubleArray:
     """
     Return P(virus) of each contig, float64 (contigs,); NaN without a scored frame.
 
     Args:
-        p_virus: float32 (frames,): P(virus) of each open frame, in order of chunks and contigs; NaN where unknown.
-        frames_per_chunk: int64 (chunks,).
-        chunks_per_contig: int64 (contigs,).
+        p_virus: float32 (frames,): P(virus) of each open frame, contig after contig; NaN where unknown.
+        frames_per_contig: int64 (contigs,).
     """
-    means, counts = mean_by_group(log_odds(p_virus), frames_per_contig(frames_per_chunk, chunks_per_contig))
-    return probability(means * np.sqrt(np.minimum(counts, MOST_FRAMES)))
-
-
-def frames_per_contig(frames_per_chunk: IntArray, chunks_per_contig: IntArray) -> IntArray:
-    """Return the open frames of each contig, int64 (contigs,)."""
-    ends: IntArray = np.append(0, np.cumsum(frames_per_chunk))[np.append(0, np.cumsum(chunks_per_contig))]
-    return ends[1:] - ends[:-1]
-
-
-def log_odds(p_virus: FloatArray) -> DoubleArray:
-    """Return the natural log-odds of each probability, bounded by ``LEAST_PROBABILITY``; NaN stays NaN."""
     bounded = np.clip(p_virus.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-    return np.log(bounded) - np.log1p(-bounded)
+    log_odds = np.log(bounded) - np.log1p(-bounded)
+    is_known, num_contigs = ~np.isnan(log_odds), len(frames_per_contig)
+    contig_of_frame = np.repeat(np.arange(num_contigs), frames_per_contig)[is_known]
+    sums = np.bincount(contig_of_frame, weights=log_odds[is_known], minlength=num_contigs)
+    counts = np.bincount(contig_of_frame, minlength=num_contigs)
+    means = np.full(num_contigs, np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return probability(means * np.sqrt(np.minimum(counts, MOST_FRAMES)))
 
 
 def probability(log_odds_of_virus: DoubleArray) -> DoubleArray:
     """Return the probability of each log-odds; NaN stays NaN."""
     return 1 / (1 + np.exp(-log_odds_of_virus))
-
-
-def mean_by_group(values: DoubleArray, sizes: IntArray) -> tuple[DoubleArray, IntArray]:
-    """
-    Return the mean (NaN when empty) and the number of values of each group, ignoring NaN.
-
-    Args:
-        values: float64 (values,), group after group.
-        sizes: int64 (groups,): values of each group.
-    """
-    groups = np.repeat(np.arange(len(sizes)), sizes)
-    there = ~np.isnan(values)
-    sums = np.bincount(groups[there], weights=values[there], minlength=len(sizes))
-    counts = np.bincount(groups[there], minlength=len(sizes))
-    means = np.full(len(sizes), np.nan)
-    np.divide(sums, counts, out=means, where=counts > 0)
-    return means, counts

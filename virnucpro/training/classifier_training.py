@@ -52,7 +52,7 @@ class TrainingResult:
     counts: dict[str, int]
     """Genomes, pieces, chunks and frames."""
     notes: tuple[str, ...]
-    """What a person should know, a sentence each."""
+    """What the user should know, a sentence each."""
     stages_s: dict[str, float]
     """Seconds of each stage."""
     worth: str
@@ -86,15 +86,7 @@ def run_training(
         inputs: Files of labelled genomes, or folders of them.
         output_dir: Folder of the classifier.
         config: What to make.
-        devices: A claim, whose devices are waited for once they are needed and kept over all embedding runs, or one
-            device a worker, which no other process may use.
-        workers: Number of CPU workers; None for as many as the machine bears.
-        limits: Attempts and time limits of the embedding runs.
-        embed: Does an embedding run; by default with processes of this machine.
-        stage_runner: Does each other stage; by default in place.
-        telemetry: Shows the training; by default one of its own, which reports failures on standard error.
-        stop: Set it to end the training at the next batch boundary.
-        restart: Remove what the folder holds of earlier trainings first.
+        devices: As in ``run_prediction``; likewise all that follow.
 
     Raises:
         VirNucProError: With the exit code of the command.

@@ -80,7 +80,7 @@ def prepare_training(
     """
     layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
-    read = files_to_read(files, config)
+    read = [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
     earlier = TrainingManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.settings(device_type)
     if earlier is not None and not restart:
@@ -108,14 +108,11 @@ def prepare_training(
     run.labelled = read_labelled(files, config.labels)
     sweep(layout)
     if restart and earlier is not None:
-        _remove_earlier(run)
+        remove_files(layout, reversed(run.results()), with_manifest=False)
+        remove_work(layout)
+        remove_files(layout, [layout.split, layout.pieces_table])
     manifest.write(layout.manifest)
     return run
-
-
-def files_to_read(files: Sequence[Path], config: TrainingConfig) -> list[Path]:
-    """Return every file that a training reads: the *files* of genomes, and those that its settings name."""
-    return [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
 
 
 def trained_files(layout: TrainingLayout) -> list[Path]:
@@ -140,10 +137,3 @@ def remove_work(layout: TrainingLayout) -> None:
             for folder in (one.work_dir, one.output_dir):
                 durable.remove_strays(folder)
                 durable.remove_empty(folder)
-
-
-def _remove_earlier(run: TrainingRun) -> None:
-    """Remove every file of an earlier training, its manifest last."""
-    remove_files(run.layout, reversed(run.results()), with_manifest=False)
-    remove_work(run.layout)
-    remove_files(run.layout, [run.layout.split, run.layout.pieces_table])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,17 +121,7 @@ def prepare_prediction(
         rules = replace(config.rules, chunk_nt=config.chunk_nt)
         return ensure_index(layout, layout.contig_index, input_files, rules)
 
-    def ready(manifest: PredictionManifest, *, already_complete: bool) -> PredictionRun:
-        return PredictionRun(
-            run_id=run_id,
-            layout=layout,
-            config=config,
-            stems=stems,
-            manifest=manifest,
-            already_complete=already_complete,
-            notices=notices,
-        )
-
+    ready = partial(PredictionRun, run_id=run_id, layout=layout, config=config, stems=stems, notices=notices)
     if restart and earlier is not None:
         _start_from_scratch(layout, earlier, indexed())
         earlier = None
@@ -144,7 +135,7 @@ def prepare_prediction(
             if not content_is_intact(layout.contig_index):  # verify needs it
                 indexed()
                 remove_unpacked(layout)
-            return ready(earlier, already_complete=True)
+            return ready(manifest=earlier, already_complete=True)
     elif earlier is not None:  # it has no finished stage: what it began to write may be of another input
         keep = {Path(os.path.realpath(path)) for path in input_files}
         forgotten = sorted(set(earlier.outputs) - set(outputs))
@@ -164,7 +155,7 @@ def prepare_prediction(
         stages=earlier.stages if earlier is not None else {},
     )
     manifest.write(layout.manifest)
-    return ready(manifest, already_complete=False)
+    return ready(manifest=manifest, already_complete=False)
 
 
 def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, index: SequenceIndex) -> None:

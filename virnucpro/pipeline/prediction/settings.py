@@ -152,14 +152,7 @@ def configure_encoder(
     on_download: Callable[[int, int | None], None] | None,
     allow_empty: bool = False,
 ) -> ModelConfig:
-    """
-    Resolve how frames' DNA or proteins are embedded.
-
-    Raises:
-        UnknownModelError: No such model.
-        WeightsError: Weights cannot be had.
-        ConfigurationError: It is a model of the other kind.
-    """
+    """Resolve how frames' DNA or proteins are embedded; refuse a model of the other kind."""
     own = EmbeddingSettings(
         model=name,
         hardware=settings.hardware,

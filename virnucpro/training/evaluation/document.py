@@ -160,8 +160,4 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
                 one = stratum[measure] or {}
                 cells += [one.get(end) for end in ("value", "low", "high")]
             cells += [stratum[number] for number in _NUMBERS]
-            yield "\t".join("" if cell is None else _one_line(str(cell)) for cell in cells) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\t"))
+            yield "\t".join("" if cell is None else " ".join(str(cell).split("\t")) for cell in cells) + "\n"

@@ -102,7 +102,8 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
         config.contig,
         stop=stop,
     )
-    weights, contig_data = _tensors(model), contig_weights.to_bytes()
+    weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
+    contig_data = contig_weights.to_bytes()
     card = ClassifierCard(
         name=config.asked.name,
         chunk_nt=config.asked.chunk_nt,
@@ -119,7 +120,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     in_validation_C = embedded.of_part(VALIDATION)
     scores_C = score_pieces(folder, embedded, in_validation_C)
     threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
-    outcome_of_all = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
+    outcome_of_all = {"frames": asdict(outcome), "contigs": contig_outcome, "threshold": threshold}
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
     return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
 
@@ -273,10 +274,6 @@ def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
         frames_C=embedded.frames_C[mine_C],
         chunks_C=embedded.chunks_C[mine_C],
     )
-
-
-def _tensors(model: MLPClassifier) -> bytes:
-    return save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
 
 
 def _encoder(config: ModelConfig, hidden_dim: int) -> Encoder:

@@ -203,15 +203,13 @@ def _means(features_FD: FloatArray, frames_C: IntArray) -> FloatArray:
 
 def _is_clear(pieces: Sequence[Piece], chunk_nt: int) -> BoolArray:
     """Return which chunks have no ambiguous letter, bool (chunks,)."""
-    clear = []
-    for piece in pieces:
-        starts, ends = chunk_bounds(len(piece.letters), chunk_nt)
-        if piece.letters.strip("ACGT"):
-            bounds = zip(starts.tolist(), ends.tolist(), strict=True)
-            clear += [not piece.letters[start:end].strip("ACGT") for start, end in bounds]
-        else:
-            clear += [True] * len(starts)
-    return np.array(clear)
+    return np.array(
+        [
+            not piece.letters[start:end].strip("ACGT")
+            for piece in pieces
+            for start, end in zip(*chunk_bounds(len(piece.letters), chunk_nt), strict=True)
+        ]
+    )
 
 
 def _is_annotated(

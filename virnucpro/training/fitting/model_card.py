@@ -55,6 +55,8 @@ dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]
 
 def _worth(card: Mapping[str, Any]) -> str:
     evaluation, overall = card["evaluation"], card["evaluation"]["overall"]
+    of_test = card["split"]["organisms"]["test"]
+    organisms = [f"{group}: {_some(names, _MOST_ORGANISMS)}" for group, names in of_test.items()]
     return f"""## What it is worth
 
 On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
@@ -66,7 +68,7 @@ What these figures are of:
 {_listed(evaluation["limits"])}
 The test part, by group:
 
-{_listed([_organisms(*item) for item in card["split"]["organisms"]["test"].items()])}
+{_listed(organisms)}
 {_table(["pieces", "viral", "others", *_MEASURES.values()], _rows({"all": overall, **evaluation["by_length"]}))}
 
 {_other_chunks(evaluation["other_chunks"])}\
@@ -203,9 +205,9 @@ def _groups(split: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _organisms(group: str, names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_ORGANISMS:,} more" if len(names) > _MOST_ORGANISMS else ""
-    return f"{group}: {', '.join(names[:_MOST_ORGANISMS])}{more}"
+def _some(names: list[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _left_out(accessions: list[str]) -> str:
@@ -220,8 +222,5 @@ def _listed(sentences: list[str]) -> str:
 
 
 def _accessions(parts: Mapping[str, list[str]]) -> str:
-    texts = []
-    for part, names in parts.items():
-        more = f" and {len(names) - _MOST_ACCESSIONS:,} more" if len(names) > _MOST_ACCESSIONS else ""
-        texts.append(f"{part} ({len(names):,}): {', '.join(names[:_MOST_ACCESSIONS])}{more}")
+    texts = [f"{part} ({len(names):,}): {_some(names, _MOST_ACCESSIONS)}" for part, names in parts.items()]
     return "\n\n".join(["## Accessions", *texts]) + "\n"

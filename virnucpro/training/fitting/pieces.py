@@ -150,7 +150,7 @@ def _pieces_of(
         record, start, end = groups[group].draw(length_nt, random)
         letters = record.letters[start:end]
         is_reverse = bool(random.integers(2))
-        if _num_ambiguous(letters) <= MOST_AMBIGUOUS * len(letters):
+        if len(letters) - sum(map(letters.count, "ACGT")) <= MOST_AMBIGUOUS * len(letters):
             groups[group].use(record.source, end - start)
             pieces.append(
                 Piece(
@@ -198,7 +198,3 @@ def read_pieces(fasta: Path, table: Path) -> list[Piece]:
             )
             pieces.append(piece)
     return pieces
-
-
-def _num_ambiguous(letters: str) -> int:
-    return len(letters) - sum(map(letters.count, "ACGT"))

@@ -109,7 +109,8 @@ def files_of(inputs: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            inside = sorted(one for one in path.iterdir() if one.is_file() and _is_fasta(one.name))
+            named = (one for one in path.iterdir() if one.name.lower().removesuffix(".gz").endswith(SUFFIXES))
+            inside = sorted(one for one in named if one.is_file())
             if not inside:
                 what = f"a folder without FASTA files ({', '.join(SUFFIXES)}, plain or .gz)"
                 raise BadInputError([InputProblem(str(path), None, what, "give another, or the files themselves")])
@@ -228,10 +229,6 @@ def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
         names = ", ".join(renamed[:5]) + (", ..." if len(renamed) > 5 else "")
         notes.append(f"records that share an accession but differ, renamed with a number: {names}")
     return LabelledInput(list(kept.values()), notes)
-
-
-def _is_fasta(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(SUFFIXES)
 
 
 def read_labels(path: Path) -> Labels:
