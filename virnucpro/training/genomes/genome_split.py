@@ -113,7 +113,7 @@ def split_labelled(
         shuffle_labels: Give the clusters of each part and group alternating labels, in a random order.
         is_seen: (R,): whether the DNA encoder was trained on the record or its organism; None: on none.
     """
-    every: list[LabelledGenome | Genome] = [*genomes, *relatives_of]
+    every: list[Genome] = [*genomes, *relatives_of]
     kmers_of = [sketch(genome.letters) for genome in every]
     clusters = cluster(kmers_of, [genome.source for genome in every], [genome.organism.casefold() for genome in every])
     is_related = np.isin(clusters[: len(genomes)], clusters[len(genomes) :])
