@@ -66,22 +66,15 @@ def run_prediction(
 
     Args:
         input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
-        output_dir: The run's folder.
-        config: What to compute.
         devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
             device a worker, which no other process may use.
-        write_report: Makes the report.
         workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
         embed: Does an embedding run; by default with processes of this machine.
         stage_runner: Does each other stage; by default in place.
-        telemetry: Shows the run; by default one of its own, which leaves metrics and status in the folder, and reports
-            failures on standard error.
+        telemetry: Shows the run; by default one of its own, which reports failures on standard error.
         stop: Set it to end the run at the next batch boundary.
         restart: Remove what the folder holds of earlier runs first.
-
-    Raises:
-        VirNucProError: With the exit code of the command.
     """
     stop = stop or threading.Event()
     layout = PredictionLayout(Path(output_dir))

@@ -97,16 +97,7 @@ def prepare_prediction(
     run_id: str,
     restart: bool = False,
 ) -> PredictionRun:
-    """
-    Compare with what the folder holds, index the contigs, and open or resume the manifest. The caller holds the lock.
-
-    Raises:
-        BadInputError: The input cannot be used; names every problem.
-        ConfigurationError: Two inputs would write the same files.
-        SettingsChangedError: The folder holds a run of other input or settings.
-        OutputError: The folder cannot be written, or holds files that no run wrote.
-        ResultError: The folder holds a run of another kind.
-    """
+    """Compare with what the folder holds, index the contigs, and open or resume the manifest; the folder is locked."""
     layout = PredictionLayout(Path(output_dir))
     stems = _stems(input_files)
     earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None

@@ -8,6 +8,7 @@ one; ``output_settings`` may change from run to run, since everything they decid
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -192,27 +193,18 @@ def configure_prediction(
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
         if given in MODELS and given != encoder.name:  # before its weights are fetched
             raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, given)})
-
-    dna, protein = (
-        configure_encoder(
-            given or encoder.name,
-            kind,
-            settings,
-            device_type=device_type,
-            on_download=on_download,
-            allow_empty=True,  # contigs without any open frame are no error
-        )
-        for given, encoder, kind in (
-            (asked.dna_model, card.dna_model, SequenceKind.DNA),
-            (asked.protein_model, card.protein_model, SequenceKind.PROTEIN),
-        )
+    encoder_of = partial(
+        configure_encoder,
+        settings=settings,
+        device_type=device_type,
+        on_download=on_download,
+        allow_empty=True,  # contigs without any open frame are no error
     )
+    dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
+    protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
-    is_given = {
-        "threshold": settings.threshold is not None,
-        "formats": bool(settings.result.formats),
-        "keep_chunks": settings.result.keep_chunks,
-    }
+    result, threshold = settings.result, settings.threshold
+    is_default = {"threshold": threshold is None, "formats": not result.formats, "keep_chunks": not result.keep_chunks}
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -225,10 +217,10 @@ def configure_prediction(
             allow_empty=settings.contigs.allow_empty,
         ),
         min_nt=settings.contigs.min_length,
-        threshold=card.threshold if settings.threshold is None else settings.threshold,
-        formats=_formats(settings.result.formats),
-        keep_chunks=settings.result.keep_chunks,
-        not_given=frozenset(name for name, was_given in is_given.items() if not was_given),
+        threshold=card.threshold if threshold is None else threshold,
+        formats=_formats(result.formats),
+        keep_chunks=result.keep_chunks,
+        not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
 
 
