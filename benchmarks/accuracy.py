@@ -28,7 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 from bench_common import machine, write_result
 
-from virnucpro.calls.contig_rule import probability
+from virnucpro.calls.frame_rules import probability
 from virnucpro.models.classifier_files.card import read_card
 from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.contigs.nucleotide_codes import encode
@@ -43,8 +43,8 @@ from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
-from virnucpro.training.evaluation.known_contigs import read_truth
-from virnucpro.training.evaluation.metrics import auroc, bootstrap, calibration_error, recall_at
+from virnucpro.training.evaluation.metrics import bootstrap, counts_of
+from virnucpro.training.evaluation.tables import read_truth
 from virnucpro.training.fitting.contig_training import (
     EMBEDDINGS,
     SEQUENCE,
@@ -111,8 +111,8 @@ def measured(scores, is_virus, *, is_probability):
 
     def of(numbers):
         some, truth = scores[numbers], is_virus[numbers]
-        found = {"auroc": auroc(some, truth), "recall_at_1_percent": recall_at(some, truth)}
-        return found | ({"calibration_error": calibration_error(some, truth)} if is_probability else {})
+        found = {"auroc": counts_of(some, truth).auroc(), "recall_at_1_percent": counts_of(some, truth).strict_recall()}
+        return found | ({"calibration_error": counts_of(some, truth).calibration_error()} if is_probability else {})
 
     intervals = bootstrap(of, is_virus, seed=1, samples=300)
     return {name: [round(float(x), 4) for x in (i.value, i.low, i.high)] for name, i in intervals.items()}

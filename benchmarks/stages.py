@@ -26,7 +26,7 @@ from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_files.card import CARD_NAME, WEIGHTS_NAME, ClassifierCard, Encoder
 from virnucpro.models.registry import MODELS
-from virnucpro.pipeline.prediction.prediction import EMBEDDING_STAGES
+from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES
 
 ESM2_8M_WIDTH = 320
 CHUNK_NT = 500

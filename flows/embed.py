@@ -10,36 +10,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import Field
 
 from flows.clusters.cluster_embedding import OnCluster
 from flows.clusters.hardware import cluster_here, computing_on
-from flows.command_line import run_here
-from flows.run.allowed_roots import check_allowed
+from flows.run.api import run_here
 from flows.run.artifacts import publish_embedding
-from flows.run.hooks import say_how_to_continue
+from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
 from flows.run.outcome import ended
-from flows.run.parent_lines import send_lines_to_prefect
 from flows.run.telemetry import run_telemetry
 from flows.tasks import TaskRanks, as_tasks, from_scratch
-from virnucpro.choices import DEFAULT_PROTEIN_MODEL
-from virnucpro.config import ModelConfig, RunLimits
+from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
+from virnucpro.knobs import Box
 from virnucpro.models.configuration import configure_model
-from virnucpro.models.registry import is_path
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.hardware.device_claim import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import EmbeddingJob
-from virnucpro.settings import Cache, EmbeddingResult, EmbeddingSettings, Hardware, Limits, Monitoring, SequenceRules
+from virnucpro.settings import EmbeddingSettings, Monitoring, RunSettings
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics.options import metrics_options
 
@@ -53,23 +49,10 @@ TASKS = {"index": "build_index", "aggregate": "aggregate_shards", "validate": "v
     name="embed",
     flow_run_name="embed into {output_dir}",
     task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
-    persist_result=False,
-    validate_parameters=True,
-    on_failure=[say_how_to_continue],
-    on_crashed=[say_how_to_continue],
-    on_cancellation=[say_how_to_continue],
+    **RUN,
 )
-def embed(
-    fasta_files: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)],
-    output_dir: Annotated[str, Field(min_length=1)],
-    model: Annotated[str, Field(min_length=1)] = DEFAULT_PROTEIN_MODEL,
-    hardware: Hardware = Hardware(),
-    sequences: SequenceRules = SequenceRules(),
-    result: EmbeddingResult = EmbeddingResult(),
-    cache: Cache = Cache(),
-    limits: Limits = Limits(),
-    monitoring: Monitoring = Monitoring(),
-) -> State[Any]:
+@form_of(EmbeddingSettings)
+def embed(fasta_files: PathTexts, output_dir: PathText, **fields: Any) -> State[Any]:
     """
     Embed every sequence of the input (proteins, or DNA with a model of DNA) into OUT/embeddings.h5.
 
@@ -86,44 +69,23 @@ def embed(
         limits: How long the run may take, and how often it tries again.
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
-    send_lines_to_prefect()
-    settings = EmbeddingSettings(
-        model=model,
-        hardware=hardware,
-        sequences=sequences,
-        result=result,
-        cache=cache,
-        limits=limits,
-        monitoring=monitoring,
-    )
-    work = partial(_embed, fasta_files, output_dir, settings)
-    return ended(work, time_limit_minutes=limits.time_limit_minutes)
+    settings = EmbeddingSettings(**fields)
+    return ended(partial(_embed, fasta_files, output_dir, settings), settings.limits)
 
 
 def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings) -> State[Any]:
-    model, hardware, result = settings.model, settings.hardware, settings.result
-    check_allowed(
-        data={
-            "fasta_files": fasta_files,
-            "output_dir": output_dir,
-            "cache_dir": settings.cache.cache_dir,
-            "metrics_targets": settings.monitoring.metrics_targets,
-        },
-        models={"model": model if is_path(model) else None, "weights_dir": settings.cache.weights_dir},
-    )
+    hardware, result = settings.hardware, settings.result
+    check_paths(settings, encoders={"model": settings.model}, fasta_files=fasta_files, output_dir=output_dir)
     check_readable(fasta_files)
     require_form(result.form)
     metrics = metrics_options(settings.monitoring)
-
-    def configured(device_type: str) -> ModelConfig:
-        return configure_model(settings, device_type=device_type)
-
-    with computing_on(hardware, lambda: configured(CPU.type)) as claimed:
-        model_config = configured(claimed.type)
+    with computing_on(hardware, partial(configure_model, settings, device_type=CPU.type)) as claimed:
+        model_config = configure_model(settings, device_type=claimed.type)
         place, cluster = Path(output_dir), cluster_here()
         if cluster is not None:  # whose hosts have another working directory
             place = place.absolute()
-            model_config = replace(model_config, weights_path=_absolute(model_config.weights_path))
+            if weights := model_config.weights_path:
+                model_config = replace(model_config, weights_path=str(Path(weights).absolute()))
         workers = cluster.slots if cluster is not None else hardware.workers or None
         with run_telemetry(metrics) as telemetry:
             outcome = run_embedding(
@@ -144,19 +106,31 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
         return _final_state(outcome)
 
 
-def embedding_flow(parameters: Mapping[str, Mapping[str, Any]]) -> Callable[[EmbeddingJob], RunResult]:
+def embedding_flow(
+    settings: RunSettings, encoders: Mapping[str, str], **fields: Box
+) -> Callable[[EmbeddingJob], RunResult]:
     """
     Return what does an embedding run within another flow: as a flow run of its own.
 
     Args:
-        parameters: ``dna`` and ``protein`` -> parameters of ``embed`` beside input and folder.
+        settings: Of the flow around it.
+        encoders: ``dna`` and ``protein`` -> name or path.
+        fields: Other fields of the form of ``embed``.
     """
+    shown = settings.monitoring
+    fields |= {
+        "hardware": settings.hardware,
+        "cache": settings.cache,
+        "monitoring": Monitoring(log_level=shown.log_level, profile=shown.profile),
+        "limits": settings.limits.model_copy(update={"time_limit_minutes": 0}),  # the flow's own holds within it, too
+    }
 
     def run(job: EmbeddingJob) -> RunResult:
         state: State[Any] = cast("Any", embed)(
             fasta_files=[str(path) for path in job.files],
             output_dir=str(job.folder),
-            **parameters[job.kind],
+            model=encoders[job.kind],
+            **fields,
             return_state=True,
         )
         outcome = state.result(raise_on_failure=False)
@@ -168,15 +142,7 @@ def embedding_flow(parameters: Mapping[str, Mapping[str, Any]]) -> Callable[[Emb
     return run
 
 
-def run_from_command_line(**parameters: Any) -> RunResult:
-    """Run the flow in this process; see ``run_here``."""
-    result = run_here(embed, parameters)
-    assert isinstance(result, RunResult)
-    return result
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if path else path
+run_from_command_line = partial(run_here, embed)
 
 
 def _final_state(result: RunResult) -> State[Any]:

@@ -8,6 +8,7 @@ independent of the scan.
 
 import shlex
 from collections import Counter
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,34 +114,28 @@ def predict_inbox(
     return ended(scan)
 
 
+@dataclass
 class _Scan:
     """One scan of the files found."""
 
-    def __init__(
-        self,
-        client: SyncPrefectClient,
-        target: DeploymentResponse,
-        name: str,
-        root: Path,
-        memory: InboxMemory,
-        parameters: dict[str, Any],
-    ) -> None:
-        self.client = client
-        self.target = target
-        self.name = name
-        self.root = root
-        self.memory = memory
-        self.parameters = parameters
-        properties = (target.parameter_openapi_schema or {}).get("properties", {})
+    client: SyncPrefectClient
+    target: DeploymentResponse
+    name: str
+    root: Path
+    memory: InboxMemory
+    parameters: dict[str, Any]
+    rows: list[dict[str, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    before: list[tuple[Path, Claim]] = field(default_factory=list)
+    """Files taken by an earlier scan."""
+    refusal: ConfigurationError | None = None
+
+    def __post_init__(self) -> None:
+        properties = (self.target.parameter_openapi_schema or {}).get("properties", {})
         known = [parameter for parameter in INPUT_PARAMETERS if parameter in properties]
         if not known or "output_dir" not in properties:
-            raise ConfigurationError(f"{name} takes no {' or '.join(INPUT_PARAMETERS)} and output_dir")
+            raise ConfigurationError(f"{self.name} takes no {' or '.join(INPUT_PARAMETERS)} and output_dir")
         self.input_parameter = known[0]
-        self.rows: list[dict[str, str]] = []
-        self.counts: Counter[str] = Counter()
-        self.before: list[tuple[Path, Claim]] = []
-        """Files taken by an earlier scan."""
-        self.refusal: ConfigurationError | None = None
 
     def take(self, arrived: list[ArrivedFile], left: list[SkippedFile], *, max_runs: int) -> State[Any]:
         """Start what is new, publish the table, and return the scan's final state."""

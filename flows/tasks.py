@@ -18,7 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run, task_run
 from prefect.states import Failed
 
-from flows.run.parent_lines import log_level
+from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor
@@ -26,6 +26,7 @@ from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
+from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.logs.log_lines import log_sentence
@@ -69,22 +70,6 @@ class RankFailedError(VirNucProError):
         super().__init__(f"rank {outcome.rank} on {outcome.device}: {outcome.failure}: {outcome.reason}")
 
 
-class RankBook:
-    """What the task runs of one flow run share: the stop event, what is known of failures, and how each rank went."""
-
-    def __init__(
-        self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event
-    ) -> None:
-        self.stop = stop
-        self.telemetry = telemetry
-        self.recovery = run.recovery(limits, telemetry)
-        self.outcomes = telemetry.ranks
-
-    def in_order(self) -> list[Rank]:
-        """Return how each rank went, by rank."""
-        return list(self.outcomes)
-
-
 def _another_process_may_help(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
     return isinstance(error, RankFailedError) and not error.is_final
@@ -105,25 +90,26 @@ def _rank_run_name() -> str:
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
-def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
+def embed_shard(
+    run: PreparedRun, rank: int, recovery: Recovery, telemetry: EmbeddingTelemetry, stop: threading.Event
+) -> Rank:
     """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
     logger = get_run_logger()
-    recovery = book.recovery
 
     def on_message(rank: int, message: dict[str, Any]) -> None:
         recovery.on_message(rank, message)
         if message.get("kind") == "log":
             logger.log(log_level(message["level"]), "%s", log_sentence(message))
 
-    with recovery.turn(rank, book.stop):
+    with recovery.turn(rank, stop):
         outcome = run_rank(
             GPU_WORKER,
             recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
-            rank=book.outcomes[rank],
+            rank=recovery.ranks[rank],
             world_size=run.world_size,
             device=run.devices[rank],
             limits=recovery.limits,
-            stop=book.stop,
+            stop=stop,
             on_message=on_message,
             oom_kills=recovery.oom_kills,
             next_blocks=recovery.next_blocks,
@@ -131,7 +117,7 @@ def embed_shard(run: PreparedRun, rank: int, book: RankBook) -> Rank:
     is_final = not recovery.another_attempt(outcome)
     if outcome.state != "complete":
         if outcome.state == "failed":
-            logger.error("%s", book.telemetry.failure_of(rank))
+            logger.error("%s", telemetry.failure_of(rank))
         else:
             logger.warning("rank %s: %s", rank, outcome.reason)
         raise RankFailedError(outcome, is_final=is_final)
@@ -149,7 +135,7 @@ class TaskRanks(Executor):
     """One task a device of this machine, each of which runs a worker process."""
 
     def __init__(self) -> None:
-        self._book: RankBook | None = None
+        self._recovery: Recovery | None = None
 
     def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
         """
@@ -157,10 +143,12 @@ class TaskRanks(Executor):
 
         When it is interrupted, no worker is left.
         """
-        self._book = book = RankBook(run, limits, telemetry, stop)
+        self._recovery = recovery = run.recovery(limits, telemetry)
         futures: list[PrefectConcurrentFuture[Any]] = []
         try:
-            futures.extend(cast("Any", embed_shard.submit(run, rank, book)) for rank in range(run.world_size))
+            futures.extend(
+                cast("Any", embed_shard.submit(run, rank, recovery, telemetry, stop)) for rank in range(run.world_size)
+            )
             _wait_for(futures)
         except BaseException:
             stop.set()
@@ -170,12 +158,12 @@ class TaskRanks(Executor):
 
     def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""
-        return [] if self._book is None else self._book.in_order()
+        return [] if self._recovery is None else list(self._recovery.ranks)
 
     def reasons(self) -> Reasons:
         """See ``Executor.reasons``."""
-        assert self._book is not None
-        return self._book.recovery
+        assert self._recovery is not None
+        return self._recovery
 
 
 def _wait_for(futures: list[PrefectConcurrentFuture[Any]]) -> None:

@@ -14,6 +14,7 @@ from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.choices import SequenceKind
 from virnucpro.pipeline.devices import CPU
+from virnucpro.settings import Training
 from virnucpro.training.classifier_training import run_training
 from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig
 
@@ -39,22 +40,22 @@ def make_genomes(folder: Path, *, count: int = 8, codons: int = 1500) -> list[Pa
     return files
 
 
+TINY = {"name": "tiny", "num_pieces": 60, "command": "virnucpro train"}
+
+
 def hash_training(**changes) -> TrainingConfig:
     """Settings of a training of seconds."""
     settings = {
-        "name": "tiny",
-        "chunk_nt": 500,
         "dna": hash_config(
             sequence_kind=SequenceKind.DNA, max_residues=10**9, token_budget=4096, sequences_per_part=64
         ),
         "protein": hash_config(token_budget=4096, sequences_per_part=64),
-        "num_pieces": 60,
-        "group_weights": {},
         "classifier": ClassifierSettings(hidden_dim=8, most_epochs=3),
         "contig": ContigSettings(folds=2, members=1, most_epochs=3),
-        "command": "virnucpro train",
     }
-    return TrainingConfig(**{**settings, **changes})
+    asked = {name: value for name, value in changes.items() if name not in TrainingConfig.__dataclass_fields__}
+    settings |= {name: value for name, value in changes.items() if name not in asked}
+    return TrainingConfig(asked=Training(**{**TINY, **asked}), **settings)
 
 
 def train_forked(inputs, out: Path, config: TrainingConfig, *, workers: int = 1, **arguments) -> Ended:

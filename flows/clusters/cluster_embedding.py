@@ -24,7 +24,7 @@ from prefect.settings import PREFECT_API_URL
 from flows.clusters.api_reach import check_api_reached
 from flows.clusters.cluster import NOTICE_S, Cluster
 from flows.clusters.cluster_result import result_on_hosts
-from flows.run.parent_lines import log_level
+from flows.run.telemetry import log_level
 from virnucpro.config import RunLimits
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.executor import Executor

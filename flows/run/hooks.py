@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.api import REQUEST_TIMEOUT_S, client_that_asks_once
 from virnucpro.errors import ResultError, VirNucProError, printable
 from virnucpro.pipeline.run.run_status import RunStatus, mark_interrupted
 from virnucpro.report.prediction.artifacts import markdown_text
@@ -32,8 +31,6 @@ from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import PredictionManifest, TrainingManifest
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.metrics.target_file import remove_forgotten_targets
-
-_REQUEST_TIMEOUT_S = 10.0
 
 
 def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -51,14 +48,13 @@ def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
         logger.warning("what the run has left could not be looked at: %s", printable(str(error)))
         return
     logger.warning("%s", " ".join(lines))
-    APILogWorker.drain_all(timeout=_REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
+    APILogWorker.drain_all(timeout=REQUEST_TIMEOUT_S, at_exit=False)  # the process may be about to end by a signal
     ending = markdown_text(f"{state.name}: {state.message}" if state.message else str(state.name))
     _end_parts(flow_run, state)
     page = "\n\n".join([f"# {markdown_text(lines[0])}", *map(markdown_text, lines[1:]), f"The run: {ending}", ""])
     with (
         suppress(Exception),  # the log has it; an API that does not answer now is not waited for
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
+        client_that_asks_once() as client,
     ):
         where = markdown_text(str(flow_run.parameters.get("output_dir")))
         new = ArtifactCreate(
@@ -75,8 +71,7 @@ def _end_parts(flow_run: FlowRun, state: State[Any]) -> None:
     ended: State[Any] = Crashed(message="The run that this one was a part of was killed.")
     with (
         suppress(Exception),  # they are for show alone
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
+        client_that_asks_once() as client,
     ):
         for part in client.read_flow_runs(flow_run_filter=parts):
             if part.state is not None and not part.state.is_final():

@@ -17,32 +17,35 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, Pause
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Failed
 
-from flows.run.server_state import NotToRunError, watched
-from flows.run.time_limit import TimeLimitError, time_limit
+from flows.run.api import client_that_asks_once
+from flows.run.interrupts import NotToRunError, time_limit, watched
+from flows.run.telemetry import send_lines_to_prefect
 from virnucpro.errors import ExitCode, VirNucProError
+from virnucpro.interrupts import TimeLimitError
+from virnucpro.settings import Limits
 
 LABEL = "virnucpro.exit_code"
 """Of a flow run that ended by itself."""
 PATIENCE_S = 15.0
 """Seconds for which an API that does not take the label is asked again."""
-_REQUEST_TIMEOUT_S = 10.0
 
 
-def ended(work: Callable[[], State[Any]], *, time_limit_minutes: float = 0) -> State[Any]:
+def ended(work: Callable[[], State[Any]], limits: Limits | None = None) -> State[Any]:
     """
     Return the final state of a flow run: what *work* returns, or its error as a state.
 
-    After *time_limit_minutes* (0: never) *work* is interrupted; it runs in this thread, the main thread of its process.
+    At the time limit *work* is interrupted; it runs in this thread, the main thread of its process. What the program
+    logs meanwhile goes to Prefect, too.
 
     Raises:
         Abort: The server no longer has the run as running: it was stopped, and its state there stays.
         Pause: Likewise, of a run that is suspended.
     """
+    send_lines_to_prefect()
     try:
-        with watched(), time_limit(time_limit_minutes):
+        with watched(), time_limit(limits.time_limit_minutes if limits is not None else 0):
             state = work()
         code = ExitCode.PARTIAL if state.name == "Partial" else ExitCode.COMPLETE
     except (NotToRunError, Pause) as stopped:
@@ -90,10 +93,7 @@ def _label(code: ExitCode) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with (
-                temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-                get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
-            ):
+            with client_that_asks_once() as client:
                 return client.update_flow_run_labels(run.id, {LABEL: int(code)})
         except Exception as error:  # noqa: BLE001  whatever the API does, the state that follows is worth more
             if time.monotonic() > deadline_s:

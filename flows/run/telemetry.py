@@ -1,13 +1,133 @@
-"""Shows a flow run: metrics, status file, and progress in Prefect's UI."""
+"""
+What a flow run shows in Prefect: the program's own log lines, and the progress of each rank as an artifact.
 
-from collections.abc import Iterator
+The library logs with structlog. Here its lines become records of the logger ``virnucpro``, which Prefect sends to its
+API: through ``PREFECT_LOGGING_EXTRA_LOGGERS`` when our command runs the flow, through the handler added here when
+Prefect's worker does. Artifacts are kept up to date by a thread of its own, so that an API that hangs or is gone does
+not hold up the run; a run that is over waits for the thread a few seconds at most.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any
 
-from flows.run.progress import ProgressArtifacts
+import structlog
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogHandler
+
+from flows.run.api import client_that_asks_once
+from virnucpro.errors import VirNucProError, printable
+from virnucpro.telemetry.logs.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
+from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import PlainView
+from virnucpro.telemetry.snapshot import RankSnapshot, RunSnapshot
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+INTERVAL_S = 2.0
+"""Seconds between two updates, at least."""
+PATIENCE_S = 5.0
+"""Seconds that a run waits at its end for its last update."""
+
+_Content = tuple[float, str]
+"""Percent and description."""
+_OF_PREFECT = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+"""Prefect's loggers for the end of runs and tasks."""
+_CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
+
+
+class ProgressArtifacts:
+    """A view that keeps the artifacts up to date; made in the flow run that they belong to."""
+
+    def __init__(self) -> None:
+        context = FlowRunContext.get()
+        self._flow_run_id = context.flow_run.id if context is not None and context.flow_run is not None else None
+        self._logger = get_run_logger()
+        self._latest: RunSnapshot | None = None
+        self._is_over = threading.Event()
+        self._was_refused = False
+        self._made: dict[tuple[int, int], UUID] = {}
+        self._shown: dict[tuple[int, int], _Content] = {}
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._go_on,), name="progress-artifacts", daemon=True
+        )
+        self._thread.start()
+
+    def update(self, snapshot: RunSnapshot) -> None:
+        """Take in how the run is; the thread shows it next."""
+        self._latest = snapshot
+
+    def say(self, text: str) -> None:
+        """Ignore it: the flow run's log has it."""
+
+    def close(self) -> None:
+        """Show the last state, if the API answers soon."""
+        self._is_over.set()
+        self._thread.join(PATIENCE_S)
+
+    def _go_on(self) -> None:
+        """Run in the thread: show the latest snapshot until the run is over."""
+        is_last = False
+        while not is_last:
+            is_last = self._is_over.wait(INTERVAL_S)
+            try:
+                with client_that_asks_once() as client:
+                    while True:
+                        self._show(client)
+                        if is_last:
+                            return
+                        is_last = self._is_over.wait(INTERVAL_S)
+            except Exception as error:  # noqa: BLE001  whatever the API does, the run is worth more
+                if not self._was_refused:
+                    self._was_refused = True
+                    self._logger.warning("progress artifacts are not up to date: %s", error or repr(error))
+
+    def _show(self, client: SyncPrefectClient) -> None:
+        snapshot = self._latest
+        if snapshot is None:
+            return
+        for number, embedding in enumerate(snapshot.embeddings):
+            for rank in embedding.ranks:
+                key, content = (number, rank.rank), _content(rank, embedding.model, now=snapshot.now)
+                if self._shown.get(key) == content:
+                    continue
+                percent, description = content
+                if key in self._made:
+                    client.update_artifact(self._made[key], ArtifactUpdate(data=percent, description=description))
+                else:
+                    kind = "cpu" if rank.device.startswith("cpu") else "gpu"
+                    new = ArtifactCreate(
+                        type="progress",
+                        key=f"{kind}-{rank.rank}-progress",
+                        description=description,
+                        data=percent,
+                        flow_run_id=self._flow_run_id,
+                    )
+                    self._made[key] = client.create_artifact(new).id
+                self._shown[key] = content
+
+
+def _content(rank: RankSnapshot, model: str, *, now: float) -> _Content:
+    """Return what the artifact of a rank shows."""
+    figures = [f"{rank.sequences:,} sequences"]
+    state = wording.rank_state(rank, now=now)
+    if state is not None:
+        figures.append(state)
+    else:
+        figures.append(f"{rank.tokens_per_second:,.0f} tokens/s")
+        if rank.seconds_left is not None:
+            figures.append(f"{wording.about(rank.seconds_left)} left")
+    percent = int(wording.rank_share(rank) * 1000) / 10
+    return percent, f"{wording.rank_name(rank)}, {printable(model)}: {', '.join(figures)}"
 
 
 class _Lines(PlainView):
@@ -15,9 +135,6 @@ class _Lines(PlainView):
 
     def say(self, text: str) -> None:
         """Ignore it: the flow run's log shows the same line."""
-
-
-_CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
 
 
 @contextmanager
@@ -33,3 +150,36 @@ def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
             yield telemetry
         finally:
             _CURRENT.reset(token)
+
+
+def send_lines_to_prefect() -> None:
+    """Send the lines of this process from INFO on to Prefect; called at the start of a flow."""
+    logger = logging.getLogger("virnucpro")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
+        logger.addHandler(APILogHandler())
+    for name in _OF_PREFECT:
+        logging.getLogger(name).addFilter(_without_our_tracebacks)  # added once only
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+def log_level(name: str) -> int:
+    """Return the standard library's number of a level."""
+    return logging.getLevelNamesMapping()[name.upper()]
+
+
+def _without_our_tracebacks(record: logging.LogRecord) -> bool:
+    """Keep Prefect's lines without tracebacks of expected errors, whose message is logged anyway."""
+    error = record.exc_info[1] if record.exc_info else None
+    if record.exc_info and (error is None or isinstance(error, VirNucProError)):
+        record.exc_info = None  # None would be logged as "NoneType: None"
+    return not (isinstance(error, VirNucProError) and "unexpected exception" in record.getMessage())
+
+
+def _to_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    fields = {name: value for name, value in event.items() if name not in {"event", "exc_info"}}
+    return (log_sentence({"event": event["event"], "fields": fields}),), {"exc_info": event.get("exc_info")}

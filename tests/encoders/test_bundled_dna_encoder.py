@@ -13,11 +13,11 @@ from tools.encoders.dna_card import card_text
 from tools.encoders.dna_split import as_card
 from tools.encoders.masked_dna import DnaObjective, load_masked_bert
 from virnucpro.choices import DEFAULT_DNA_MODEL
+from virnucpro.durable import sha256_of
 from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, MODELS, resolve_model
-from virnucpro.training.genomes.kmer_links import largest_shares
-from virnucpro.training.genomes.records import file_sha256
-from virnucpro.training.genomes.related import KMER_LIMIT, read_genomes, sketch
+from virnucpro.training.genomes.records import read_genomes
+from virnucpro.training.genomes.related import KMER_LIMIT, largest_shares, sketch
 
 MEGABYTE = 1_000_000
 
@@ -36,7 +36,7 @@ def card(files):
 def genomes(card, data_dir):
     """The held-out and the training records that the card names."""
     paths = [data_dir / "viral" / item["file"] for item in card["data"]["files"]]
-    assert [file_sha256(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]
+    assert [sha256_of(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]
     every = read_genomes(paths)
     names = set(card["split"]["held_out"])
     return [g for g in every if g.accession in names], [g for g in every if g.accession not in names]

@@ -13,13 +13,8 @@ from tools.encoders.dna_split import split_genomes
 from tools.encoders.masked_dna import DnaObjective, load_masked_bert, save_masked_bert
 from tools.encoders.training import TrainingSettings, train_encoder
 from virnucpro.models.dnabert_s import load_dnabert_s
-from virnucpro.training.genomes.related import (
-    KMER_LIMIT,
-    Genome,
-    read_genomes,
-    reverse_complement,
-    sketch,
-)
+from virnucpro.training.genomes.records import Genome, read_genomes
+from virnucpro.training.genomes.related import KMER_LIMIT, reverse_complement, sketch
 
 pytestmark = pytest.mark.usefixtures("threads_as_before")
 

@@ -24,9 +24,9 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.embed import embed, run_from_command_line
 from flows.predict import predict
-from flows.run import progress, server_state
+from flows.run import interrupts, telemetry
 from flows.run.outcome import ended
-from flows.run.progress import ProgressArtifacts
+from flows.run.telemetry import ProgressArtifacts
 from flows.train import train
 from tests import fakes
 from tests.clusters import free_port
@@ -290,24 +290,24 @@ def watched_run(kind):
 def test_a_run_that_the_server_no_longer_has_as_running_here_stops_and_leaves_its_state(
     monkeypatch, kind, signal, stays
 ):
-    monkeypatch.setattr(server_state, "LOOK_S", 0.2)
-    monkeypatch.setattr(server_state, "CANCELLING_S", 0.3)
+    monkeypatch.setattr(interrupts, "LOOK_S", 0.2)
+    monkeypatch.setattr(interrupts, "CANCELLING_S", 0.3)
     HOOKED.clear()
     with pytest.raises(signal) as caught:
         watched_run(kind)
-    assert isinstance(caught.value.__cause__, server_state.NotToRunError)
+    assert isinstance(caught.value.__cause__, interrupts.NotToRunError)
     (run_id,) = HOOKED
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(run_id).state.name == stays
 
 
 def test_a_server_that_does_not_answer_stops_no_run(monkeypatch):
-    monkeypatch.setattr(server_state, "LOOK_S", 0.1)
+    monkeypatch.setattr(interrupts, "LOOK_S", 0.1)
 
     @flow
     def alone():
         def work():
-            with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), server_state.watched():
+            with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), interrupts.watched():
                 time.sleep(1)
             return Completed(message="done")
 
@@ -397,7 +397,7 @@ def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypa
 
 @pytest.fixture
 def quick_artifacts(monkeypatch):
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(telemetry, "INTERVAL_S", 0.1)
 
 
 @flow(persist_result=False)
@@ -454,7 +454,7 @@ def test_an_api_that_is_gone_is_said_once_and_nothing_else_happens(caplog):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_artifacts")
 def test_an_api_that_hangs_holds_up_nobody(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(telemetry, "PATIENCE_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from virnucpro.choices import DEFAULT_CLASSIFIER, DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
+from virnucpro.durable import sha256_of
 from virnucpro.errors import ClassifierMismatchError
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import classifiers_table
@@ -15,7 +16,7 @@ from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR, resolve_model
 from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.genomes.genome_split import SPLITS, split_labelled
 from virnucpro.training.genomes.labelled_genomes import read_labelled
-from virnucpro.training.genomes.records import file_sha256, read_records
+from virnucpro.training.genomes.records import read_records
 from virnucpro.training.genomes.related import KMER_LIMIT
 
 FOLDER = BUNDLED_WEIGHTS_DIR / DEFAULT_CLASSIFIER
@@ -79,7 +80,7 @@ def test_all_that_is_bundled_is_small():
 @pytest.mark.slow
 def test_its_parts_are_those_of_a_split_that_does_not_look_at_organisms_as_its_card_says(card, data_dir):
     paths = [data_dir / "viral" / item["file"] for item in card["data"]["files"]]
-    assert [file_sha256(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]
+    assert [sha256_of(path) for path in paths] == [item["sha256"] for item in card["data"]["files"]]
     assert not card["data"]["left_out"]
     settings = card["training"]["settings"]
     genomes = [replace(genome, organism="") for genome in read_labelled(paths).genomes]

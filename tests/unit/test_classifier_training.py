@@ -13,11 +13,15 @@ import torch
 
 from tests.trainings import hash_training
 from virnucpro.errors import StoppedError
-from virnucpro.training.evaluation.metrics import auroc
+from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.fitting import classifier_fitting
-from virnucpro.training.fitting.classifier_fitting import choose_threshold
+from virnucpro.training.fitting.classifier_fitting import (
+    LabelledFrames,
+    choose_threshold,
+    train_classifier,
+    validation_loss,
+)
 from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
-from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier, validation_loss
 from virnucpro.training.fitting.pieces import Piece
 from virnucpro.training.genomes.genome_split import SPLITS, SplitGenomes
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
@@ -44,7 +48,7 @@ def test_a_classifier_learns_what_can_be_learnt_and_has_the_weights_of_its_best_
     (model, outcome), _, validation, _ = trained
     with torch.inference_mode():
         logits = model(torch.from_numpy(validation.features_FD)).double().numpy()
-    assert auroc(logits[:, 1] - logits[:, 0], validation.is_virus_F) > 0.95
+    assert counts_of(logits[:, 1] - logits[:, 0], validation.is_virus_F).auroc() > 0.95
     assert 1 <= outcome.best_epoch <= outcome.epochs <= 6
     assert outcome.validation_loss == validation_loss(model, validation) < math.log(2) / 2
 
@@ -132,7 +136,8 @@ def _fitted(folder, monkeypatch, **changed):
         is_example_F=ones.astype(bool),
     )
     genomes = [
-        LabelledGenome(one.accession, one.source, one.letters, "x.fa", one.group, one.is_virus) for one in pieces
+        LabelledGenome(one.accession, one.source, one.letters, "x.fa", group=one.group, is_virus=one.is_virus)
+        for one in pieces
     ]
     parts, clusters = [piece.part for piece in pieces], list(range(len(pieces)))
     found = SplitGenomes(genomes=genomes, parts=parts, clusters=clusters, left_out=[], largest_share=0.0, notes=[])

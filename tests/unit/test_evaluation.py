@@ -17,10 +17,9 @@ from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
-from virnucpro.training.evaluation.known_contigs import KnownContigs, read_truth
-from virnucpro.training.evaluation.metrics import auroc, recall_at, threshold_at
-from virnucpro.training.evaluation.score_tables import join, read_scores
+from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
+from virnucpro.training.evaluation.tables import KnownContigs, join, read_scores, read_truth
 from virnucpro.training.genomes import delimited_tables
 
 TRUTH = (
@@ -212,20 +211,20 @@ def test_every_stratum_is_measured_on_its_own_contigs():
     known = known_contigs()
     scores, virus = scores_of(known), known.is_virus_C
     found = evaluate(scores, known, threshold=0.6, bootstrap_samples=50)
-    assert found.overall.auroc.value == auroc(scores, virus)
+    assert found.overall.auroc.value == counts_of(scores, virus).auroc()
     assert found.overall.auroc.low < found.overall.auroc.value < found.overall.auroc.high
     assert (found.overall.viral, found.overall.others) == (virus.sum(), (~virus).sum())
     assert list(found.by_length) == ["up to 500 nt", "501 to 1,000 nt", "2,000 nt and more"]
     short = known.lengths_nt_C == 300
-    assert found.by_length["up to 500 nt"].auroc.value == auroc(scores[short], virus[short])
+    assert found.by_length["up to 500 nt"].auroc.value == counts_of(scores[short], virus[short]).auroc()
     assert found.by_length["up to 500 nt"].recall == (scores[short & virus] >= 0.6).mean()
-    strict = threshold_at(scores, virus)
+    strict = counts_of(scores, virus).strict_threshold()
     assert found.strict_threshold == strict
     assert found.by_length["up to 500 nt"].recall_at_strict_threshold == (scores[short & virus] >= strict).mean()
     assert list(found.by_group) == ["bacteria", "giant", "phage"]
     phage = np.array([group == "phage" for group in known.groups])
     of_phage = found.by_group["phage"]
-    assert of_phage.auroc.value == auroc(scores[phage | ~virus], virus[phage | ~virus])
+    assert of_phage.auroc.value == counts_of(scores[phage | ~virus], virus[phage | ~virus]).auroc()
     assert (of_phage.contigs, of_phage.viral, of_phage.others) == (phage.sum(), phage.sum(), (~virus).sum())
     assert of_phage.compared_with == "all contigs that are not viral"
     assert of_phage.calibration_error is None
@@ -243,7 +242,7 @@ def test_a_group_of_both_labels_is_measured_by_itself():
     found = evaluate(scores, known, bootstrap_samples=20).by_group["bacteria"]
     assert found.compared_with is None
     assert (found.contigs, found.viral + found.others) == (mine.sum(), mine.sum())
-    assert found.auroc.value == auroc(scores[mine], known.is_virus_C[mine])
+    assert found.auroc.value == counts_of(scores[mine], known.is_virus_C[mine]).auroc()
     assert found.calibration_error is not None
 
 
@@ -337,7 +336,7 @@ def test_tables_are_compared_with_the_first_on_the_same_samples(two_tables):
     above = document["tables"][1]["auroc_above_first"]
     better[:5] = worse[:5] = np.nan
     virus = known.is_virus_C
-    assert above["value"] == pytest.approx(auroc(worse, virus) - auroc(better, virus), abs=1e-6)
+    assert above["value"] == pytest.approx(counts_of(worse, virus).auroc() - counts_of(better, virus).auroc(), abs=1e-6)
     assert above["low"] < above["value"] < above["high"] < 0
     assert document["tables"][0]["auroc_above_first"] is None
     assert without == [known.contigs[:5]] * 2
@@ -350,12 +349,12 @@ def test_contigs_without_a_score_rank_lowest_or_are_left_out(two_tables):
     virus = known.is_virus_C
     lowest, left_out = (evaluated(known, tables[:1], leave_out=choice)[0]["tables"][0] for choice in (False, True))
     below = np.append(np.full(5, -1.0), better[5:])
-    assert lowest["overall"]["auroc"]["value"] == pytest.approx(auroc(below, virus), abs=1e-6)
+    assert lowest["overall"]["auroc"]["value"] == pytest.approx(counts_of(below, virus).auroc(), abs=1e-6)
     assert lowest["overall"]["recall"] == pytest.approx((below[virus] >= 0.5).mean(), abs=1e-6)
     assert lowest["overall"]["without_score"] == 5
-    assert left_out["overall"]["auroc"]["value"] == pytest.approx(auroc(better[5:], virus[5:]), abs=1e-6)
+    assert left_out["overall"]["auroc"]["value"] == pytest.approx(counts_of(better[5:], virus[5:]).auroc(), abs=1e-6)
     strict = left_out["overall"]["recall_at_1_percent_false_positives"]["value"]
-    assert strict == pytest.approx(recall_at(better[5:], virus[5:]), abs=1e-6)
+    assert strict == pytest.approx(counts_of(better[5:], virus[5:]).strict_recall(), abs=1e-6)
     assert left_out["overall"]["contigs"] == 195
     assert any("5 contigs without a score, left out of everything" in note for note in left_out["notes"])
 

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.training.evaluation.metrics import (
-    RankedContigs,
-    auroc,
-    bootstrap,
-    calibration_error,
-    recall_at,
-    threshold_at,
-)
+from virnucpro.training.evaluation.metrics import RankedContigs, bootstrap, counts_of
 
 NUMBERS = np.arange(200)
 TIED = ((NUMBERS * 37) % 101) / 100
@@ -44,17 +37,17 @@ of_both_classes = contigs.filter(lambda pair: 0 < pair[1].sum() < len(pair[1]))
 
 def test_the_measures_are_those_of_scikit_learn():
     """Constants of version 1.9.1: roc_auc_score, average_precision_score, f1_score, roc_curve, calibration_curve."""
-    assert auroc(TIED, TIED_VIRUS) == pytest.approx(0.6316631663166317, abs=1e-14)
+    assert counts_of(TIED, TIED_VIRUS).auroc() == pytest.approx(0.6316631663166317, abs=1e-14)
     assert auprc(TIED, TIED_VIRUS) == pytest.approx(0.5962676753302982, abs=1e-14)
     assert f1(TIED, TIED_VIRUS, 0.6) == pytest.approx(0.5604395604395604, abs=1e-14)
-    recalls = [recall_at(TIED, TIED_VIRUS, share) for share in (0.01, 0.05, 0.1)]
+    recalls = [counts_of(TIED, TIED_VIRUS).strict_recall(share) for share in (0.01, 0.05, 0.1)]
     assert recalls == pytest.approx([0, 0.07920792079207921, 0.1485148514851485], abs=1e-14)
     bins = RankedContigs(SMOOTH, SMOOTH_VIRUS).counts().calibration_bins()
     assert [one.contigs for one in bins] == [20] * 10
     shares = [0.0, 0.0, 0.15, 0.2, 0.35, 0.4, 0.5, 0.6, 0.85, 1.0]
     assert [one.viral_share for one in bins] == pytest.approx(shares, abs=1e-12)
     assert [one.mean_score for one in bins][:3] == pytest.approx([0.046208530806, 0.148104265403, 0.24644549763])
-    assert calibration_error(SMOOTH, SMOOTH_VIRUS) == pytest.approx(0.10338862559241704, abs=1e-14)
+    assert counts_of(SMOOTH, SMOOTH_VIRUS).calibration_error() == pytest.approx(0.10338862559241704, abs=1e-14)
 
 
 @some
@@ -63,8 +56,8 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(drawn):
     scores, virus = drawn
     ranks = np.where(np.isnan(scores), -1, scores)
     pairs = [(a > b) + (a == b) / 2 for a in ranks[virus] for b in ranks[~virus]]
-    assert auroc(scores, virus) == pytest.approx(np.mean(pairs), abs=1e-12)
-    assert auroc(scores, ~virus) == pytest.approx(1 - np.mean(pairs), abs=1e-12)
+    assert counts_of(scores, virus).auroc() == pytest.approx(np.mean(pairs), abs=1e-12)
+    assert counts_of(scores, ~virus).auroc() == pytest.approx(1 - np.mean(pairs), abs=1e-12)
 
 
 @some
@@ -87,12 +80,12 @@ def test_average_precision_adds_up_precision_where_recall_grows(drawn):
 def test_a_threshold_lets_no_more_pass_than_it_may_and_is_the_lowest_such(drawn, share):
     scores, virus = drawn
     others = scores[~virus]
-    threshold = threshold_at(scores, virus, share)
+    threshold = counts_of(scores, virus).strict_threshold(share)
     assert (others >= threshold).sum() <= share * len(others) + 1e-9
     below = others[others < threshold]
     if len(below):
         assert (others >= below.max()).sum() > share * len(others) + 1e-9
-    assert recall_at(scores, virus, share) == (scores[virus] >= threshold).mean()
+    assert counts_of(scores, virus).strict_recall(share) == (scores[virus] >= threshold).mean()
 
 
 @some
@@ -119,7 +112,7 @@ def test_the_bins_of_calibration_hold_every_scored_contig_once_and_no_score_twic
     assert all(
         0 <= one.low <= one.viral_share + 1e-12 and one.viral_share <= one.high + 1e-12 <= 1 + 1e-9 for one in bins
     )
-    error = calibration_error(scores, virus)
+    error = counts_of(scores, virus).calibration_error()
     assert math.isnan(error) if not scored.any() else 0 <= error <= 1
 
 
@@ -136,21 +129,21 @@ def test_no_measure_depends_on_the_order_of_the_contigs(drawn, random):
 def test_one_class_alone_has_no_ranking():
     scores = np.array([0.2, 0.8, np.nan])
     for virus in (np.ones(3, bool), np.zeros(3, bool)):
-        assert math.isnan(auroc(scores, virus))
+        assert math.isnan(counts_of(scores, virus).auroc())
         assert math.isnan(auprc(scores, virus))
-        assert math.isnan(recall_at(scores, virus))
-        assert calibration_error(scores, virus) == pytest.approx(0.5)
-    assert math.isnan(threshold_at(scores, np.ones(3, bool)))
+        assert math.isnan(counts_of(scores, virus).strict_recall())
+        assert counts_of(scores, virus).calibration_error() == pytest.approx(0.5)
+    assert math.isnan(counts_of(scores, np.ones(3, bool)).strict_threshold())
     assert f1(scores, np.ones(3, bool), 0.5) == 0.5
-    empty = bootstrap(lambda drawn: {"auroc": auroc(scores[drawn], virus[drawn])}, virus, seed=1, samples=3)
+    empty = bootstrap(lambda drawn: {"auroc": counts_of(scores[drawn], virus[drawn]).auroc()}, virus, seed=1, samples=3)
     assert math.isnan(empty["auroc"].low)
 
 
 def test_a_probability_that_means_what_it_says_has_no_calibration_error():
     p_virus = np.repeat([0.1, 0.5, 0.9], 100)
     virus = np.concatenate([np.arange(100) < 10, np.arange(100) < 50, np.arange(100) < 90])
-    assert calibration_error(p_virus, virus) == pytest.approx(0, abs=1e-12)
-    assert calibration_error(1 - p_virus, virus) == pytest.approx((0.8 + 0 + 0.8) / 3)
+    assert counts_of(p_virus, virus).calibration_error() == pytest.approx(0, abs=1e-12)
+    assert counts_of(1 - p_virus, virus).calibration_error() == pytest.approx((0.8 + 0 + 0.8) / 3)
 
 
 def test_an_interval_holds_the_measure_is_repeatable_and_wider_with_fewer_contigs():
@@ -159,11 +152,16 @@ def test_an_interval_holds_the_measure_is_repeatable_and_wider_with_fewer_contig
     for num in (40, 400):
         scores, virus = random.random(num), np.arange(num) % 2 == 0
         found, again, other = (
-            bootstrap(lambda drawn, s=scores, v=virus: {"it": auroc(s[drawn], v[drawn])}, virus, seed=seed, samples=300)
+            bootstrap(
+                lambda drawn, s=scores, v=virus: {"it": counts_of(s[drawn], v[drawn]).auroc()},
+                virus,
+                seed=seed,
+                samples=300,
+            )
             for seed in (1, 1, 2)
         )
         assert found == again != other
-        assert found["it"].low < found["it"].value == auroc(scores, virus) < found["it"].high
+        assert found["it"].low < found["it"].value == counts_of(scores, virus).auroc() < found["it"].high
         widths.append(found["it"].high - found["it"].low)
     assert widths[1] < widths[0]
 
@@ -180,5 +178,5 @@ def test_a_sample_has_as_many_contigs_of_each_class_as_there_are():
 def test_scores_that_know_nothing_of_the_labels_are_worth_a_half(seed):
     random = np.random.default_rng(seed)
     scores, virus = random.random(4000), random.permutation(np.arange(4000) % 2 == 0)
-    assert auroc(scores, virus) == pytest.approx(0.5, abs=0.06)  # 6.5 standard deviations
+    assert counts_of(scores, virus).auroc() == pytest.approx(0.5, abs=0.06)  # 6.5 standard deviations
     assert auprc(scores, virus) == pytest.approx(0.5, abs=0.07)

@@ -14,7 +14,7 @@ from virnucpro.report.evaluation import plots
 from virnucpro.report.evaluation.page import write_page
 from virnucpro.report.figures import COLOURS
 from virnucpro.report.prediction.plots import CALL_COLOURS
-from virnucpro.training.evaluation.score_tables import read_scores
+from virnucpro.training.evaluation.tables import read_scores
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(2)>"
 

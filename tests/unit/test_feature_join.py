@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import RowStream, join
 from virnucpro.errors import ResultError
 
 IDS = [f"c_chunk_{n}F1" for n in range(1, 8)]

@@ -17,11 +17,9 @@ from virnucpro.choices import DEFAULT_DNA_MODEL
 from virnucpro.models.registry import resolve_model
 from virnucpro.training.classifier_training import read_split, split_stage
 from virnucpro.training.fitting.classifier_cards import limits_of, organisms_of
-from virnucpro.training.genomes.encoder_data import training_data_of
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled, training_data_of
 from virnucpro.training.genomes.labelled_genomes import read_labelled
-from virnucpro.training.genomes.organisms import organism_of
-from virnucpro.training.genomes.related import read_genomes
+from virnucpro.training.genomes.records import organism_of, read_genomes
 from virnucpro.training.training_run import prepare_training
 
 FLU = "Influenza {} virus ({}) segment {}, complete sequence"

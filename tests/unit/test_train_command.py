@@ -20,7 +20,7 @@ from virnucpro.knobs import from_flat
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import TrainingSettings
 from virnucpro.store.contig_table import read_contig_calls
-from virnucpro.training.evaluation.metrics import auroc
+from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.fitting.classifier_fitting import score_pieces
 from virnucpro.training.fitting.embedded_pieces import read_embedded
 
@@ -65,7 +65,7 @@ def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_sc
     embedded = read_embedded(TrainingLayout(out), 500, None)
     as_trained = score_pieces(out, embedded, np.ones(len(embedded.pieces), dtype=bool))
     np.testing.assert_allclose(scores, as_trained, rtol=0, atol=1e-5)
-    assert auroc(as_trained, embedded.is_virus_C) > 0.9
+    assert counts_of(as_trained, embedded.is_virus_C).auroc() > 0.9
 
 
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):

@@ -24,8 +24,7 @@ from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import LENGTHS_NT
-from virnucpro.training.fitting.annotations import read_annotations
-from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
 

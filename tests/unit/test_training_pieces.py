@@ -10,7 +10,7 @@ import pytest
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
 from virnucpro.settings import LENGTHS_NT
-from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.fitting.embedded_pieces import read_annotations
 from virnucpro.training.fitting.pieces import (
     PieceRules,
     cut_pieces,
@@ -20,7 +20,8 @@ from virnucpro.training.fitting.pieces import (
 )
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
-from virnucpro.training.genomes.related import Genome, reverse_complement
+from virnucpro.training.genomes.records import Genome
+from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import SHORTEST_NT
 
 
@@ -30,7 +31,7 @@ def letters(num_nt, seed):
 
 def genome(name, its_letters, *, group="phage", source=None):
     is_virus = group in {"phage", "virus"}
-    return LabelledGenome(name, source or name, its_letters, f"{group}.fa", group, is_virus)
+    return LabelledGenome(name, source or name, its_letters, f"{group}.fa", group=group, is_virus=is_virus)
 
 
 def many(group, count, num_nt, seed):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
+from virnucpro.durable import sha256_of
 from virnucpro.models.encoders.esm2_checkpoint import ARCHITECTURE_KEY, Architecture
-from virnucpro.training.genomes.records import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def write_cards(
     complete = {
         **card,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": file_sha256(files.weights),
+        "weights_sha256": sha256_of(files.weights),
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }

@@ -21,8 +21,9 @@ from tools.encoders.dna_card import card_text
 from tools.encoders.dna_split import GenomeSplit, as_card, split_genomes
 from tools.encoders.masked_dna import DnaObjective, save_masked_bert
 from tools.encoders.training import TrainingSettings, train_encoder
-from virnucpro.training.genomes.records import file_sha256
-from virnucpro.training.genomes.related import KMER_LIMIT, Genome, read_genomes
+from virnucpro.durable import sha256_of
+from virnucpro.training.genomes.records import Genome, read_genomes
+from virnucpro.training.genomes.related import KMER_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ def _data_card(fasta_files: Sequence[Path], genomes: Sequence[Genome]) -> dict[s
         "files": [
             {
                 "file": path.name,
-                "sha256": file_sha256(path),
+                "sha256": sha256_of(path),
                 "num_records": sum(genome.file == path.name for genome in genomes),
                 "num_nt": sum(len(genome.letters) for genome in genomes if genome.file == path.name),
             }

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.training.genomes.encoder_data import ACCESSIONS, ORGANISMS, bare_accession
-from virnucpro.training.genomes.kmer_links import hold_out_groups, largest_shares
-from virnucpro.training.genomes.related import cluster, sketch
+from virnucpro.training.genomes.genome_split import ACCESSIONS, ORGANISMS, bare_accession
+from virnucpro.training.genomes.related import cluster, hold_out_groups, largest_shares, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from virnucpro.training.genomes.related import Genome
+    from virnucpro.training.genomes.records import Genome
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from tools.encoders.evaluation import (
 from tools.encoders.masked_residues import ResidueObjective
 from tools.encoders.protein_split import Split, largest_overlaps, linked_groups, split_by_overlap
 from tools.encoders.training import TrainingSettings, train_encoder
+from virnucpro.durable import sha256_of
 from virnucpro.models.encoders.esm2_checkpoint import ProteinTokenizer
-from virnucpro.training.genomes.records import Record, file_sha256, read_records
+from virnucpro.training.genomes.records import Record, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,7 @@ def _data_card(fasta: Path, proteins: Sequence[Record]) -> dict[str, Any]:
         "description": "UniProt proteins, as in Debian's mmseqs2-examples",
         "licence": "CC BY 4.0 (UniProt Consortium)",
         "file": fasta.name,
-        "sha256": file_sha256(fasta),
+        "sha256": sha256_of(fasta),
         "num_proteins": len(proteins),
         "num_accessions": len({protein.accession for protein in proteins}),
         "num_residues": sum(len(protein.letters) for protein in proteins),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.training.genomes.kmer_links import connected, hold_out_groups, largest_shares, linked_pairs
+from virnucpro.training.genomes.related import connected, hold_out_groups, largest_shares, linked_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,15 +7,14 @@ Imports torch, so only the classifying process imports this module.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
 
 from virnucpro import durable
-from virnucpro.calls.chunk_scores import ChunkScores
-from virnucpro.calls.feature_join import RowStream, join
+from virnucpro.calls.frame_order import RowStream, join
+from virnucpro.calls.frame_rules import ChunkScores
 from virnucpro.errors import StoppedError, WeightsError
 from virnucpro.models.classifier import BLOCK_ROWS, OTHERS, VIRUS, is_virus
 from virnucpro.store.sorted_lines import SortedLines
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from virnucpro.calls.feature_join import FloatArray
+    from virnucpro.arrays import FloatArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.models.classifier import Classifier
     from virnucpro.run_layout import PredictionLayout
@@ -41,14 +40,6 @@ _MOST_IN_SCIENTIFIC = np.float32(1e-4)
 _LABELS = np.array([OTHERS, VIRUS])
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrameCounts:
-    frames: int
-    """Kept frames."""
-    scored: int
-    """Frames in ``prediction_results.txt``; the others have no embedding."""
-
-
 def classify_frames(
     order: FrameOrder,
     classifier: Classifier,
@@ -58,9 +49,9 @@ def classify_frames(
     protein: Path,
     threads: int,
     stop: threading.Event | None = None,
-) -> FrameCounts:
+) -> dict[str, int]:
     """
-    Score every kept frame that has both embeddings.
+    Score every kept frame that has both embeddings; return the numbers of ``frames`` and of ``scored`` ones.
 
     Raises:
         StoppedError: *stop* was set.
@@ -95,7 +86,7 @@ def classify_frames(
             table.write(HIGHEST_HEADER.encode())
             for piece in lines.pieces():
                 table.write(piece)
-    return FrameCounts(frames=frames, scored=scored)
+    return {"frames": frames, "scored": scored}
 
 
 def _refuse_odd(probabilities: FloatArray, names: list[str], classifier: str) -> None:

@@ -1,9 +1,9 @@
 """
 From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
-A contig's score comes from its classifier's contig model (``contig_scores``), or else from
-``contig_rule.score_contigs``. At least the threshold means virus; below the smaller of the threshold and its complement
-means not virus; in between is undecided.
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``. At
+least the threshold means virus; below the smaller of the threshold and its complement means not virus; in between is
+undecided.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import math
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.chunk_scores import ChunkScores
-from virnucpro.calls.contig_rule import score_contigs
-from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
-from virnucpro.calls.model_scores import ModelScores
+from virnucpro.calls.contig_scores import SHORTEST_WORD_NT, ModelScores, map_scores
+from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
@@ -30,20 +29,19 @@ from virnucpro.calls.viral_regions import (
     track_intervals,
     viral_runs,
 )
-from virnucpro.errors import ResultError, StoppedError
+from virnucpro.errors import StoppedError
 from virnucpro.store.contig_table import Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
+    from virnucpro.arrays import FloatArray, IntArray
+    from virnucpro.calls.contig_scores import ScoresOfBatch
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
-    from virnucpro.calls.model_scores import ScoresOfBatch
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import PredictionLayout
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
@@ -98,7 +96,7 @@ def call_contigs(
     Raises:
         StoppedError: *stop* was set.
     """
-    scores_of_all = _map_scores(layout, order.num_frames)
+    scores_of_all = map_scores(layout.frame_scores, "frames", order.num_frames, 2)
     by_model = ModelScores(order, layout) if rules.has_contig_model else None
     calls: Counter[str] = Counter()
     first_frame = 0
@@ -137,36 +135,27 @@ def call_contigs(
     return calls
 
 
-def _map_scores(layout: PredictionLayout, num_frames: int) -> FloatArray:
-    """Map P(other) and P(virus), float32 (frames, 2)."""
-    found = layout.frame_scores.stat().st_size
-    if found != 8 * num_frames:
-        raise ResultError(layout.frame_scores, f"has {found} bytes, {num_frames} frames take {8 * num_frames}")
-    if not num_frames:
-        return np.empty((0, 2), dtype=np.float32)
-    return np.memmap(layout.frame_scores, np.float32, "r", shape=(num_frames, 2))
-
-
 def _calls(
     batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, rules: CallRules
 ) -> Iterator[ContigCall]:
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends = np.cumsum(batch.chunks_per_contig)
     frame_ends = _ends(frames_per_chunk, chunk_ends)
+    frames_per_contig = np.diff(frame_ends, prepend=0)
     chunks = ChunkScores.of(scores, frames_per_chunk)
     is_scored = ~np.isnan(scores[:, 1])
     if by_model is None:
-        of_contigs = score_contigs(scores[:, 1], frames_per_chunk, batch.chunks_per_contig).tolist()
+        of_contigs = score_by_frames(scores[:, 1], frames_per_contig).tolist()
     else:
         of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
     columns = {
         "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
         "viral_chunks": _sums(chunks.is_viral, chunk_ends),
-        "frames": np.diff(frame_ends, prepend=0).tolist(),
+        "frames": frames_per_contig.tolist(),
         "scored": _sums(is_scored, frame_ends),
         "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
         "score": of_contigs,
-        "max_score": ChunkScores.of(scores, np.diff(frame_ends, prepend=0)).max_p_virus,
+        "max_score": ChunkScores.of(scores, frames_per_contig).max_p_virus,
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),
         "chunks": batch.chunks_per_contig.tolist(),
@@ -242,7 +231,7 @@ def _browser_lines(
         if by_model is None:
             of_contig = frames_per_chunk[first:last]
             some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
-            p_virus: PArray = score_contigs(some[:, 1], of_contig, np.ones_like(of_contig))
+            p_virus: PArray = score_by_frames(some[:, 1], of_contig)
             is_viral = ChunkScores.of(some, of_contig).is_viral
         else:
             p_virus = by_model.windows[window : window + last - first]
@@ -257,29 +246,28 @@ def _browser_lines(
 
 
 def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) -> None:
-    some: list[ContigCall] = []
-    for record in index.skipped():
-        some.append(
-            ContigCall(
-                contig=record.sequence_id,
-                length=None,
-                chunks=0,
-                open_chunks=0,
-                viral_chunks=0,
-                frames=0,
-                viral_frames=0,
-                frame_support=None,
-                score=None,
-                max_score=None,
-                call=Call.UNDECIDED,
-                reason=f"left out: {record.reason}",
-                fingerprint=rules.fingerprint,
-            )
+    records = iter(index.skipped())
+    while some := list(islice(records, _SKIPPED_AT_ONCE)):
+        table.write(
+            [
+                ContigCall(
+                    contig=record.sequence_id,
+                    length=None,
+                    chunks=0,
+                    open_chunks=0,
+                    viral_chunks=0,
+                    frames=0,
+                    viral_frames=0,
+                    frame_support=None,
+                    score=None,
+                    max_score=None,
+                    call=Call.UNDECIDED,
+                    reason=f"left out: {record.reason}",
+                    fingerprint=rules.fingerprint,
+                )
+                for record in some
+            ]
         )
-        if len(some) == _SKIPPED_AT_ONCE:
-            table.write(some)
-            some = []
-    table.write(some)
 
 
 def _ends(counts: IntArray, group_ends: IntArray) -> IntArray:

@@ -12,17 +12,17 @@ the input alone. Legend: C chunks, S sequence features, W columns of embeddings 
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.feature_join import RowStream, join
-from virnucpro.calls.frame_order import CONTIGS_AT_ONCE
+from virnucpro.calls.frame_order import CONTIGS_AT_ONCE, RowStream, join
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.data.frames import LetterWindow, chunk_bounds, stream_letters
-from virnucpro.errors import StoppedError
+from virnucpro.data.frames import LetterWindow, chunk_bounds, chunks_per_contig, stream_letters
+from virnucpro.errors import ResultError, StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES
 
@@ -31,16 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from virnucpro.calls.frame_order import FrameOrder
+    from virnucpro.arrays import BoolArray, ByteArray, DoubleArray, FloatArray, IntArray
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.models.contigs.sequence_features import SequenceFeatures
     from virnucpro.run_layout import PredictionLayout
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-    FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
 
 SEGMENT_NT = 10_000
 """Nucleotides of a segment, rounded up to chunks: the longest contigs in training."""
@@ -287,3 +282,41 @@ def _has_word(codes: ByteArray) -> bool:
     unknown = np.flatnonzero(codes == OTHER)
     limits = np.concatenate([[-1], unknown, [len(codes)]])
     return int(np.diff(limits).max()) > SHORTEST_WORD_NT
+
+
+class ScoresOfBatch(NamedTuple):
+    """The contig model's scores of a batch of contigs."""
+
+    contigs: FloatArray
+    """float32 (contigs,): NaN without a score."""
+    windows: FloatArray
+    """float32 (chunks of its long contigs,): likewise."""
+
+
+class ModelScores:
+    """The contig model's scores, batch by batch."""
+
+    def __init__(self, order: FrameOrder, layout: PredictionLayout) -> None:
+        lengths = order.index.lengths
+        long_contigs = lengths[: np.count_nonzero(lengths[:] >= LONG_CONTIG_NT)]  # the longest come first
+        num_windows = int(chunks_per_contig(long_contigs, order.chunk_nt, order.min_nt).sum())
+        self._contigs = map_scores(layout.contig_scores, "scores", len(order.index))
+        self._windows = map_scores(layout.window_scores, "scores", num_windows)
+        self._next_contig = self._next_window = 0
+
+    def of(self, batch: ContigBatch) -> ScoresOfBatch:
+        """Return the scores of the next batch."""
+        contig, window = self._next_contig, self._next_window
+        self._next_contig += len(batch.contig_ids)
+        self._next_window += int(batch.chunks_per_contig[batch.lengths_nt >= LONG_CONTIG_NT].sum())
+        return ScoresOfBatch(
+            np.array(self._contigs[contig : self._next_contig]), np.array(self._windows[window : self._next_window])
+        )
+
+
+def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
+    """Map float32 of *shape*; *what* its rows are of."""
+    found, expected = path.stat().st_size, 4 * math.prod(shape)
+    if found != expected:
+        raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
+    return np.memmap(path, np.float32, "r", shape=shape) if expected else np.empty(shape, dtype=np.float32)

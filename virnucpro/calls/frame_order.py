@@ -1,28 +1,28 @@
 """
-The frames of a prediction in input order: contig by contig, chunk by chunk.
+The frames of a prediction in input order, contig by contig and chunk by chunk, and the embeddings joined to them.
 
-All follows from the index of the contigs and one byte for each chunk. No stage parses another's output, and the ids
-that embeddings are joined by are recomputed.
+The order follows from the index of the contigs and one byte for each chunk; no stage parses another's output. Ids of
+frames are recomputed, and every id in a file of embeddings is compared with the expected one: a run that lost sequences
+has fewer rows, a row under another id is never used, and surplus rows are an error.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from virnucpro.data.frames import FRAMES, chunk_bounds, chunks_per_contig
 from virnucpro.errors import ResultError
+from virnucpro.store import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, ByteArray, FloatArray, IntArray
     from virnucpro.data.sequence_index import SequenceIndex
-
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 CHUNKS_AT_ONCE = 1 << 15
 """Most chunks of a batch of several contigs."""
@@ -136,3 +136,74 @@ class FrameOrder:
         for start in range(0, len(self._positions), CONTIGS_AT_ONCE):
             positions = self._positions[start : start + CONTIGS_AT_ONCE]
             yield positions, chunks_per_contig(self.index.lengths[positions], self.chunk_nt, self.min_nt)
+
+
+class RowStream:
+    """The rows of one embeddings file in order; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file, self._rows = schema.open_embeddings(path)
+        self._ids = schema.iter_sequence_ids(self._file, path)
+        self._ahead: list[str] = []
+        self._next_row = 0
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of a row."""
+        return int(self._rows.shape[1])
+
+    def take(self, wanted: list[str]) -> tuple[BoolArray, FloatArray]:
+        """Return which of the next frames have a row, bool (wanted,), and the rows, float32 (rows, hidden_dim)."""
+        while len(self._ahead) < len(wanted) and (more := next(self._ids, None)) is not None:
+            self._ahead.extend(more)
+        ahead = self._ahead[: len(wanted)]
+        if ahead == wanted:
+            has_row = np.ones(len(wanted), dtype=np.bool_)
+        else:
+            coming = iter(ahead)
+            upcoming = next(coming, None)
+            has_row = np.zeros(len(wanted), dtype=np.bool_)
+            for number, name in enumerate(wanted):
+                if name == upcoming:
+                    has_row[number] = True
+                    upcoming = next(coming, None)
+        taken = int(np.count_nonzero(has_row))
+        del self._ahead[:taken]
+        rows: FloatArray = self._rows[self._next_row : self._next_row + taken]
+        self._next_row += taken
+        return has_row, rows
+
+    def finish(self) -> None:
+        """Check that every row was taken."""
+        left = self._ahead or next(self._ids, [])
+        if left:
+            raise ResultError(self.path, f"has a row of {left[0]!r}, which is not the frame expected there")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def join(dna: RowStream, protein: RowStream, frame_ids: list[str]) -> tuple[BoolArray, FloatArray]:
+    """
+    Return the features of the next frames: DNA, then protein.
+
+    Args:
+        frame_ids: Ids of the next frames, in order.
+
+    Returns:
+        bool (frames,): which frames have both rows; float32 (rows, DNA width + protein width).
+    """
+    has_dna, dna_rows = dna.take(frame_ids)
+    has_protein, protein_rows = protein.take(frame_ids)
+    has_both = has_dna & has_protein
+    features = np.empty((int(has_both.sum()), dna.hidden_dim + protein.hidden_dim), dtype=np.float32)
+    for has_row, rows, columns in (
+        (has_dna, dna_rows, slice(0, dna.hidden_dim)),
+        (has_protein, protein_rows, slice(dna.hidden_dim, None)),
+    ):
+        features[:, columns] = rows if len(rows) == len(features) else rows[has_both[has_row]]
+    return has_both, features

@@ -15,9 +15,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from virnucpro.arrays import BoolArray, IntArray
+
     FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""

@@ -31,16 +31,15 @@ from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
-from virnucpro.training.evaluation.known_contigs import read_truth
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
-from virnucpro.training.evaluation.score_tables import read_scores
 from virnucpro.training.evaluation.strata import LENGTH_EDGES_NT
+from virnucpro.training.evaluation.tables import read_scores, read_truth
 from virnucpro.training.genomes.delimited_tables import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.training.evaluation.score_tables import ScoreTable
+    from virnucpro.training.evaluation.tables import ScoreTable
 
 
 DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))

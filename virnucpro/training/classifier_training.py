@@ -7,7 +7,6 @@ embedding runs resume.
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 import time
@@ -25,9 +24,8 @@ from virnucpro.pipeline.run.stages import EmbeddingJob, Stage, Stages, call_stag
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.training.fitting.embedded_pieces import cut_frames
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces, write_pieces
-from virnucpro.training.genomes.encoder_data import training_data_of
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled
-from virnucpro.training.genomes.related import read_genomes
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, SplitGenomes, split_labelled, training_data_of
+from virnucpro.training.genomes.records import read_genomes
 from virnucpro.training.training_run import TrainingRun, prepare_training, remove_work, trained_files
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_settings import TrainingConfig
 
-FITTING = "virnucpro.training.fitting.classifier_fitting"
-"""By name: it imports torch, which this process does without until its workers have ended."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
@@ -57,7 +52,7 @@ class TrainingResult:
     counts: dict[str, int]
     """Genomes, pieces, chunks and frames."""
     notes: tuple[str, ...]
-    """What a person should know, a sentence each."""
+    """What the user should know, a sentence each."""
     stages_s: dict[str, float]
     """Seconds of each stage."""
     worth: str
@@ -91,23 +86,10 @@ def run_training(
         inputs: Files of labelled genomes, or folders of them.
         output_dir: Folder of the classifier.
         config: What to make.
-        devices: A claim, whose devices are waited for once they are needed and kept over all embedding runs, or one
-            device a worker, which no other process may use.
-        workers: Number of CPU workers; None for as many as the machine bears.
-        limits: Attempts and time limits of the embedding runs.
-        embed: Does an embedding run; by default with processes of this machine.
-        stage_runner: Does each other stage; by default in place.
-        telemetry: Shows the training; by default one of its own, which reports failures on standard error.
-        stop: Set it to end the training at the next batch boundary.
-        restart: Remove what the folder holds of earlier trainings first.
+        devices: As in ``run_prediction``; likewise all that follow.
 
     Raises:
-        BadInputError: The genomes or labels cannot be used.
-        ConfigurationError: A setting cannot work, or the folder holds another training.
-        RunLockedError: Another run holds the folder.
-        WorkersFailedError: A frame has no embedding.
-        OutputError: Something cannot be written.
-        StoppedError: *stop* was set.
+        VirNucProError: With the exit code of the command.
     """
     stop = stop or threading.Event()
     layout = TrainingLayout(Path(output_dir))
@@ -135,23 +117,17 @@ def run_training(
 
 
 def split_stage(run: TrainingRun) -> Stage:
-    """
-    Split the genomes into three parts that are not related.
-
-    Its work raises BadInputError where a label is missing, or cannot be in every part; or a file of relatives is no
-    FASTA.
-    """
+    """Split the genomes into three parts that are not related."""
     config, layout = run.config, run.layout
 
     def work() -> dict[str, int]:
-        assert run.labelled is not None
         seen = training_data_of(config.dna)
         found = split_labelled(
             run.labelled.genomes,
             read_genomes(config.leave_out),
-            seed=config.seed,
-            share=config.held_out_share,
-            shuffle_labels=config.shuffle_labels,
+            seed=config.asked.seed,
+            share=config.asked.held_out_share,
+            shuffle_labels=config.asked.shuffle_labels,
             is_seen=[seen is not None and seen.has(genome) for genome in run.labelled.genomes],
         )
         durable.write_bytes(layout.split, (json.dumps(_as_json(found), indent=1) + "\n").encode())
@@ -168,7 +144,6 @@ def split_stage(run: TrainingRun) -> Stage:
 
 def read_split(run: TrainingRun) -> SplitGenomes:
     """Return what ``split`` found."""
-    assert run.labelled is not None
     data = json.loads(run.layout.split.read_bytes())
     by_accession = {genome.accession: genome for genome in run.labelled.genomes}
     return SplitGenomes(
@@ -178,9 +153,7 @@ def read_split(run: TrainingRun) -> SplitGenomes:
         ],
         parts=[row["part"] for row in data["records"]],
         clusters=[row["cluster"] for row in data["records"]],
-        left_out=data["left_out"],
-        largest_share=data["largest_share"],
-        notes=data["notes"],
+        **{name: data[name] for name in ("left_out", "largest_share", "notes")},
     )
 
 
@@ -194,10 +167,10 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
         pieces = []
         for part in SPLITS:
             rules = piece_rules(config, part, found.of_part(part))
-            count = config.num_pieces if part == TRAIN else config.measured_pieces
-            pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.seed)
+            count = config.asked.num_pieces if part == TRAIN else config.measured_pieces
+            pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
         write_pieces(pieces, layout.pieces, layout.pieces_table)
-        counts = asdict(cut_frames(layout, config.chunk_nt, stop))
+        counts = asdict(cut_frames(layout, config.asked.chunk_nt, stop))
         for chunk_nt, other in others.items():
             write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
             cut_frames(other, chunk_nt, stop)
@@ -208,25 +181,15 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
             **{name: counts[name] for name in ("chunks", "open_chunks", "frames")},
         }
 
-    written = [
-        path
-        for one in (layout, *others.values())
-        for path in (
-            one.pieces,
-            one.pieces_table,
-            one.contig_index,
-            one.nucleotide_frames,
-            one.protein_frames,
-            one.open_frames,
-        )
-    ]
+    names = ("pieces", "pieces_table", "contig_index", "nucleotide_frames", "protein_frames", "open_frames")
+    written = [getattr(one, name) for one in (layout, *others.values()) for name in names]
     return Stage(name="pieces", fingerprint=run.fingerprint, files=written, work=work)
 
 
 def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGenome]) -> PieceRules:
     """Return how the pieces of a part's genomes are drawn; groups with both labels, shuffled, give as many of each."""
-    weights = dict(config.group_weights)
-    if config.shuffle_labels:
+    weights = dict(config.asked.group_weights)
+    if config.asked.shuffle_labels:
         num_nt: Counter[str] = Counter()
         for genome in genomes:
             num_nt[genome.group] += len(genome.letters)
@@ -240,44 +203,38 @@ def piece_rules(config: TrainingConfig, part: str, genomes: Sequence[LabelledGen
 
 def embedding_jobs(run: TrainingRun) -> list[EmbeddingJob]:
     """Return the embedding runs that the classifier needs: of DNA and proteins, for each length of chunks."""
-    config = run.config
-    layouts = {"": run.layout} | {f"_{chunk_nt}": run.layout.with_chunks(chunk_nt) for chunk_nt in config.also_chunk_nt}
-    return [
-        job
-        for suffix, layout in layouts.items()
-        for job in (
-            EmbeddingJob(
-                stage=f"dna{suffix}", model=config.dna, files=[layout.nucleotide_frames], folder=layout.dna_dir
-            ),
-            EmbeddingJob(
-                stage=f"protein{suffix}", model=config.protein, files=[layout.protein_frames], folder=layout.protein_dir
-            ),
-        )
-    ]
+    config, jobs = run.config, []
+    for chunk_nt in (None, *config.also_chunk_nt):
+        layout, suffix = (run.layout, "") if chunk_nt is None else (run.layout.with_chunks(chunk_nt), f"_{chunk_nt}")
+        for kind, model, frames, folder in (
+            ("dna", config.dna, layout.nucleotide_frames, layout.dna_dir),
+            ("protein", config.protein, layout.protein_frames, layout.protein_dir),
+        ):
+            jobs.append(EmbeddingJob(stage=kind + suffix, model=model, files=[frames], folder=folder))
+    return jobs
 
 
 def train_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage:
     """Train the frame classifier and the contig model."""
 
     def work() -> object:
-        return importlib.import_module(FITTING).fit_classifier(run, read_split(run), stop)
+        # it imports torch, which this process does without until its workers have ended
+        from virnucpro.training.fitting.classifier_fitting import fit_classifier  # noqa: PLC0415
+
+        return fit_classifier(run, read_split(run), stop)
 
     return Stage(name="train", fingerprint=run.fingerprint, files=trained_files(run.layout), work=work)
 
 
 def evaluate(run: TrainingRun) -> TrainingResult:
-    """
-    Measure the classifier on the test part, and write it with its cards into the folder.
+    """Measure the classifier on the test part, and write it with its cards into the folder."""
+    from virnucpro.training.fitting.classifier_fitting import publish_classifier  # noqa: PLC0415  as in train_stage
 
-    Raises:
-        OutputError: A file cannot be written.
-    """
     manifest, layout = run.manifest, run.layout
     found = read_split(run)
     began_s = time.monotonic()
-    written = importlib.import_module(FITTING).publish_classifier(run, found)
+    written = publish_classifier(run, found)
     seconds = time.monotonic() - began_s
-    assert run.labelled is not None
     manifest.counts = {
         name: count for stage in ("split", "pieces", "train") for name, count in manifest.stages[stage].counts.items()
     }
@@ -285,7 +242,7 @@ def evaluate(run: TrainingRun) -> TrainingResult:
     manifest.files = {path.name: durable.sha256_of(path) for path in written}
     manifest.end("complete")
     run.record("evaluate", run.fingerprint, written, {}, seconds=seconds)
-    if not run.config.keep_work:
+    if not run.config.asked.keep_work:
         remove_work(layout)
     return training_result(run)
 
@@ -309,16 +266,8 @@ def _as_json(found: SplitGenomes) -> dict[str, Any]:
     rows = zip(found.genomes, found.parts, found.clusters, strict=True)
     return {
         "records": [
-            {
-                "accession": genome.accession,
-                "part": part,
-                "cluster": number,
-                "group": genome.group,
-                "is_virus": genome.is_virus,
-            }
-            for genome, part, number in rows
+            {"accession": one.accession, "part": part, "cluster": number, "group": one.group, "is_virus": one.is_virus}
+            for one, part, number in rows
         ],
-        "left_out": found.left_out,
-        "largest_share": found.largest_share,
-        "notes": found.notes,
+        **{name: getattr(found, name) for name in ("left_out", "largest_share", "notes")},
     }

@@ -7,7 +7,7 @@ whole classifier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,8 @@ class TrainingRun(StagedRun):
     """What to make."""
     files: list[Path]
     """The files of genomes."""
-    labelled: LabelledInput | None = None
-    """The genomes; None where nothing is left to be done."""
+    labelled: LabelledInput = field(default_factory=lambda: LabelledInput([], []))
+    """The genomes; none where nothing is left to be done."""
 
     def results(self) -> list[Path]:
         """Return the files of the classifier, its card last."""
@@ -72,14 +72,6 @@ def prepare_training(
 
     The caller holds the folder's lock. Nothing is removed before the input is known to be fit.
 
-    Args:
-        inputs: Files of genomes, or folders of them.
-        output_dir: Folder of the classifier.
-        config: What to make.
-        device_type: ``cpu`` or ``cuda``.
-        run_id: Unique to this start.
-        restart: Remove what the folder holds of earlier trainings first.
-
     Raises:
         BadInputError: The input cannot be used; names every problem.
         SettingsChangedError: The folder holds a training of other input or settings.
@@ -88,7 +80,7 @@ def prepare_training(
     """
     layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
-    read = files_to_read(files, config)
+    read = [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
     earlier = TrainingManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.settings(device_type)
     if earlier is not None and not restart:
@@ -116,14 +108,11 @@ def prepare_training(
     run.labelled = read_labelled(files, config.labels)
     sweep(layout)
     if restart and earlier is not None:
-        _remove_earlier(run)
+        remove_files(layout, reversed(run.results()), with_manifest=False)
+        remove_work(layout)
+        remove_files(layout, [layout.split, layout.pieces_table])
     manifest.write(layout.manifest)
     return run
-
-
-def files_to_read(files: Sequence[Path], config: TrainingConfig) -> list[Path]:
-    """Return every file that a training reads: the *files* of genomes, and those that its settings name."""
-    return [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
 
 
 def trained_files(layout: TrainingLayout) -> list[Path]:
@@ -133,12 +122,7 @@ def trained_files(layout: TrainingLayout) -> list[Path]:
 
 
 def remove_work(layout: TrainingLayout) -> None:
-    """
-    Remove what only the making of the classifier needed: embeddings, frames and pieces.
-
-    Raises:
-        OutputError: A file cannot be removed.
-    """
+    """Remove what only the making of the classifier needed: embeddings, frames and pieces."""
     for one in (*(layout.with_chunks(chunk_nt) for chunk_nt in CHUNKS_NT), layout):
         for embedding in (one.dna_dir, one.protein_dir):
             remove_run(RunLayout(embedding))
@@ -153,10 +137,3 @@ def remove_work(layout: TrainingLayout) -> None:
             for folder in (one.work_dir, one.output_dir):
                 durable.remove_strays(folder)
                 durable.remove_empty(folder)
-
-
-def _remove_earlier(run: TrainingRun) -> None:
-    """Remove every file of an earlier training, its manifest last."""
-    remove_files(run.layout, reversed(run.results()), with_manifest=False)
-    remove_work(run.layout)
-    remove_files(run.layout, [run.layout.split, run.layout.pieces_table])

@@ -8,26 +8,20 @@ one that began. Imports neither torch nor scipy.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.choices import SequenceKind
-from virnucpro.config import ModelConfig, computing_versions
 from virnucpro.errors import ConfigurationError, printable
-from virnucpro.models.configuration import configure_model
-from virnucpro.settings import (
-    DEFAULT_EPOCHS,
-    DEFAULT_HELD_OUT_SHARE,
-    DEFAULT_PIECES,
-    LEAST_PIECES,
-    LENGTHS_NT,
-    EmbeddingSettings,
-)
+from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
+from virnucpro.settings import DEFAULT_EPOCHS, LEAST_PIECES, LENGTHS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from virnucpro.settings import TrainingSettings
+    from virnucpro.config import ModelConfig
+    from virnucpro.settings import Training, TrainingSettings
 
 MEASURED_SHARE = 1 / 6
 """Pieces of validation, and of test, for each one that trains."""
@@ -93,10 +87,8 @@ class ContigSettings:
 class TrainingConfig:
     """What a training needs to know; small and picklable."""
 
-    name: str
-    """What the classifier is called."""
-    chunk_nt: int
-    """Nucleotides of a chunk."""
+    asked: Training
+    """As the user gave it."""
     also_chunk_nt: tuple[int, ...] = ()
     """Nucleotides of other chunks that it is measured with, and may be used with."""
     dna: ModelConfig
@@ -109,66 +101,38 @@ class TrainingConfig:
     """Annotated proteins, which frames must be part of."""
     leave_out: tuple[Path, ...] = ()
     """Genomes or contigs whose relatives are not used."""
-    num_pieces: int = DEFAULT_PIECES
-    """Pieces that train."""
-    held_out_share: float = DEFAULT_HELD_OUT_SHARE
-    """Share of each group's nucleotides that is for test, and as much for validation."""
     lengths_nt: Mapping[int, float] = field(default_factory=lambda: dict(LENGTHS_NT))
     """Nucleotides of a piece -> how often, against the others."""
-    group_weights: Mapping[str, float]
-    """Group -> its share of its label's pieces, against the others; the root of its nucleotides where it is not in."""
     classifier: ClassifierSettings
     """How the frame classifier is trained."""
     contig: ContigSettings
     """How the contig model is trained."""
-    seed: int = 1
-    """Seed of everything."""
-    shuffle_labels: bool = False
-    """Whether the labels are permuted, so that nothing can be learnt."""
-    data_note: str = ""
-    """What the card says of the licence and origin of the genomes."""
-    keep_work: bool = False
-    """Whether the embeddings stay when the classifier is there."""
-    command: str = ""
-    """What the card says makes the same classifier."""
 
     @property
     def measured_pieces(self) -> int:
         """Pieces of validation, and of test."""
-        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.num_pieces))
+        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.asked.num_pieces))
 
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
-        models = {
-            f"{kind} model {key}": value
-            for kind, config in (("DNA", self.dna), ("protein", self.protein))
-            for key, value in config.result_settings().items()
-            if key not in _SETTLED_BY_EMBEDDING
-        }
         return {
-            "name": self.name,
-            "chunk length": self.chunk_nt,
+            "name": self.asked.name,
+            "chunk length": self.asked.chunk_nt,
             "other chunk lengths": list(self.also_chunk_nt),
             "labels by": "names" if self.labels is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
-            "pieces": self.num_pieces,
-            "held-out share": self.held_out_share,
+            "pieces": self.asked.num_pieces,
+            "held-out share": self.asked.held_out_share,
             "lengths of pieces": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
-            "group weights": dict(sorted(self.group_weights.items())),
-            "seed": self.seed,
-            "shuffled labels": self.shuffle_labels,
+            "group weights": dict(sorted(self.asked.group_weights.items())),
+            "seed": self.asked.seed,
+            "shuffled labels": self.asked.shuffle_labels,
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
             "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back
-            **models,
-            "device_type": device_type,
-            **computing_versions(),
+            **encoder_settings(self.dna, self.protein, device_type),
         }
-
-
-_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
-"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
 
 
 def configure_training(
@@ -189,35 +153,18 @@ def configure_training(
         if not 0 <= weight < float("inf"):
             raise ConfigurationError(f"the weight of {group} is {weight}: it must be 0 or above")
 
-    def model(which: str, kind: SequenceKind) -> ModelConfig:
-        own = EmbeddingSettings(
-            model=which, hardware=settings.hardware, cache=settings.cache, monitoring=settings.monitoring
-        )
-        config = configure_model(own, device_type=device_type, on_download=on_download)
-        if config.sequence_kind is not kind:
-            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {kind} model")
-        return config
-
+    encoder = partial(configure_encoder, settings=settings, device_type=device_type, on_download=on_download)
     return TrainingConfig(
-        name=asked.name,
-        chunk_nt=asked.chunk_nt,
+        asked=asked,
         also_chunk_nt=tuple(sorted(set(asked.also_chunk_nt) - {asked.chunk_nt})),
-        dna=model(asked.dna_model, SequenceKind.DNA),
-        protein=model(asked.protein_model, SequenceKind.PROTEIN),
+        dna=encoder(asked.dna_model, SequenceKind.DNA),
+        protein=encoder(asked.protein_model, SequenceKind.PROTEIN),
         labels=Path(settings.labels) if settings.labels else None,
         annotations=tuple(map(Path, settings.annotations)),
         leave_out=tuple(map(Path, settings.leave_out)),
-        num_pieces=asked.num_pieces,
-        held_out_share=asked.held_out_share,
         lengths_nt=_lengths(asked.length_weights),
-        group_weights=asked.group_weights,
         classifier=ClassifierSettings(seed=asked.seed, most_epochs=asked.most_epochs or DEFAULT_EPOCHS),
         contig=ContigSettings(seed=asked.seed),
-        seed=asked.seed,
-        shuffle_labels=asked.shuffle_labels,
-        data_note=asked.data_note,
-        keep_work=asked.keep_work,
-        command=asked.command,
     )
 
 

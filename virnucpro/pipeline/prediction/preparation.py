@@ -1,5 +1,5 @@
 """
-What happens before the first stage of a prediction: compare settings, index the contigs, open the manifest.
+A prediction under way, and what happens before its first stage: compare settings, index the contigs, open the manifest.
 
 Nothing is removed before the input is known to be fit, and no file of another owner is written over.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.choices import TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
+from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, printable
-from virnucpro.pipeline.prediction.prediction_run import PredictionRun
 from virnucpro.pipeline.run.run import (
     about_indexed,
     all_intact,
@@ -29,16 +31,61 @@ from virnucpro.pipeline.run.run import (
     start_from_scratch,
     sweep,
 )
+from virnucpro.pipeline.run.stages import EmbeddingJob, StagedRun
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.manifest import PredictionManifest, not_a_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class PredictionRun(StagedRun):
+    """A prediction under way; the stages share it."""
+
+    layout: PredictionLayout
+    manifest: PredictionManifest
+    config: PredictionConfig
+    """What to compute."""
+    stems: tuple[str, ...]
+    """Of the input files; their frames' files begin with them."""
+    notices: list[str] = field(default_factory=list)
+    """What was kept of the folder's settings, and what was changed, a sentence each."""
+
+    def open_index(self) -> SequenceIndex:
+        """Open the index of the contigs."""
+        return SequenceIndex.open(self.layout.contig_index)
+
+    def frame_order(self) -> FrameOrder:
+        """Return all frames in their order; the fragments must be there."""
+        config = self.config
+        return FrameOrder(self.open_index(), self.layout.open_frames, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+
+    def embedding_job(self, stage: str) -> EmbeddingJob:
+        """Return the embedding run of the frames' ``dna`` or ``protein``."""
+        config, layout = self.config, self.layout
+        if stage == "dna":
+            return EmbeddingJob(stage=stage, model=config.dna, files=self.nucleotide_files, folder=layout.dna_dir)
+        return EmbeddingJob(stage=stage, model=config.protein, files=self.protein_files, folder=layout.protein_dir)
+
+    @property
+    def nucleotide_files(self) -> list[Path]:
+        """Nucleotides of the kept frames, one file an input file."""
+        return [self.layout.nucleotide_frames(stem) for stem in self.stems]
+
+    @property
+    def protein_files(self) -> list[Path]:
+        """Proteins of the kept frames, one file an input file."""
+        return [self.layout.protein_frames(stem) for stem in self.stems]
+
+    @property
+    def chunk_files(self) -> list[Path]:
+        """Chunks, one file an input file; written on request."""
+        return [self.layout.chunks(stem, self.config.chunk_nt) for stem in self.stems]
 
 
 def prepare_prediction(
@@ -50,24 +97,7 @@ def prepare_prediction(
     run_id: str,
     restart: bool = False,
 ) -> PredictionRun:
-    """
-    Compare with what the folder holds, index the contigs, and open or resume the manifest. The caller holds the lock.
-
-    Args:
-        input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
-        output_dir: The run's folder.
-        config: What to compute.
-        device_type: ``cpu`` or ``cuda``.
-        run_id: Unique to this start.
-        restart: Remove what the folder holds of earlier runs first.
-
-    Raises:
-        BadInputError: The input cannot be used; names every problem.
-        ConfigurationError: Two inputs would write the same files.
-        SettingsChangedError: The folder holds a run of other input or settings.
-        OutputError: The folder cannot be written, or holds files that no run wrote.
-        ResultError: The folder holds a run of another kind.
-    """
+    """Compare with what the folder holds, index the contigs, and open or resume the manifest; the folder is locked."""
     layout = PredictionLayout(Path(output_dir))
     stems = _stems(input_files)
     earlier = PredictionManifest.read(layout.manifest) if layout.manifest.exists() else None
@@ -82,17 +112,7 @@ def prepare_prediction(
         rules = replace(config.rules, chunk_nt=config.chunk_nt)
         return ensure_index(layout, layout.contig_index, input_files, rules)
 
-    def ready(manifest: PredictionManifest, *, already_complete: bool) -> PredictionRun:
-        return PredictionRun(
-            run_id=run_id,
-            layout=layout,
-            config=config,
-            stems=stems,
-            manifest=manifest,
-            already_complete=already_complete,
-            notices=notices,
-        )
-
+    ready = partial(PredictionRun, run_id=run_id, layout=layout, config=config, stems=stems, notices=notices)
     if restart and earlier is not None:
         _start_from_scratch(layout, earlier, indexed())
         earlier = None
@@ -106,7 +126,7 @@ def prepare_prediction(
             if not content_is_intact(layout.contig_index):  # verify needs it
                 indexed()
                 remove_unpacked(layout)
-            return ready(earlier, already_complete=True)
+            return ready(manifest=earlier, already_complete=True)
     elif earlier is not None:  # it has no finished stage: what it began to write may be of another input
         keep = {Path(os.path.realpath(path)) for path in input_files}
         forgotten = sorted(set(earlier.outputs) - set(outputs))
@@ -126,7 +146,7 @@ def prepare_prediction(
         stages=earlier.stages if earlier is not None else {},
     )
     manifest.write(layout.manifest)
-    return ready(manifest, already_complete=False)
+    return ready(manifest=manifest, already_complete=False)
 
 
 def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, index: SequenceIndex) -> None:

@@ -1,17 +1,32 @@
-"""The outcome of a prediction: its counts, its notes, and the error that it ends a command with."""
+"""The end of a prediction: its counts, what is missing, its notes, and the error that it ends a command with."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.config import fingerprint
+from virnucpro.pipeline.run.run import remove_unpacked
+from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
+from virnucpro.run_layout import RunLayout
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from virnucpro.pipeline.prediction.preparation import PredictionRun
     from virnucpro.pipeline.run.run_result import RunResult
+    from virnucpro.run_layout import PredictionLayout
+
+    ReportWriter = Callable[[PredictionLayout], Path]
+    """Makes ``report.html`` from the other files of a run."""
+
+EMBEDDING_STAGES = ("dna", "protein")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +85,69 @@ class PredictionResult:
         }
 
 
-def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:
+def close_prediction(
+    run: PredictionRun, embeddings: Sequence[RunResult], write_report: ReportWriter
+) -> PredictionResult:
+    """List what is missing, prove that the counts add up, write the outcome into the manifest, and then the report."""
+    layout, manifest, config = run.layout, run.manifest, run.config
+    index = run.open_index()
+    stages = manifest.stages
+    fragments, classified, calls = (stages[name].counts for name in ("fragments", "classify", "contigs"))
+    looked_at = index.lengths[:] >= config.min_nt
+    manifest.counts = {
+        **fragments,
+        "skipped": index.num_skipped,
+        "scored_frames": classified["scored"],
+        "missing_frames": classified["frames"] - classified["scored"],
+        "short_for_classifier": int(np.count_nonzero((index.lengths[:] < config.chunk_nt / 2) & looked_at)),
+        **calls,
+    }
+    _list_failed(run)
+    _prove_counts(manifest.counts)
+    manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+    manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
+    manifest.notes += [config.card.worth] if config.card.worth else []
+    manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
+    manifest.output_settings = config.output_settings()
+    manifest.files = {
+        name: sha256 for stage in ("fragments", "classify", "contigs") for name, sha256 in stages[stage].files.items()
+    }
+    if layout.failed_sequences.exists():
+        manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
+    stages.pop("report", None)
+    manifest.write(layout.manifest)
+    began_s = time.monotonic()
+    written = write_report(layout)
+    seconds = time.monotonic() - began_s
+    manifest.files[written.name] = durable.sha256_of(written)
+    run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds)
+    if manifest.state == "complete":
+        remove_unpacked(layout)
+    return prediction_result(run, embeddings)
+
+
+def prediction_result(
+    run: PredictionRun, embeddings: Sequence[RunResult] = (), *, was_complete: bool = False
+) -> PredictionResult:
+    """Return the outcome that the manifest has."""
+    manifest = run.manifest
+    return PredictionResult(
+        output_dir=run.layout.output_dir,
+        state=manifest.state,
+        counts=manifest.counts,
+        sequences=manifest.sequences,
+        notes=tuple(manifest.notes),
+        stages_s={name: stage.seconds for name, stage in manifest.stages.items()},
+        computed=tuple(run.computed),
+        contigs_path=run.layout.contigs,
+        report_path=run.layout.report,
+        fingerprint=manifest.fingerprint,
+        embeddings=tuple(embeddings),
+        was_complete=was_complete,
+    )
+
+
+def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: int) -> list[str]:
     """Return what the user should know about a prediction, a sentence each."""
     sentences = {
         "skipped": "left out for what is wrong with them (bad records, listed in failed_sequences.tsv)",
@@ -90,9 +167,29 @@ def notes_on_contigs(counts: Mapping[str, int], sequences: str, *, chunk_nt: int
     return notes
 
 
-def prove_counts(counts: Mapping[str, int]) -> None:
+def _prove_counts(counts: Mapping[str, int]) -> None:
     """Assert that every contig has its call, and that every frame has its score or is counted as missing."""
     calls = sum(counts.get(call.replace(" ", "_"), 0) for call in Call)
     assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
     scored, missing = counts["scored_frames"], counts["missing_frames"]
     assert scored + missing == counts["frames"], f"{scored} scores and {missing} missing of {counts['frames']} frames"
+
+
+def _list_failed(run: PredictionRun) -> None:
+    """List the skipped contigs, then the frames that a model has no row of."""
+    layout, index = run.layout, run.open_index()
+    if not index.num_skipped and not run.manifest.counts["missing_frames"]:
+        durable.remove(layout.failed_sequences)
+        return
+    with durable.replacing(layout.failed_sequences) as file:
+        file.write(FAILED_HEADER.encode())
+        for record in index.skipped():
+            file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
+        for stage in EMBEDDING_STAGES:
+            listed = RunLayout(run.embedding_job(stage).folder).failed_sequences
+            if listed.is_file():
+                with listed.open(encoding="utf-8", newline="\n") as lines:
+                    next(lines, None)
+                    for line in lines:
+                        name, _, rest = line.partition("\t")
+                        file.write(f"{name}\t{stage}: {rest}".encode())

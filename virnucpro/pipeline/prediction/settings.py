@@ -8,6 +8,7 @@ one; ``output_settings`` may change from run to run, since everything they decid
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from virnucpro.settings import PredictionSettings
+    from virnucpro.settings import PredictionSettings, RunSettings
 
 FINGERPRINT_DIGITS = 16
 """Hex digits of the fingerprint that outputs carry."""
@@ -58,8 +59,6 @@ class PredictionConfig:
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
             raise ConfigurationError(f"the threshold is {self.threshold}: it must be between 0 and 1")
-        if self.min_nt < 0:
-            raise ConfigurationError(f"the minimal length is {self.min_nt} nt: it must be at least 0")
 
     @property
     def chunk_nt(self) -> int:
@@ -77,12 +76,6 @@ class PredictionConfig:
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the scores, ready for JSON."""
-        models = {
-            f"{name} model {key}": value
-            for name, config in (("DNA", self.dna), ("protein", self.protein))
-            for key, value in config.result_settings().items()
-            if key not in _SETTLED_BY_EMBEDDING
-        }
         contig_model = self.card.contig_model
         return {
             "classifier": self.card.name,
@@ -93,9 +86,7 @@ class PredictionConfig:
             "minimal length": self.min_nt,
             "gaps": str(self.rules.gaps),
             "bad records": str(self.rules.on_bad_record),
-            **models,
-            "device_type": device_type,
-            **computing_versions(),
+            **encoder_settings(self.dna, self.protein, device_type),
         }
 
     def keeping(self, recorded: Mapping[str, Any]) -> PredictionConfig:
@@ -138,8 +129,42 @@ class PredictionConfig:
         return {**encoders, "classifier": classifier}
 
 
-_SETTLED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
-"""Settled, kept and checked by the embedding runs, or without a meaning for frames."""
+_DECIDED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
+"""Resolved, kept and checked by the embedding runs, or without a meaning for frames."""
+
+
+def encoder_settings(dna: ModelConfig, protein: ModelConfig, device_type: str) -> dict[str, Any]:
+    """Return what decides the embeddings of frames, ready for JSON."""
+    models = {
+        f"{config.sequence_kind} model {key}": value
+        for config in (dna, protein)
+        for key, value in config.result_settings().items()
+        if key not in _DECIDED_BY_EMBEDDING
+    }
+    return {**models, "device_type": device_type, **computing_versions()}
+
+
+def configure_encoder(
+    name: str,
+    kind: SequenceKind,
+    settings: RunSettings,
+    *,
+    device_type: str,
+    on_download: Callable[[int, int | None], None] | None,
+    allow_empty: bool = False,
+) -> ModelConfig:
+    """Resolve how frames' DNA or proteins are embedded; refuse a model of the other kind."""
+    own = EmbeddingSettings(
+        model=name,
+        hardware=settings.hardware,
+        cache=settings.cache,
+        monitoring=settings.monitoring,
+        sequences=SequenceRules(allow_empty=allow_empty),
+    )
+    config = configure_model(own, device_type=device_type, on_download=on_download)
+    if config.sequence_kind is not kind:
+        raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {kind} model")
+    return config
 
 
 def configure_prediction(
@@ -168,28 +193,18 @@ def configure_prediction(
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
         if given in MODELS and given != encoder.name:  # before its weights are fetched
             raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, given)})
-
-    def model(name: str) -> ModelConfig:
-        own = EmbeddingSettings(
-            model=name,
-            hardware=settings.hardware,
-            cache=settings.cache,
-            monitoring=settings.monitoring,
-            sequences=SequenceRules(allow_empty=True),  # contigs without any open frame are no error
-        )
-        return configure_model(own, device_type=device_type, on_download=on_download)
-
-    dna = model(asked.dna_model or card.dna_model.name)
-    protein = model(asked.protein_model or card.protein_model.name)
-    for config, kind, option in ((dna, SequenceKind.DNA, "DNA"), (protein, SequenceKind.PROTEIN, "protein")):
-        if config.sequence_kind is not kind:
-            raise ConfigurationError(f"{config.model_name} embeds {config.sequence_kind}: it is no {option} model")
+    encoder_of = partial(
+        configure_encoder,
+        settings=settings,
+        device_type=device_type,
+        on_download=on_download,
+        allow_empty=True,  # contigs without any open frame are no error
+    )
+    dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
+    protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
-    is_given = {
-        "threshold": settings.threshold is not None,
-        "formats": bool(settings.result.formats),
-        "keep_chunks": settings.result.keep_chunks,
-    }
+    result, threshold = settings.result, settings.threshold
+    is_default = {"threshold": threshold is None, "formats": not result.formats, "keep_chunks": not result.keep_chunks}
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -202,10 +217,10 @@ def configure_prediction(
             allow_empty=settings.contigs.allow_empty,
         ),
         min_nt=settings.contigs.min_length,
-        threshold=card.threshold if settings.threshold is None else settings.threshold,
-        formats=_formats(settings.result.formats),
-        keep_chunks=settings.result.keep_chunks,
-        not_given=frozenset(name for name, was_given in is_given.items() if not was_given),
+        threshold=card.threshold if threshold is None else threshold,
+        formats=_formats(result.formats),
+        keep_chunks=result.keep_chunks,
+        not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
 
 

@@ -14,17 +14,16 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.training.evaluation.metrics import RankedContigs, bootstrap
-from virnucpro.training.evaluation.score_tables import join
 from virnucpro.training.evaluation.strata import evaluate
+from virnucpro.training.evaluation.tables import join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, DoubleArray
     from virnucpro.run_layout import EvaluationLayout
-    from virnucpro.training.evaluation.known_contigs import KnownContigs
-    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
-    from virnucpro.training.evaluation.score_tables import JoinedScores, ScoreTable
+    from virnucpro.training.evaluation.tables import JoinedScores, KnownContigs, ScoreTable
 
 FORMAT = 1
 KIND = "evaluation"
@@ -161,8 +160,4 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
                 one = stratum[measure] or {}
                 cells += [one.get(end) for end in ("value", "low", "high")]
             cells += [stratum[number] for number in _NUMBERS]
-            yield "\t".join("" if cell is None else _one_line(str(cell)) for cell in cells) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\t"))
+            yield "\t".join("" if cell is None else " ".join(str(cell).split("\t")) for cell in cells) + "\n"

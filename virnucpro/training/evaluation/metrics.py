@@ -10,16 +10,14 @@ before them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    DoubleArray = np.ndarray[Any, np.dtype[np.float64]]
-    IntArray = np.ndarray[Any, np.dtype[np.int64]]
-    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from virnucpro.arrays import BoolArray, DoubleArray, IntArray
 
 FALSE_POSITIVE_SHARE = 0.01
 """Share of the non-viral contigs that a strict threshold lets pass at most."""
@@ -79,7 +77,7 @@ class ScoreCounts:
         """Return the average precision: each score's precision, weighted by the recall it adds; NaN for one class."""
         if not (self.viral and self.others):
             return np.nan
-        viral_from_U, others_from_U = self._from_score_up()
+        viral_from_U, others_from_U = self.from_score_up()
         called_U = np.maximum(viral_from_U + others_from_U, 1)
         return float((viral_from_U / called_U * self.viral_U).sum() / self.viral)
 
@@ -107,7 +105,7 @@ class ScoreCounts:
         """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""
         if not self.others:
             return np.nan
-        _, others_from_U = self._from_score_up()
+        _, others_from_U = self.from_score_up()
         allowed = int(share * self.others + 1e-9)  # 0.29 * 100 is a little less than 29
         too_low = np.flatnonzero(others_from_U > allowed)
         highest = self.scores_U[too_low[-1]] if len(too_low) else np.nan
@@ -150,7 +148,7 @@ class ScoreCounts:
         )
         return contigs_B, scores_B, viral_B
 
-    def _from_score_up(self) -> tuple[IntArray, IntArray]:
+    def from_score_up(self) -> tuple[IntArray, IntArray]:
         """Return viral and other contigs from each score up."""
         return np.cumsum(self.viral_U[::-1])[::-1], np.cumsum(self.others_U[::-1])[::-1]
 
@@ -174,24 +172,9 @@ class RankedContigs:
         return ScoreCounts(self.scores_U, viral_U, others_U)
 
 
-def auroc(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the AUROC of contigs; NaN for one class."""
-    return RankedContigs(scores_C, is_virus_C).counts().auroc()
-
-
-def threshold_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE_POSITIVE_SHARE) -> float:
-    """Return the lowest threshold that at most *share* of the other contigs reach; NaN without other contigs."""
-    return RankedContigs(scores_C, is_virus_C).counts().strict_threshold(share)
-
-
-def recall_at(scores_C: DoubleArray, is_virus_C: BoolArray, share: float = FALSE_POSITIVE_SHARE) -> float:
-    """Return the share of viral contigs that reach that threshold; NaN for one class."""
-    return RankedContigs(scores_C, is_virus_C).counts().strict_recall(share)
-
-
-def calibration_error(p_virus_C: DoubleArray, is_virus_C: BoolArray) -> float:
-    """Return the expected calibration error over ten bins of equal numbers of contigs, those without P skipped."""
-    return RankedContigs(p_virus_C, is_virus_C).counts().calibration_error()
+def counts_of(scores_C: DoubleArray, is_virus_C: BoolArray) -> ScoreCounts:
+    """Return the counts of contigs that are ranked once."""
+    return RankedContigs(scores_C, is_virus_C).counts()
 
 
 def bootstrap(

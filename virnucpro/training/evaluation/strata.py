@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.training.evaluation.known_contigs import UNKNOWN_NT
-from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES, Interval, RankedContigs, bootstrap
+from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES, Interval, RankedContigs, bootstrap, counts_of
+from virnucpro.training.evaluation.tables import UNKNOWN_NT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.training.evaluation.known_contigs import KnownContigs
-    from virnucpro.training.evaluation.metrics import BoolArray, CalibrationBin, DoubleArray, ScoreCounts
+    from virnucpro.arrays import BoolArray, DoubleArray
+    from virnucpro.training.evaluation.metrics import CalibrationBin, ScoreCounts
+    from virnucpro.training.evaluation.tables import KnownContigs
 
 LENGTH_EDGES_NT = (500, 1000, 1999)
 """Upper ends of all length classes but the last."""
@@ -125,7 +126,7 @@ def evaluate(
     is_virus_C = known.is_virus_C
     scored_C = scores_C[~np.isnan(scores_C)]
     are_probabilities = bool(len(scored_C)) and scored_C.min() >= 0 and scored_C.max() <= 1
-    counts = RankedContigs(scores_C, is_virus_C).counts()
+    counts = counts_of(scores_C, is_virus_C)
     meter = _Meter(
         scores_C=scores_C,
         is_virus_C=is_virus_C,
@@ -138,6 +139,7 @@ def evaluate(
     of_lengths = length_classes(known.lengths_nt_C, length_edges_nt)
     largest = [group for group, _ in Counter(filter(None, known.groups)).most_common(MOST_GROUPS)]
     groups_C = np.array(known.groups, dtype=object)
+    roc, precision_recall = _curves(counts)
     notes = _notes(known, scores_C, are_probabilities=are_probabilities, threshold=threshold)
     return Evaluation(
         threshold=threshold,
@@ -146,8 +148,8 @@ def evaluate(
         by_length={name: meter.measure(mine_C) for name, mine_C in of_lengths.items()},
         by_group={group: meter.measure(groups_C == group, against_others=True) for group in sorted(largest)},
         calibration=counts.calibration_bins() if are_probabilities else None,
-        roc=_thinned(_roc(counts)),
-        precision_recall=_thinned(_precision_recall(counts)),
+        roc=_thinned(roc),
+        precision_recall=_thinned(precision_recall),
         histogram=_histogram(scored_C, is_virus_C[~np.isnan(scores_C)], are_probabilities=are_probabilities),
         notes=notes,
         bootstrap_samples=bootstrap_samples,
@@ -250,22 +252,16 @@ def _notes(
     return notes
 
 
-def _roc(counts: ScoreCounts) -> list[tuple[float, float]]:
+def _curves(counts: ScoreCounts) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Return the ROC (share of others and of viral contigs called) and recall and precision, strictest first."""
     if not (counts.viral and counts.others):
-        return []
-    called_viral, called_others = np.cumsum(counts.viral_U[::-1]), np.cumsum(counts.others_U[::-1])
-    shares = ((called_others / counts.others).tolist(), (called_viral / counts.viral).tolist())
-    return [(0.0, 0.0), *zip(*shares, strict=True)]
-
-
-def _precision_recall(counts: ScoreCounts) -> list[tuple[float, float]]:
-    if not (counts.viral and counts.others):
-        return []
-    called_viral, called_others = np.cumsum(counts.viral_U[::-1]), np.cumsum(counts.others_U[::-1])
-    called = called_viral + called_others
-    some = called > 0
-    shares = ((called_viral[some] / counts.viral).tolist(), (called_viral[some] / called[some]).tolist())
-    return list(zip(*shares, strict=True))
+        return [], []
+    viral_U, others_U = (called_U[::-1] for called_U in counts.from_score_up())
+    called = viral_U + others_U > 0
+    recall, share_U = viral_U / counts.viral, others_U / counts.others
+    precision = viral_U[called] / (viral_U + others_U)[called]
+    roc = [(0.0, 0.0), *zip(share_U.tolist(), recall.tolist(), strict=True)]
+    return roc, list(zip(recall[called].tolist(), precision.tolist(), strict=True))
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from virnucpro.training.fitting.pieces import MOST_AMBIGUOUS
-from virnucpro.training.genomes.encoder_data import training_data_of
-from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN
-from virnucpro.training.genomes.label_table import NAMES
+from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, training_data_of
+from virnucpro.training.genomes.labelled_genomes import NAMES
 from virnucpro.training.genomes.related import KMER_LIMIT
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE
 
@@ -74,14 +73,14 @@ class Trained:
 
 def worth_of(trained: Trained) -> str:
     """Return the sentence that is printed with a classifier's calls."""
-    name, evaluation = trained.run.config.name, trained.evaluation
+    name, evaluation = trained.run.config.asked.name, trained.evaluation
     overall = evaluation["overall"]
     by_length = ", ".join(
         f"{stratum['auroc']['value']:.2f} at {which}"
         for which, stratum in evaluation["by_length"].items()
         if stratum["auroc"] is not None
     )
-    warning = "its labels were shuffled, it knows nothing: " if trained.run.config.shuffle_labels else ""
+    warning = "its labels were shuffled, it knows nothing: " if trained.run.config.asked.shuffle_labels else ""
     num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
     return (
         f"{name}: {warning}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
@@ -120,23 +119,23 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
     run, split, config = trained.run, trained.split, trained.run.config
     keep = ("overall", "by_length", "by_group", "calibration", "notes", "bootstrap_samples", "seed")
     return {
-        "purpose": SHUFFLED if config.shuffle_labels else PURPOSE,
+        "purpose": SHUFFLED if config.asked.shuffle_labels else PURPOSE,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("virnucpro", "torch", "numpy", "scipy", "safetensors")},
         },
         "data": {
-            "note": config.data_note,
+            "note": config.asked.data_note,
             "files": _files(trained),
             "other_files": run.manifest.inputs[len(run.files) :],
-            "notes": [*(run.labelled.notes if run.labelled else []), *split.notes],
+            "notes": [*run.labelled.notes, *split.notes],
             "link_rule": LINK_RULE,
             "left_out": split.left_out,
         },
         "split": {
-            "rule": SPLIT_RULE.format(links=LINK_RULE, share=config.held_out_share),
-            "seed": config.seed,
+            "rule": SPLIT_RULE.format(links=LINK_RULE, share=config.asked.held_out_share),
+            "seed": config.asked.seed,
             "clusters": len(set(split.clusters)),
             "largest_share": split.largest_share,
             "groups": _groups(trained),
@@ -157,7 +156,7 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
             "seconds": {name: stage.seconds for name, stage in run.manifest.stages.items()},
             "embedded_on": sorted(set(run.manifest.devices)),
             "hardware": hardware(torch.device("cpu"), 1),
-            "command": config.command,
+            "command": config.asked.command,
             "repeatable": "The same command gives the same weights on the same kind of CPU, whatever --workers is.",
         },
         "evaluation": {

@@ -2,25 +2,32 @@
 The stages of a training that need torch: fit the frame classifier and the contig model, measure them, publish.
 
 The models learn from the training part; validation stops the training, calibrates and sets the threshold; test only
-measures.
-Legend: C pieces, F frames.
+measures. Both labels have the same weight in the loss of the frame classifier, however many frames each has. Seeded, on
+one thread: the same frames give the same weights on the same kind of CPU. Legend: C pieces, F frames, D columns of
+features.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from dataclasses import asdict, replace
+import logging
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors.torch import save
+from torch import nn
 
 from virnucpro import durable
-from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.errors import BadInputError, InputProblem, StoppedError
+from virnucpro.models.classifier import MLPClassifier
 from virnucpro.models.classifier_files.card import (
     CARD_NAME,
     CONTIG_WEIGHTS_NAME,
+    NUM_CLASSES,
     WEIGHTS_NAME,
     ClassifierCard,
     ContigModelCard,
@@ -29,14 +36,12 @@ from virnucpro.models.classifier_files.card import (
 )
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.nucleotide_codes import encode
-from virnucpro.training.evaluation.known_contigs import KnownContigs
-from virnucpro.training.evaluation.metrics import threshold_at
+from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import evaluate
-from virnucpro.training.fitting.annotations import read_annotations
+from virnucpro.training.evaluation.tables import KnownContigs
 from virnucpro.training.fitting.classifier_cards import Trained, card_values, worth_of
 from virnucpro.training.fitting.contig_training import LabelledRecords, TrainingContigs, train_contig_model
-from virnucpro.training.fitting.embedded_pieces import read_embedded
-from virnucpro.training.fitting.frame_training import LabelledFrames, train_classifier
+from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
 from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.training_run import OUTCOME_NAME
@@ -46,13 +51,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
     from virnucpro.config import ModelConfig
-    from virnucpro.models.classifier import MLPClassifier
-    from virnucpro.training.evaluation.metrics import BoolArray, DoubleArray
     from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_run import TrainingRun
+    from virnucpro.training.training_settings import ClassifierSettings
+
+_log = logging.getLogger(__name__)
 
 CALLED_SHARE = 0.05
 """Share of validation's non-viral pieces that the threshold lets be called viral."""
@@ -62,11 +69,30 @@ THRESHOLD_RULE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledFrames:
+    """Frames and their labels."""
+
+    features_FD: FloatArray
+    is_virus_F: BoolArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOutcome:
+    """How the training went."""
+
+    epochs: int
+    best_epoch: int
+    """Epoch of the weights, from 1."""
+    validation_loss: float
+    """Nats a frame on validation, both classes with the same weight; 0.693 is chance."""
+
+
 def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event | None) -> dict[str, int]:
     """Train once both embedding runs are complete, and return the numbers of frames used."""
     config, folder = run.config, run.layout.trained_dir
     annotations = read_annotations(config.annotations) if config.annotations else None
-    embedded = read_embedded(run.layout, config.chunk_nt, annotations)
+    embedded = read_embedded(run.layout, config.asked.chunk_nt, annotations)
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
     contig_weights, contig_outcome = train_contig_model(
@@ -76,10 +102,11 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
         config.contig,
         stop=stop,
     )
-    weights, contig_data = _tensors(model), contig_weights.to_bytes()
+    weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
+    contig_data = contig_weights.to_bytes()
     card = ClassifierCard(
-        name=config.name,
-        chunk_nt=config.chunk_nt,
+        name=config.asked.name,
+        chunk_nt=config.asked.chunk_nt,
         also_chunk_nt=config.also_chunk_nt,
         dna_model=_encoder(config.dna, embedded.dna_CD.shape[1]),
         protein_model=_encoder(config.protein, embedded.protein_CE.shape[1]),
@@ -93,15 +120,72 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     in_validation_C = embedded.of_part(VALIDATION)
     scores_C = score_pieces(folder, embedded, in_validation_C)
     threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
-    outcome_of_all = {"frames": asdict(outcome), "contigs": asdict(contig_outcome), "threshold": threshold}
+    outcome_of_all = {"frames": asdict(outcome), "contigs": contig_outcome, "threshold": threshold}
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
     return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
+
+
+def train_classifier(
+    training: LabelledFrames,
+    validation: LabelledFrames,
+    settings: ClassifierSettings,
+    *,
+    stop: threading.Event | None = None,
+) -> tuple[MLPClassifier, TrainingOutcome]:
+    """
+    Train until the loss on *validation* (other genomes) no longer falls; return the weights of the best epoch.
+
+    Raises:
+        StoppedError: *stop* was set.
+    """
+    torch.manual_seed(settings.seed)
+    torch.set_num_threads(1)
+    model = MLPClassifier(training.features_FD.shape[1], settings.hidden_dim, dropout=settings.dropout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    loss = nn.CrossEntropyLoss(weight=_class_weights(training.is_virus_F))
+    x_FD, y_F = torch.from_numpy(training.features_FD), torch.from_numpy(training.is_virus_F.astype(np.int64))
+    order = torch.Generator().manual_seed(settings.seed)
+    best, best_weights = TrainingOutcome(epochs=0, best_epoch=0, validation_loss=float("inf")), model.state_dict()
+    epoch = 0
+    while epoch < settings.most_epochs and epoch < best.best_epoch + settings.patience_epochs:
+        if stop is not None and stop.is_set():
+            raise StoppedError
+        epoch += 1
+        model.train()
+        for batch in torch.split(torch.randperm(len(y_F), generator=order), settings.batch_frames):
+            if len(batch) == 1:  # one frame has no variance
+                continue
+            optimizer.zero_grad()
+            loss(model(x_FD[batch]), y_F[batch]).backward()
+            optimizer.step()
+        held_out_loss = validation_loss(model, validation)
+        _log.info("epoch %d: validation loss %.4f", epoch, held_out_loss)
+        if held_out_loss < best.validation_loss:
+            best = TrainingOutcome(epochs=epoch, best_epoch=epoch, validation_loss=held_out_loss)
+            best_weights = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best_weights)
+    outcome = TrainingOutcome(epochs=epoch, best_epoch=best.best_epoch, validation_loss=best.validation_loss)
+    return model.eval(), outcome
+
+
+def validation_loss(model: MLPClassifier, frames: LabelledFrames) -> float:
+    """Return the loss in evaluation mode, nats a frame, both classes with the same weight."""
+    loss = nn.CrossEntropyLoss(weight=_class_weights(frames.is_virus_F))
+    model.eval()
+    with torch.inference_mode():
+        logits_F2 = model(torch.from_numpy(frames.features_FD))
+        return float(loss(logits_F2, torch.from_numpy(frames.is_virus_F.astype(np.int64))))
+
+
+def _class_weights(is_virus_F: BoolArray) -> torch.Tensor:
+    counts = np.bincount(is_virus_F, minlength=NUM_CLASSES)
+    return torch.from_numpy((len(is_virus_F) / (NUM_CLASSES * counts)).astype(np.float32))
 
 
 def publish_classifier(run: TrainingRun, split: SplitGenomes) -> list[Path]:
     """Measure on the test part, and write the classifier with its cards; the card for programs comes last."""
     config, layout = run.config, run.layout
-    embedded = read_embedded(layout, config.chunk_nt, None)
+    embedded = read_embedded(layout, config.asked.chunk_nt, None)
     outcome = json.loads((layout.trained_dir / OUTCOME_NAME).read_bytes())
     evaluation = _measure(run, embedded, outcome["threshold"])
     evaluation["other_chunks"] = {
@@ -132,7 +216,7 @@ def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> di
         lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
     )
     scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
-    return evaluate(scores_C, known, threshold=threshold, seed=run.config.seed).to_json()
+    return evaluate(scores_C, known, threshold=threshold, seed=run.config.asked.seed).to_json()
 
 
 def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) -> DoubleArray:
@@ -152,7 +236,7 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
 
 def choose_threshold(scores_C: DoubleArray, is_virus_C: BoolArray) -> float:
     """Return the lowest threshold of two decimals, from 0.5 to 0.99, that lets at most ``CALLED_SHARE`` pass."""
-    lowest = threshold_at(scores_C, is_virus_C, CALLED_SHARE)
+    lowest = counts_of(scores_C, is_virus_C).strict_threshold(CALLED_SHARE)
     return min(0.99, max(0.5, float(np.ceil(lowest * 100) / 100)))
 
 
@@ -190,10 +274,6 @@ def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
         frames_C=embedded.frames_C[mine_C],
         chunks_C=embedded.chunks_C[mine_C],
     )
-
-
-def _tensors(model: MLPClassifier) -> bytes:
-    return save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
 
 
 def _encoder(config: ModelConfig, hidden_dim: int) -> Encoder:

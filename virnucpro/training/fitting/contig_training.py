@@ -105,22 +105,6 @@ class Networks:
     """float64 (C,)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContigOutcome:
-    """How the training of a contig model went."""
-
-    inputs: str
-    """``SEQUENCE`` or ``EMBEDDINGS``, whichever had the lower loss on validation."""
-    validation_losses: dict[str, float]
-    """Nats a contig, by kind of inputs."""
-    best_epochs: tuple[int, ...]
-    """Epoch of each network's weights, from 1."""
-    temperature: float
-    """Divisor of the log-odds."""
-    groups: list[str]
-    """Name of each group, in the order of the networks' outputs."""
-
-
 def train_contig_model(
     genomes: LabelledRecords,
     training: TrainingContigs,
@@ -128,9 +112,9 @@ def train_contig_model(
     settings: ContigSettings,
     *,
     stop: threading.Event | None = None,
-) -> tuple[ContigWeights, ContigOutcome]:
+) -> tuple[ContigWeights, dict[str, Any]]:
     """
-    Train and calibrate a contig model.
+    Train and calibrate a contig model; return how it went, too, for its card.
 
     *genomes* are the records that *training* was cut from, with the same names of genomes and groups. *validation* has
     contigs of other genomes, of groups that *training* has. Both have both labels.
@@ -166,13 +150,13 @@ def train_contig_model(
         members=networks.members,
         temperature=temperature,
     )
-    outcome = ContigOutcome(
-        inputs=chosen,
-        validation_losses={kind: round(networks.validation_loss, 5) for kind, networks in by_kind.items()},
-        best_epochs=networks.best_epochs,
-        temperature=temperature,
-        groups=[name for _, name in names],
-    )
+    outcome = {
+        "inputs": chosen,
+        "validation_losses": {kind: round(networks.validation_loss, 5) for kind, networks in by_kind.items()},
+        "best_epochs": networks.best_epochs,
+        "temperature": temperature,
+        "groups": [name for _, name in names],  # in the order of the networks' outputs
+    }
     return weights, outcome
 
 

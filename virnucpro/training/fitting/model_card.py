@@ -31,6 +31,8 @@ def card_text(card: Mapping[str, Any]) -> str:
 
 def _head(card: Mapping[str, Any]) -> str:
     dna, protein, training = card["dna_model"], card["protein_model"], card["training"]
+    others = card.get("also_chunk_nt", ())
+    also = f" (or {', '.join(map(str, others))})" if others else ""
     return f"""# {card["name"]}
 
 {card["purpose"]}
@@ -39,7 +41,7 @@ def _head(card: Mapping[str, Any]) -> str:
 
 | | |
 | --- | --- |
-| takes | contigs of any length, in chunks of {card["chunk_nt"]} nt{_also(card)}; `{dna["name"]}` \
+| takes | contigs of any length, in chunks of {card["chunk_nt"]} nt{also}; `{dna["name"]}` \
 ({dna["hidden_dim"]}) and `{protein["name"]}` ({protein["hidden_dim"]}) |
 | frame classifier | linear {dna["hidden_dim"] + protein["hidden_dim"]} to {card["hidden_dim"]}, batch norm, ReLU, \
 dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]}` |
@@ -53,6 +55,8 @@ dropout, linear to 2, softmax; `{WEIGHTS_NAME}`, sha256 `{card["weights_sha256"]
 
 def _worth(card: Mapping[str, Any]) -> str:
     evaluation, overall = card["evaluation"], card["evaluation"]["overall"]
+    of_test = card["split"]["organisms"]["test"]
+    organisms = [f"{group}: {_some(names, _MOST_ORGANISMS)}" for group, names in of_test.items()]
     return f"""## What it is worth
 
 On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
@@ -64,8 +68,8 @@ What these figures are of:
 {_listed(evaluation["limits"])}
 The test part, by group:
 
-{_listed([_organisms(*item) for item in card["split"]["organisms"]["test"].items()])}
-{_table(["pieces", "viral", "others", *_MEASURES.values()], [_row("all", overall), *_rows(evaluation["by_length"])])}
+{_listed(organisms)}
+{_table(["pieces", "viral", "others", *_MEASURES.values()], _rows({"all": overall, **evaluation["by_length"]}))}
 
 {_other_chunks(evaluation["other_chunks"])}\
 By group; one that is all viral, or has no virus, is measured against all pieces of the other kind.
@@ -95,7 +99,7 @@ def _data(card: Mapping[str, Any]) -> str:
 {split["rule"]} Seed {split["seed"]}; {split["clusters"]:,} clusters. The largest share of a held-out record's 21-mers \
 found in one record of another part is {split["largest_share"]:.4f}.
 
-{_table(["group", "label", *_part_columns()], _groups(split))}
+{_table(["group", "label", *(f"{part}: organisms, clusters, nt, pieces" for part in SPLITS)], _groups(split))}
 
 {card["pieces_rule"]}
 
@@ -105,6 +109,7 @@ found in one record of another part is {split["largest_share"]:.4f}.
 
 def _training(card: Mapping[str, Any]) -> str:
     training = card["training"]
+    losses = ", ".join(f"{loss:.4f} ({kind})" for kind, loss in training["contigs"]["validation_losses"].items())
     return f"""## Training
 
 {training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
@@ -112,7 +117,7 @@ cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} pas
 of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on validation \
 (0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of fold, the \
 letters' composition, and the means of the frames' embeddings: validation loss by what it takes \
-{_losses(training["contigs"])}; what is lower is used. Its log-odds are divided by \
+{losses}; what is lower is used. Its log-odds are divided by \
 {training["contigs"]["temperature"]:.2f}, by validation, so that P(virus) means what it says. {training["repeatable"]}
 
 Command: `{training["command"]}`
@@ -123,11 +128,6 @@ Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["secon
 """
 
 
-def _also(card: Mapping[str, Any]) -> str:
-    others = card.get("also_chunk_nt", ())
-    return f" (or {', '.join(map(str, others))})" if others else ""
-
-
 def _contig_model(card: Mapping[str, Any]) -> str:
     how = card["training"]["contigs"]
     return (
@@ -136,15 +136,11 @@ def _contig_model(card: Mapping[str, Any]) -> str:
     )
 
 
-def _losses(outcome: Mapping[str, Any]) -> str:
-    return ", ".join(f"{loss:.4f} ({inputs})" for inputs, loss in outcome["validation_losses"].items())
-
-
 def _other_chunks(measured: Mapping[str, Any]) -> str:
     columns = ["pieces", "viral", "others", *_MEASURES.values()]
     texts = []
     for chunk_nt, one in measured.items():
-        rows = [_row("all", one["overall"]), *_rows(one["by_length"])]
+        rows = _rows({"all": one["overall"], **one["by_length"]})
         texts.append(f"The same pieces in chunks of {chunk_nt} nt:\n\n{_table(columns, rows)}\n\n")
     return "".join(texts)
 
@@ -155,12 +151,10 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def _rows(strata: Mapping[str, Any]) -> list[list[str]]:
-    return [_row(name, stratum) for name, stratum in strata.items()]
-
-
-def _row(name: str, stratum: Mapping[str, Any]) -> list[str]:
-    counts = [f"{stratum['viral']:,}", f"{stratum['others']:,}"]
-    return [name, *counts, *(_interval(stratum[measure]) for measure in _MEASURES)]
+    return [
+        [name, f"{one['viral']:,}", f"{one['others']:,}", *(_interval(one[measure]) for measure in _MEASURES)]
+        for name, one in strata.items()
+    ]
 
 
 def _interval(measured: Mapping[str, float | None] | None) -> str:
@@ -193,26 +187,27 @@ def _file(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _part_columns() -> list[str]:
-    return [f"{part}: organisms, clusters, nt, pieces" for part in SPLITS]
-
-
 def _groups(split: Mapping[str, Any]) -> list[list[str]]:
-    return [_group(name, row, split["organisms"]) for name, row in split["groups"].items()]
-
-
-def _group(name: str, row: Mapping[str, Any], organisms: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
-    cells = [
-        f"{len(organisms[part].get(name, ())):,}, "
-        + ", ".join(f"{row[part][what]:,}" for what in ("clusters", "nucleotides", "pieces"))
-        for part in SPLITS
+    """Return label and, for each part, numbers of organisms, clusters, nucleotides and pieces of each group."""
+    return [
+        [name, row["label"]]
+        + [
+            ", ".join(
+                f"{number:,}"
+                for number in (
+                    len(split["organisms"][part].get(name, ())),
+                    *(row[part][what] for what in ("clusters", "nucleotides", "pieces")),
+                )
+            )
+            for part in SPLITS
+        ]
+        for name, row in split["groups"].items()
     ]
-    return [name, row["label"], *cells]
 
 
-def _organisms(group: str, names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_ORGANISMS:,} more" if len(names) > _MOST_ORGANISMS else ""
-    return f"{group}: {', '.join(names[:_MOST_ORGANISMS])}{more}"
+def _some(names: list[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _left_out(accessions: list[str]) -> str:
@@ -227,8 +222,5 @@ def _listed(sentences: list[str]) -> str:
 
 
 def _accessions(parts: Mapping[str, list[str]]) -> str:
-    texts = []
-    for part, names in parts.items():
-        more = f" and {len(names) - _MOST_ACCESSIONS:,} more" if len(names) > _MOST_ACCESSIONS else ""
-        texts.append(f"{part} ({len(names):,}): {', '.join(names[:_MOST_ACCESSIONS])}{more}")
+    texts = [f"{part} ({len(names):,}): {_some(names, _MOST_ACCESSIONS)}" for part, names in parts.items()]
     return "\n\n".join(["## Accessions", *texts]) + "\n"

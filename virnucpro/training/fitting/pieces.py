@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.training.genomes.label_table import NAMES, VIRUS
+from virnucpro.training.genomes.labelled_genomes import NAMES, VIRUS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import SHORTEST_NT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
@@ -65,18 +65,8 @@ class Piece:
     letters: str
 
     def line(self) -> str:
-        cells = (
-            self.name,
-            self.part,
-            NAMES[self.is_virus],
-            self.group,
-            self.source,
-            self.accession,
-            self.start,
-            self.end,
-            self.strand,
-        )
-        return "\t".join(map(str, cells)) + "\n"
+        about = (self.name, self.part, NAMES[self.is_virus], self.group, self.source, self.accession)
+        return "\t".join(map(str, (*about, self.start, self.end, self.strand))) + "\n"
 
 
 def cut_pieces(
@@ -94,7 +84,7 @@ def cut_pieces(
     as_many = min(map(len, both))
     drawn = [piece for pieces in both for piece in pieces[:as_many]]
     order = random.permutation(len(drawn)).tolist()
-    return [_named(drawn[at], f"{part}_{number:06d}", part) for number, at in enumerate(order, start=1)]
+    return [replace(drawn[at], name=f"{part}_{number:06d}", part=part) for number, at in enumerate(order, start=1)]
 
 
 def group_weights(genomes: Sequence[LabelledGenome], rules: PieceRules) -> dict[str, float]:
@@ -160,7 +150,7 @@ def _pieces_of(
         record, start, end = groups[group].draw(length_nt, random)
         letters = record.letters[start:end]
         is_reverse = bool(random.integers(2))
-        if _num_ambiguous(letters) <= MOST_AMBIGUOUS * len(letters):
+        if len(letters) - sum(map(letters.count, "ACGT")) <= MOST_AMBIGUOUS * len(letters):
             groups[group].use(record.source, end - start)
             pieces.append(
                 Piece(
@@ -189,15 +179,12 @@ def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
 
 def read_pieces(fasta: Path, table: Path) -> list[Piece]:
     """Read what ``write_pieces`` wrote."""
-    return list(_read_pieces(fasta, table))
-
-
-def _read_pieces(fasta: Path, table: Path) -> Iterator[Piece]:
+    pieces = []
     with table.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for row, record in zip(rows, read_records(fasta), strict=True):
             assert row["piece"] == record.accession
-            yield Piece(
+            piece = Piece(
                 name=row["piece"],
                 part=row["part"],
                 is_virus=row["label"] == VIRUS,
@@ -209,11 +196,5 @@ def _read_pieces(fasta: Path, table: Path) -> Iterator[Piece]:
                 strand=row["strand"],
                 letters=record.letters,
             )
-
-
-def _named(piece: Piece, name: str, part: str) -> Piece:
-    return Piece(**{**vars(piece), "name": name, "part": part})
-
-
-def _num_ambiguous(letters: str) -> int:
-    return len(letters) - sum(map(letters.count, "ACGT"))
+            pieces.append(piece)
+    return pieces

@@ -4,32 +4,41 @@ Split genomes into train, validation and test, with related genomes in one part.
 Whole clusters of linked genomes, and so all records of an organism, go to one part. About *share* of each group's
 nucleotides goes to test, then as much to validation; a group of three clusters or more has at least one in each part.
 A cluster of several groups trains, and so does one that the DNA encoder has seen a record of, unless a label has no
-other for test or validation. Legend: R records.
+other for test or validation: a classifier measured on records that its encoder has seen looks better than on new
+genomes. The card beside an encoder's weights lists its accessions (without range and version) and organisms; whatever a
+card does not list counts as not seen. Legend: R records.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.training.genomes.kmer_links import hold_out_groups, largest_shares
-from virnucpro.training.genomes.related import cluster, sketch
+from virnucpro.models.classifier_files.card import CARD_NAME
+from virnucpro.training.genomes.related import cluster, hold_out_groups, largest_shares, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from virnucpro.config import ModelConfig
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
-    from virnucpro.training.genomes.related import Genome
+    from virnucpro.training.genomes.records import Genome
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 _LEAST_CLUSTERS = 3
 """Clusters that a group needs to be in every part."""
+ACCESSIONS, ORGANISMS = "training_accessions", "training_organisms"
+"""Keys of an encoder's card, in its ``split``."""
+_VERSION_AND_RANGE = re.compile(r"(\.\d+)?(:.*|#\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,37 @@ class SplitGenomes:
         return [genome for genome, its_part in zip(self.genomes, self.parts, strict=True) if its_part == part]
 
 
+@dataclass(frozen=True)
+class EncoderData:
+    """The genomes that an encoder was trained on."""
+
+    accessions: frozenset[str]
+    """Without version and range."""
+    organisms: frozenset[str]
+    """In lower case."""
+
+    def has(self, genome: LabelledGenome) -> bool:
+        """Whether the encoder has seen this record, or another one of its organism."""
+        return bare_accession(genome.accession) in self.accessions or genome.organism.casefold() in self.organisms
+
+
+def training_data_of(model: ModelConfig) -> EncoderData | None:
+    """Return the training data listed in the card beside an encoder's weights; None if it lists none."""
+    try:
+        card = json.loads((Path(model.weights_path).parent / CARD_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    split = card.get("split", {})
+    if card.get("weights_sha256") != model.weights_sha256 or ACCESSIONS not in split:
+        return None
+    return EncoderData(frozenset(split[ACCESSIONS]), frozenset(name.casefold() for name in split[ORGANISMS]))
+
+
+def bare_accession(name: str) -> str:
+    """Return a record's accession without version and range."""
+    return _VERSION_AND_RANGE.sub("", name)
+
+
 def split_labelled(
     genomes: Sequence[LabelledGenome],
     relatives_of: Sequence[Genome] = (),
@@ -73,7 +113,7 @@ def split_labelled(
         shuffle_labels: Give the clusters of each part and group alternating labels, in a random order.
         is_seen: (R,): whether the DNA encoder was trained on the record or its organism; None: on none.
     """
-    every: list[LabelledGenome | Genome] = [*genomes, *relatives_of]
+    every: list[Genome] = [*genomes, *relatives_of]
     kmers_of = [sketch(genome.letters) for genome in every]
     clusters = cluster(kmers_of, [genome.source for genome in every], [genome.organism.casefold() for genome in every])
     is_related = np.isin(clusters[: len(genomes)], clusters[len(genomes) :])

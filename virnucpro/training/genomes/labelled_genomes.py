@@ -2,7 +2,9 @@
 Genomes with labels: read from FASTA files, labelled by the names of the files or by a table.
 
 By name: one of the words of a file's name (between ``_``, ``-`` and ``.``) is its label, and the words after it are its
-group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table: ``label_table``. Records with
+group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table (``--labels TABLE``), a line
+each, tab-separated or CSV: ``accession`` of a record, or ``file`` for all records of a file (a record's own line wins);
+``label``; and optionally ``group`` and ``genome`` (records of one genome stay in one part of every split). Records with
 the same id and letters are kept once; those with other letters get a number after their id, and stay in one part with
 the first one.
 """
@@ -12,22 +14,30 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from virnucpro.data.fasta import DNA_LETTERS
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import BadInputError, InputProblem
-from virnucpro.training.genomes.label_table import LABEL_WORDS, Label, read_labels
-from virnucpro.training.genomes.organisms import organism_of, source_of
-from virnucpro.training.genomes.records import read_records
+from virnucpro.training.genomes.delimited_tables import DelimitedTable, shown
+from virnucpro.training.genomes.records import Genome, organism_of, read_records, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from virnucpro.training.genomes.delimited_tables import Problems
     from virnucpro.training.genomes.records import Record
 
+_VIRAL = ("virus", "viruses", "viral", "phage", "phages")
+_OTHERS = ("nonviral", "nonvirus", "host", "hosts", "cellular", "other", "others")
+LABEL_WORDS = {**dict.fromkeys(_VIRAL, True), **dict.fromkeys(_OTHERS, False)}
+"""Label in a table or file name -> whether it is viral."""
+VIRUS, NONVIRAL = "virus", "nonviral"
+"""The labels as tables and cards have them."""
+NAMES = {True: VIRUS, False: NONVIRAL}
+"""By whether something is viral."""
 SUFFIXES = (".fa", ".fas", ".fasta", ".fna", ".ffn", ".fsa")
 """Suffixes of FASTA files in a folder; each may be followed by .gz."""
 _SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGNORECASE)
@@ -38,21 +48,52 @@ NAME_RULE = (
 )
 
 
-@dataclass(frozen=True)
-class LabelledGenome:
-    """A record to train on: a genome or a part of one, with its label."""
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """The label of a record."""
 
-    accession: str
-    """Unique."""
-    source: str
-    """The genome that it belongs to."""
-    letters: str
-    """Upper case."""
-    file: str
+    is_virus: bool
+    group: str
+    genome: str = ""
+    """Empty: taken from the header."""
+
+
+@dataclass
+class Labels:
+    """The labels of a table."""
+
+    path: Path
+    by_accession: dict[str, tuple[Label, int]] = field(default_factory=dict)
+    """Accession -> label and line."""
+    by_file: dict[str, tuple[Label, int]] = field(default_factory=dict)
+    """Name of a file -> label and line."""
+    used: set[int] = field(default_factory=set)
+    """Lines that a record has matched."""
+
+    def of(self, accession: str, file: Path) -> Label | None:
+        """Return the label of a record; None without a line for it."""
+        found = self.by_accession.get(accession) or self.by_file.get(file.name) or self.by_file.get(str(file))
+        if found is None:
+            return None
+        self.used.add(found[1])
+        return found[0]
+
+    def unused(self) -> list[InputProblem]:
+        """Return a problem for each line that no record has matched."""
+        lines = [(name, line) for names in (self.by_accession, self.by_file) for name, (_, line) in names.items()]
+        return [
+            InputProblem(str(self.path), line, "it matches no record of the input", "fix or remove the line", name)
+            for name, line in sorted(lines, key=lambda item: item[1])
+            if line not in self.used
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledGenome(Genome):
+    """A record to train on, with its label; *organism* is empty, too, where the table names the genome."""
+
     group: str
     is_virus: bool
-    organism: str = ""
-    """From the header; empty: none, or the table names the genome."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +109,8 @@ def files_of(inputs: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            inside = sorted(one for one in path.iterdir() if one.is_file() and _is_fasta(one.name))
+            named = (one for one in path.iterdir() if one.name.lower().removesuffix(".gz").endswith(SUFFIXES))
+            inside = sorted(one for one in named if one.is_file())
             if not inside:
                 what = f"a folder without FASTA files ({', '.join(SUFFIXES)}, plain or .gz)"
                 raise BadInputError([InputProblem(str(path), None, what, "give another, or the files themselves")])
@@ -102,9 +144,7 @@ def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledI
                 genomes.append(_labelled(record, label, path))
     if labels is not None:
         problems = [*labels.unused(), *problems]
-    if problems:
-        more = len(problems) > BadInputError.MAX_PROBLEMS
-        raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
+    _raise_if_any(problems)
     _refuse_groups_of_both_labels(genomes, str(table or files[0]))
     return _each_once(genomes, str(table or files[0]))
 
@@ -135,10 +175,14 @@ def _records(path: Path) -> list[Record]:
         if not record.accession or odd is not None:
             what = f"the letter {odd[0]!r} is not a DNA letter" if odd is not None else "a header without an accession"
             problems.append(InputProblem(str(path), record.line, what, "fix the record", record.accession or None))
+    _raise_if_any(problems)
+    return records
+
+
+def _raise_if_any(problems: list[InputProblem]) -> None:
     if problems:
         more = len(problems) > BadInputError.MAX_PROBLEMS
         raise BadInputError(problems[: BadInputError.MAX_PROBLEMS], more=more)
-    return records
 
 
 def _labelled(record: Record, label: Label, path: Path) -> LabelledGenome:
@@ -187,5 +231,36 @@ def _each_once(genomes: Sequence[LabelledGenome], where: str) -> LabelledInput:
     return LabelledInput(list(kept.values()), notes)
 
 
-def _is_fasta(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(SUFFIXES)
+def read_labels(path: Path) -> Labels:
+    """Read a table of labels, tab-separated or CSV, plain or gzip."""
+    table = DelimitedTable(path)
+    table.column("label")
+    places = {name: table.find(name) for name in ("accession", "file", "label", "group", "genome")}
+    if places["accession"] is None and places["file"] is None:
+        table.problems.refuse(1, "neither a column accession nor a column file", "add one of them")
+    labels = Labels(path)
+    for row in table.rows(*places.values()):
+        cells = {name: "" if place is None else row.cells[place] for name, place in places.items()}
+        _add(labels, cells, row.line, table.problems)
+    table.problems.raise_if_any()
+    return labels
+
+
+def _add(labels: Labels, row: dict[str, str], line: int, problems: Problems) -> None:
+    word, accession, file = row["label"].lower(), row["accession"], row["file"]
+    if word not in LABEL_WORDS:
+        problems.add(line, f"the label {shown(word)!r} is not known", f"write {_listed(_VIRAL)}, or {_listed(_OTHERS)}")
+        return
+    if not accession and not file:
+        problems.add(line, "neither accession nor file is given", "write one")
+        return
+    is_virus = LABEL_WORDS[word]
+    label = Label(is_virus=is_virus, group=row["group"] or (VIRUS if is_virus else NONVIRAL), genome=row["genome"])
+    names, name = (labels.by_accession, accession) if accession else (labels.by_file, file)
+    before = names.setdefault(name, (label, line))
+    if before[0] != label:
+        problems.add(line, f"{name} has another label in line {before[1]}", "remove one of them")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join((", ".join(words[:-1]), words[-1]))

@@ -1,26 +1,22 @@
 """
-Genomes, and which of them are related.
+Which genomes are related.
 
 Two records are linked when they are of the same genome (the assembly, or the accession without its range) or the same
 organism (by the header), or when one has a tenth or more of the other's 21-mers, which two strains of about 90 %
 identity have (0.9 to the 21st is 0.11). k-mers are of either strand, and one in twenty is used, chosen by its hash
-(FracMinHash, Irber et al. 2022). Legend: R records.
+(FracMinHash, Irber et al. 2022). Legend: R records, K distinct k-mers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from virnucpro.training.genomes.kmer_links import connected, linked_pairs
-from virnucpro.training.genomes.organisms import organism_of, source_of
-from virnucpro.training.genomes.records import read_records
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -29,29 +25,8 @@ KMER_NT = 21
 KMER_LIMIT = 0.1
 """Share of a record's 21-mers from which on two records are linked."""
 SKETCH_ONE_IN = 20
+_ROWS_AT_ONCE = 1000  # bounds the memory of the sparse products
 _COMPLEMENT = str.maketrans("ACGTRYSWKMBDHVN", "TGCAYRSWMKVHDBN")
-
-
-@dataclass(frozen=True)
-class Genome:
-    """A record of a training file: a genome, or a window of one."""
-
-    accession: str
-    """First word of the header."""
-    source: str
-    """The genome: the assembly, or the accession without its range."""
-    letters: str
-    file: str
-    organism: str = ""
-    """From the header, without strain; empty: none."""
-
-
-def read_genomes(paths: Sequence[Path]) -> list[Genome]:
-    return [
-        Genome(record.accession, source_of(record), record.letters, path.name, organism_of(record.description))
-        for path in paths
-        for record in read_records(path)
-    ]
 
 
 def cluster(kmers_of: Sequence[NDArray[np.uint64]], *names_of: Sequence[str]) -> NDArray[np.int64]:
@@ -98,3 +73,81 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+def hold_out_groups(
+    groups: NDArray[np.int64],
+    weights: NDArray[np.int64],
+    *,
+    eligible: NDArray[np.bool_],
+    room: int,
+    random: np.random.Generator,
+    most: int | None = None,
+) -> NDArray[np.bool_]:
+    """
+    Return which records are held out, bool (R,): whole groups in a random order, each if it still fits.
+
+    *weights* count against *room*. A group with a record that is not *eligible* is skipped. *most* limits the number of
+    groups; None: no limit.
+    """
+    group_weights = np.bincount(groups, weights).astype(np.int64)
+    may = np.ones(len(group_weights), dtype=bool)
+    may[groups[~eligible]] = False
+    chosen = np.zeros(len(group_weights), dtype=bool)
+    for group in random.permutation(len(group_weights)):
+        if chosen.sum() == most:
+            break
+        if may[group] and group_weights[group] <= room:
+            chosen[group] = True
+            room -= int(group_weights[group])
+    held_out: NDArray[np.bool_] = chosen[groups]
+    return held_out
+
+
+def linked_pairs(kmers_of: Sequence[NDArray[Any]], limit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """
+    Return the pairs of records of which one has a share of *limit* or more of the other's distinct k-mers.
+
+    A record with a k-mer is paired with itself.
+    """
+    kmers_RK = kmer_matrix(kmers_of)
+    num_kmers_R = np.diff(kmers_RK.indptr)
+    kmers_KR = kmers_RK.T.tocsr()
+    firsts, seconds = [], []
+    for start in range(0, len(kmers_of), _ROWS_AT_ONCE):
+        shared = (kmers_RK[start : start + _ROWS_AT_ONCE] @ kmers_KR).tocoo()
+        first, second = shared.row + start, shared.col
+        linked = shared.data >= limit * np.minimum(num_kmers_R[first], num_kmers_R[second])
+        firsts.append(first[linked])
+        seconds.append(second[linked])
+    return np.concatenate(firsts), np.concatenate(seconds)
+
+
+def connected(pairs: tuple[NDArray[np.int64], NDArray[np.int64]], num_records: int) -> NDArray[np.int64]:
+    """Return the number of each record's connected component under *pairs*, int64, shape (R,)."""
+    links = sparse.coo_matrix((np.ones(len(pairs[0]), dtype=np.int8), pairs), shape=(num_records,) * 2)
+    _, groups = connected_components(links, directed=False)
+    numbers: NDArray[np.int64] = groups.astype(np.int64)
+    return numbers
+
+
+def largest_shares(held_out: Sequence[NDArray[Any]], training: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """Return the largest share of each held-out record's distinct k-mers that is in one training record."""
+    kmers_RK = kmer_matrix([*held_out, *training])
+    training_KR = kmers_RK[len(held_out) :].T.tocsr()
+    num_kmers = np.maximum(np.diff(kmers_RK.indptr)[: len(held_out)], 1)
+    most_shared = [
+        (kmers_RK[start : min(start + _ROWS_AT_ONCE, len(held_out))] @ training_KR).max(axis=1).toarray().ravel()
+        for start in range(0, len(held_out), _ROWS_AT_ONCE)
+    ]
+    shares: NDArray[np.float64] = np.concatenate(most_shared) / num_kmers
+    return shares
+
+
+def kmer_matrix(kmers_of: Sequence[NDArray[Any]]) -> sparse.csr_matrix:
+    """Return a sparse int32 matrix, shape (R, K), with ones for the distinct k-mers of each record."""
+    kmers_of = [np.unique(kmers) for kmers in kmers_of]
+    row_ends = np.cumsum([0, *(len(kmers) for kmers in kmers_of)])
+    known, columns = np.unique(np.concatenate(kmers_of), return_inverse=True)
+    ones = np.ones(len(columns), dtype=np.int32)
+    return sparse.csr_matrix((ones, columns.ravel(), row_ends), shape=(len(kmers_of), len(known)))

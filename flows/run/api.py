@@ -1,8 +1,9 @@
 """
-A Prefect server for one command, where none is configured.
+The Prefect API of a flow run: a client that asks once, and a server for one command where none is configured.
 
 Prefect's own ephemeral server shares our process group: Ctrl-C would end it before the flow reports its end, and a kill
-would orphan it. This one has its own session and ends with us, however we end.
+would orphan it. This one has its own session and ends with us, however we end. A flow in the process of a command has
+the errors and the signals of the plain command.
 """
 
 import ctypes
@@ -16,19 +17,61 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import prefect
-from prefect.logging.handlers import PrefectConsoleHandler
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ParameterTypeError, PrefectSignal
+from prefect.logging.handlers import APILogWorker, PrefectConsoleHandler
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
-from virnucpro.errors import VirNucProError
+from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
 
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds for one answer of the API."""
+LOG_DRAIN_S = 10.0
+"""Seconds that the last log lines have to reach the API."""
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 10.0
 
 
 class ServerError(VirNucProError):
     """The embedded Prefect server did not start."""
+
+
+def run_here(flow: Flow[..., Any], /, **parameters: Any) -> Any:
+    """
+    Run a flow in this process, against the API that the environment names or an embedded server; return its outcome.
+
+    Raises:
+        VirNucProError: As the plain command would raise, with the same exit code.
+    """
+    with _terminable(), prefect_api():
+        try:
+            state = cast("Any", flow)(**parameters, return_state=True)
+        except ParameterTypeError as error:  # where the form's bounds are narrower than the options'
+            raise ConfigurationError(str(error)) from None
+        except PrefectSignal as ended:  # the server no longer has it as running
+            raise (ended.__cause__ or ended) from None
+        # the last log lines leave while there is a server: at exit Prefect would try for a minute
+        APILogWorker.drain_all(timeout=LOG_DRAIN_S, at_exit=False)
+        outcome = state.result(raise_on_failure=False)
+        if isinstance(outcome, ParameterTypeError):
+            raise ConfigurationError(str(outcome)) from None
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcome
+
+
+@contextmanager
+def client_that_asks_once() -> Iterator[SyncPrefectClient]:
+    """Yield a client of the API that does not wait for one that does not answer now: the run is worth more."""
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings={"timeout": REQUEST_TIMEOUT_S}, sync_client=True) as client,
+    ):
+        yield client
 
 
 @contextmanager
@@ -94,3 +137,23 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the flow, so that workers and server are stopped on the way out, and end with its own code."""
+    signals: list[int] = []
+
+    def leave(number: int, _frame: object) -> None:
+        signals.append(number)
+        raise SystemExit(int(ExitCode.TERMINATED))
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except Exception as error:
+        if signals:  # in some of Prefect's own code the exit becomes another error
+            raise SystemExit(int(ExitCode.TERMINATED)) from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,9 +1,13 @@
 """
-The state of this flow run on the server: a run that is no longer to run there stops, and can be resumed.
+What interrupts a flow run, whatever it does: its time limit, and a server that no longer has it as running.
+
+Prefect's own ``timeout_seconds`` is fixed where a flow is written, and its scopes do not nest. Here the clock of the
+process rings and the main thread gets an error; the flow then stops as after a signal, and ends its workers on the way
+out, and can be resumed.
 
 Prefect stops a running process on cancellation alone. A run that is suspended, marked as Crashed by an automation, or
 cancelled while it is suspended would compute to its end. So a thread reads the run's own state every ten seconds, and
-the main thread gets an error, as by a time limit. A server that does not answer stops nothing.
+the main thread gets an error likewise. A server that does not answer stops nothing.
 """
 
 import signal
@@ -14,20 +18,54 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from flows.run.time_limit import AGAIN_S
-from virnucpro.errors import StoppedError, VirNucProError
+from flows.run.api import client_that_asks_once
+from virnucpro.errors import ConfigurationError, StoppedError, VirNucProError
+from virnucpro.interrupts import TimeLimitError
 
 LOOK_S = 10.0
 """Seconds between two looks at the run's state."""
 CANCELLING_S = 60.0
 """Seconds that Prefect's own cancellation has: its worker sends SIGTERM within ten, and SIGKILL thirty later."""
-_REQUEST_TIMEOUT_S = 10.0
+AGAIN_S = 60.0
+"""Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
+workers takes less."""
 _SIGNAL = signal.SIGUSR1
+
+
+@contextmanager
+def time_limit(minutes: float) -> Iterator[None]:
+    """
+    Interrupt the block after so many minutes.
+
+    Args:
+        minutes: Of the wall clock; 0 is no limit. Within another limit, that one continues after the block.
+
+    Raises:
+        TimeLimitError: The time has passed.
+        ConfigurationError: There is a limit, and this is not the main thread, which alone can be interrupted.
+    """
+    if not minutes:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("a time limit needs a flow that runs in the main thread of its process")
+
+    def ring(_number: int, _frame: object) -> None:
+        raise TimeLimitError(minutes)
+
+    began_s = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, ring)
+    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, minutes * 60, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s - (time.monotonic() - began_s)), again_s)
 
 
 class NotToRunError(StoppedError):
@@ -102,10 +140,7 @@ class _Watch:
     def _not_to_run(self) -> State[Any] | None:
         """Return the run's state if the process is to stop."""
         try:
-            with (
-                temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-                get_client(httpx_settings={"timeout": _REQUEST_TIMEOUT_S}, sync_client=True) as client,
-            ):
+            with client_that_asks_once() as client:
                 run = client.read_flow_run(self._run_id)
         except Exception:  # noqa: BLE001  whatever the API does, only its answer stops a run
             return None

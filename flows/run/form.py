@@ -1,0 +1,79 @@
+"""
+What the flows of a run have in common: their form, made of the settings, their hooks, and the paths that they may name.
+
+Prefect makes the form of a deployment from the flow's signature and docstring, so the fields of the settings become
+parameters, in the order in which the docstring explains them.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from flows.run.allowed_roots import check_allowed
+from flows.run.hooks import say_how_to_continue
+from virnucpro.knobs import Knob
+from virnucpro.models.registry import is_path
+from virnucpro.settings import RunSettings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+PathText = Annotated[str, Field(min_length=1)]
+PathTexts = Annotated[list[PathText], Field(min_length=1)]
+
+RUN: dict[str, Any] = {
+    "persist_result": False,
+    "validate_parameters": True,
+    "on_failure": [say_how_to_continue],
+    "on_crashed": [say_how_to_continue],
+    "on_cancellation": [say_how_to_continue],
+}
+"""Options of each flow."""
+
+
+def form_of(kind: type[RunSettings]) -> Callable[[Function], Function]:
+    """Give a flow's function that takes the fields of settings as keywords their signature."""
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function, eval_str=True)
+        listed = re.findall(r"^    (\w+):", inspect.getdoc(function) or "", re.MULTILINE)
+        fields = []
+        for name in (name for name in listed if name in kind.model_fields):
+            info = kind.model_fields[name]
+            annotation: Any = info.annotation
+            for bound in (one for one in info.metadata if not isinstance(one, Knob)):
+                annotation = Annotated[annotation, bound]
+            fields.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=info.default, annotation=annotation
+                )
+            )
+        paths = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = own.replace(parameters=[*paths, *fields])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def check_paths(
+    settings: RunSettings,
+    *,
+    encoders: Mapping[str, str],
+    classifier: str = "",
+    **data: str | Iterable[str],
+) -> None:
+    """Refuse paths of a run outside the allowed roots; *encoders*: parameter -> name or path."""
+    check_allowed(
+        data={
+            **data,
+            "cache_dir": settings.cache.cache_dir,
+            "metrics_targets": settings.monitoring.metrics_targets,
+        },
+        models={
+            "classifier": classifier,
+            **{name: model for name, model in encoders.items() if is_path(model)},
+            "weights_dir": settings.cache.weights_dir,
+        },
+    )
