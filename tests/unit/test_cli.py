@@ -239,7 +239,7 @@ def test_a_long_sequence_is_an_error_when_that_is_asked_for(tmp_path):
     assert f"{fasta}:3: 40 residues, more than --max-residues 20 (long): raise --max-residues" in done.stderr
     done = virnucpro_command(*arguments, "--long", "truncate")
     assert done.returncode == 0
-    assert "1 cut to the residue limit" in done.stdout
+    assert "1 truncated to the residue limit" in done.stdout
 
 
 def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):
