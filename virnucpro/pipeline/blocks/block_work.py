@@ -28,7 +28,7 @@ from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
 from virnucpro.pipeline.blocks.worker_device import load_model, peak_memory
 from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
-from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
+from virnucpro.telemetry.ranks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
     import threading

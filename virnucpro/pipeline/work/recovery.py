@@ -32,8 +32,8 @@ from virnucpro.pipeline.failures import FailureClass, OomKills
 from virnucpro.pipeline.work.block_pool import BlockPool
 from virnucpro.pipeline.work.evidence import Evidence, Quarantine, Standing
 from virnucpro.settings import MAX_STARTS
-from virnucpro.telemetry.durable_blocks import claimed_messages, runs_of, whole_blocks
-from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
+from virnucpro.telemetry.snapshot import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
