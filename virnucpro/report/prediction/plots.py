@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from virnucpro.report.figures import colour, dotted_line, lay_out
 from virnucpro.report.html import hover_text, nucleotides, probability
-from virnucpro.report.prediction.contig_lines import NO_SCORE
-from virnucpro.report.prediction.summary import SCORE_BINS
+from virnucpro.report.html_page import colour, dotted_line, lay_out
+from virnucpro.report.prediction.summary import NO_SCORE, SCORE_BINS
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.report.prediction.contig_lines import ContigLine, Region, Track
-    from virnucpro.report.prediction.summary import Summary
+    from virnucpro.report.prediction.summary import ContigLine, Region, Summary, Track
 
 
 CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.report.html import counted, nucleotides, percent, whole
-from virnucpro.report.prediction.contig_lines import NO_SCORE
-from virnucpro.report.prediction.summary import SURE_FROM
+from virnucpro.report.prediction.summary import NO_SCORE, SURE_FROM
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
