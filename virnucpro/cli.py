@@ -17,7 +17,7 @@ import typer
 
 import virnucpro
 from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
-from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
+from virnucpro.commands.running import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.show.progress import StandardError
 

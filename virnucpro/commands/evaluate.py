@@ -17,11 +17,9 @@ from rich.text import Text
 
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
-from virnucpro.commands.output import ignoring_closed_output, print_renderable
-from virnucpro.commands.running import shown_run
+from virnucpro.commands.running import configured, ignoring_closed_output, print_renderable, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
-from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.evaluation.page import write_page
@@ -29,7 +27,6 @@ from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.known_contigs import read_truth
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
@@ -144,9 +141,7 @@ def evaluate(
     if contigs:
         check_readable(contigs)  # before weights are looked for or fetched
         asked = settings.model_copy(update={"classifier": classifier or DEFAULT_CLASSIFIER, "threshold": threshold})
-        claim = claim_for(asked.hardware)
-        with DownloadProgress(is_quiet=as_json) as download:
-            config = configure_prediction(asked, device_type=claim.type, on_download=download.advance)
+        claim, config = configured(configure_prediction, asked, is_quiet=as_json)
         run = partial(
             run_prediction,
             contigs,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import takes_settings
-from virnucpro.commands.output import print_renderable
+from virnucpro.commands.running import print_renderable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.classifier_files.conversion import (
