@@ -117,7 +117,7 @@ class TerminalView:
         self._terminal.close()
 
 
-class PlainView:
+class PlainView(QuietView):
     """Lines for a log: at the start of a stage, every ``PLAIN_INTERVAL_S``, and at the end of a long stage."""
 
     def __init__(self) -> None:
@@ -139,12 +139,6 @@ class PlainView:
         for line in lines:
             self._last_line_s = snapshot.now
             say(f"{time_of_day}  {line}")
-
-    def say(self, text: str) -> None:
-        say(text)
-
-    def close(self) -> None:
-        pass
 
 
 class _EndedStages:
