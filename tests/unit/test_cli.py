@@ -42,7 +42,7 @@ def proteins(tmp_path, examples_dir):
 
 
 def test_a_defect_ends_with_70_and_says_what_to_report_and_where():
-    script = "from virnucpro import cli; cli.app = lambda: 1 / 0; cli.main()"
+    script = "from virnucpro import cli; cli.command_line = lambda: 1 / 0; cli.main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 70
     *_, error, advice = done.stderr.splitlines()

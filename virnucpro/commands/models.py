@@ -21,7 +21,10 @@ from virnucpro.models.classifier_files.conversion import (
 from virnucpro.models.registry import BUNDLED, models_table
 from virnucpro.settings import EmbeddingSettings
 
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+
+@app.command("list", short_help="List models and classifiers, and whether their weights are here.")
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def list_models(
     settings: EmbeddingSettings,
@@ -59,6 +62,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
+@app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def convert(
     source: Annotated[
