@@ -31,12 +31,10 @@ class Interrupts:
         self.event = event
         """Set once the terminal shows that the run stops at the next batch boundary."""
         self.signal_number: int | None = None
-        """Of the first signal."""
         self._has_workers = has_workers
         self._time_limit_minutes = time_limit_minutes
 
     def error(self) -> StoppedError:
-        """Return what the run ends with."""
         if self.signal_number == signal.SIGALRM:
             return TimeLimitError(self._time_limit_minutes)
         return StoppedError(self.signal_number)

@@ -73,9 +73,7 @@ class Record(Protocol):
     """A sequence as a span describes it."""
 
     @property
-    def position(self) -> int:
-        """Index position."""
-        ...
+    def position(self) -> int: ...
 
 
 def span(
@@ -112,7 +110,7 @@ def is_enabled() -> bool:
 
 
 def enable(
-    folder: Path, process: Mapping[str, int | str], *, block_of: Callable[[int], int], loader: int | None = None
+    folder: Path, process: Mapping[str, int | str], block_of: Callable[[int], int], loader: int | None = None
 ) -> None:
     """
     Record the spans of this process, its start included, in a new file.
@@ -169,8 +167,6 @@ def _timed(
 
 
 class _Recorder:
-    """The file of this process."""
-
     def __init__(self, path: Path, head: Mapping[str, Any], block_of: Callable[[int], int]) -> None:
         self._head = head
         self._block_of = block_of
@@ -226,18 +222,12 @@ class _Recorder:
         self.close()
 
     def loader_start(self) -> Callable[[int], None]:
-        return partial(_enable_in_loader, self._path.parent, dict(self._head), self._block_of)
+        return partial(enable, self._path.parent, dict(self._head), self._block_of)
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
-
-
-def _enable_in_loader(
-    folder: Path, process: Mapping[str, int | str], block_of: Callable[[int], int], loader: int
-) -> None:
-    enable(folder, process, block_of=block_of, loader=loader)
 
 
 def _process_begin_ns() -> int:

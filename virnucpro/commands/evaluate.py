@@ -44,8 +44,6 @@ DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))
 
 
 class Missing(StrEnum):
-    """What to do with contigs without a score."""
-
     LOWEST = "lowest"
     LEAVE_OUT = "leave-out"
 
@@ -185,7 +183,6 @@ def _check(
     classifier: str | None,
     threshold: float | None,
 ) -> None:
-    """Refuse options that contradict each other."""
     if bool(contigs) == bool(scores):
         raise typer.BadParameter(
             "give either contigs to score, or --scores." if scores else "give contigs or --scores."

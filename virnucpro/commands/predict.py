@@ -77,7 +77,6 @@ def predict(
 
 
 def print_summary(result: PredictionResult) -> None:
-    """Print the summary of a result."""
     counts = result.counts
     if result.was_complete:
         print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")

@@ -58,7 +58,6 @@ def dotted_line() -> dict[str, Any]:
 
 
 def lay_out(figure: go.Figure, height_px: int) -> None:
-    """Give a figure the look of the page."""
     figure.update_layout(
         template="none",
         height=height_px,

@@ -205,7 +205,6 @@ class EmbeddingTelemetry:
             )
 
     def snapshot(self) -> EmbeddingSnapshot:
-        """Return how the run is now."""
         facts = self.facts
         with self._lock:
             ranks = tuple(self._snapshot_of(rank, left) for rank, left in enumerate(self._tokens_left()))

@@ -223,7 +223,6 @@ class RunTelemetry:
         self._sayings.put(text)
 
     def snapshot(self) -> RunSnapshot:
-        """Return how the run is now."""
         with self._lock:
             embeddings = list(self._embeddings)
         free, size = self._disk or (None, None)
@@ -376,7 +375,6 @@ class RunTelemetry:
                 self._guarded(of.close)  # what it holds: standard error, a file that shows the run as running
 
     def _complain(self, event: str, reason: str) -> None:
-        """Warn, once for each kind of trouble."""
         if event not in self._complaints:
             self._complaints.add(event)
             log.warning(event, reason=reason)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class RankState(StrEnum):
-    """What a rank is doing."""
-
     WAITING = "waiting"
     """It has no process yet."""
     STARTING = "starting"
@@ -52,8 +50,6 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSeconds:
-    """How long batches took."""
-
     bounds: tuple[float, ...]
     """Seconds: upper bounds of the buckets, ascending, without infinity."""
     counts: tuple[int, ...]
@@ -128,7 +124,6 @@ class RankSnapshot:
     oom_splits: int
     """Batches computed in halves because they did not fit into memory."""
     restarts: Mapping[str, int]
-    """Failure class -> processes started again after it."""
     model_load_s: float | None
     """Seconds that its last process took to load the model."""
     last_progress: float | None
@@ -201,8 +196,6 @@ class StageSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """A run, as it is now."""
-
     run_id: str
     """Unique to this start of the run."""
     output_dir: str

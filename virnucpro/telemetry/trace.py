@@ -62,8 +62,6 @@ def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSn
 
 @dataclass(frozen=True, order=True)
 class _Process:
-    """A file of spans."""
-
     label: str
     rank: int
     begin_ns: int

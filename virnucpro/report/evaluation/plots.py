@@ -81,7 +81,6 @@ def reliability(tables: Sequence[Table]) -> go.Figure:
 
 
 def score_histogram(table: Table) -> go.Figure:
-    """Return the distribution of one table's scores, by kind of contig."""
     histogram = table["histogram"]
     edges = histogram["edges"]
     figure = go.Figure()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout
 
 ARTIFACT_CONTIGS = 100
-"""Contigs in the table."""
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&$])")
 

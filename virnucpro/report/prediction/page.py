@@ -77,7 +77,6 @@ def write_report(layout: PredictionLayout) -> Path:
 
 
 def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
-    """Return every figure by the id of its element."""
     figures = {}
     if summary.scored:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
@@ -137,7 +136,6 @@ def _failed(summary: Summary) -> Html:
 
 
 def how_it_was_made(summary: Summary) -> Html:
-    """Return models, versions, settings, input and the time of each stage."""
     manifest = summary.manifest
     named = [
         (
@@ -225,7 +223,6 @@ def _short(text: str) -> str:
 
 
 def footer(layout: PredictionLayout) -> Html:
-    """Return links to the files that exist beside the page."""
     files = [
         (layout.contigs, "every sequence"),
         (layout.viral_fasta, "those called viral"),

@@ -37,7 +37,6 @@ _LOG_FROM = 20
 
 
 def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
-    """Return the distribution of P(virus) over all contigs that have it."""
     step = 1 / SCORE_BINS
     edges = [number * step for number in range(SCORE_BINS)]
     figure = go.Figure()
@@ -66,7 +65,6 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
 
 
 def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
-    """Return the contigs of the sample by length and P(virus)."""
     figure = go.Figure()
     for call in _DRAWN:
         contigs = [contig for contig in summary.sample if contig.found.call == call]
@@ -99,7 +97,6 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
 
 
 def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
-    """Return P(virus) along one contig, with gaps where it is unknown and viral regions shaded."""
     length_nt = track.contig.length_nt or 1
     unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
     x: list[float | None] = []

@@ -40,7 +40,6 @@ _NAMED_REGIONS = 4
 
 
 def heading(summary: Summary) -> Html:
-    """Return the answer in one sentence, with input, classifier and date."""
     manifest = summary.manifest
     inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
     named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
@@ -54,7 +53,6 @@ def heading(summary: Summary) -> Html:
 
 
 def overview(summary: Summary) -> Html:
-    """Return the confidence, the shares of the calls, and notes."""
     warning = wording.missing(summary)
     notes = [printable(note) for note in summary.manifest.notes]
     shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
@@ -92,7 +90,6 @@ def _shares(summary: Summary) -> Html:
 
 
 def _key_figures(summary: Summary) -> Html:
-    """Return the key figures of viral contigs; nothing without any."""
     viral = summary.groups[Call.VIRUS]
     if not viral.contigs and not summary.regions:
         return Html()
@@ -108,7 +105,6 @@ def _key_figures(summary: Summary) -> Html:
 
 
 def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
-    """Return the elements of the two plots over all contigs."""
     if not summary.scored:
         return Html()
     lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
@@ -157,7 +153,6 @@ def _scale_button() -> Html:
 
 
 def tracks(summary: Summary) -> Html:
-    """Return the elements of the tracks, each with a description of its contig."""
     if not summary.contigs:
         return Html()
     parts = [
@@ -215,12 +210,10 @@ def _places(regions: Iterable[Region]) -> str:
 
 
 def swatch(call: str) -> Html:
-    """Return the patch of colour of one of ``GROUPS``."""
     return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
 
 
 ROWS_AT_FIRST = 50
-"""Rows that are shown at first."""
 
 _EXPLAINED = {
     "P(virus)": "the score, to rank by",
@@ -232,7 +225,6 @@ _EXPLAINED = {
 
 
 def contig_table(summary: Summary) -> Html:
-    """Return the section with the contigs of the highest scores."""
     if not summary.table:
         return Html()
     contigs = summary.table

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 NO_SCORE = "no score"
 """Shown instead of a call for a contig that could not be scored; its reason says why."""
 GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
-"""Groups in which contigs are counted."""
 
 TRACK_STEPS = 1000
-"""Steps in one track."""
 _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
 _END: tuple[None, tuple[()]] = (None, ())
@@ -43,8 +41,6 @@ _REMEDY = "start the same `virnucpro predict` command again to write it anew"
 
 
 class Region(NamedTuple):
-    """A viral region of a contig."""
-
     start: int
     """0-based nt; *end* is exclusive."""
     end: int
@@ -53,10 +49,7 @@ class Region(NamedTuple):
 
 
 class ContigLine(NamedTuple):
-    """A contig with its viral regions."""
-
     number: int
-    """From 0, in the order of the file."""
     found: ContigCall
     regions: tuple[Region, ...]
 
@@ -83,8 +76,6 @@ class ContigLine(NamedTuple):
 
 
 class Step(NamedTuple):
-    """P(virus) of a stretch."""
-
     start: int
     """0-based nt; *end* is exclusive."""
     end: int
@@ -93,8 +84,6 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Track:
-    """P(virus) along one contig."""
-
     contig: ContigLine
     steps: Sequence[Step]
     """In the order of the sequence, with gaps where there is no score."""
@@ -186,11 +175,8 @@ def _round_up(number: int) -> int:
 
 
 TABLE_CONTIGS = 2000
-"""Contigs in the table: those with the highest scores."""
 SCATTER_POINTS = 5000
-"""Points in the scatter plot."""
 SCORE_BINS = 40
-"""Bars from P(virus) 0 to 1."""
 SURE_FROM = (0.99, 0.9)
 """P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
 VIRAL_TRACKS = 6
@@ -198,7 +184,6 @@ VIRAL_TRACKS = 6
 OTHER_TRACKS = 4
 """Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
 FAILED_LINES = 200
-"""Lines of ``failed_sequences.tsv`` that are shown."""
 
 MAX_REASONS = 50
 """At most so many reasons are counted separately: the first ones."""
@@ -208,8 +193,6 @@ _SAMPLE_SEED = b"virnucpro scatter"
 
 @dataclass
 class Group:
-    """The contigs of one call."""
-
     contigs: int = 0
     nt: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * SCORE_BINS)
@@ -218,8 +201,6 @@ class Group:
 
 @dataclass
 class Summary:
-    """The content of the page."""
-
     manifest: PredictionManifest
     groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in GROUPS})
     sure: dict[float, int] = field(default_factory=lambda: dict.fromkeys(SURE_FROM, 0))
@@ -231,7 +212,6 @@ class Summary:
     regions: int = 0
     region_nt: int = 0
     table: list[ContigLine] = field(default_factory=list)
-    """The highest scores first."""
     sample: list[ContigLine] = field(default_factory=list)
     """In the order of the input; all viral contigs, if they are at most half of it."""
     viral_tracks: list[Track] = field(default_factory=list)
@@ -260,12 +240,10 @@ class Summary:
 
     @property
     def scored(self) -> int:
-        """Contigs with a score."""
         return sum(sum(group.bins) for group in self.groups.values())
 
 
 def summarise(layout: PredictionLayout) -> Summary:
-    """Read the final files of a prediction."""
     summary = Summary(PredictionManifest.read(layout.manifest))
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
     viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
@@ -342,5 +320,4 @@ class _Best:
             heapq.heapreplace(self._heap, (key, contig))
 
     def best(self) -> list[ContigLine]:
-        """Return them, the greatest key first."""
         return [contig for _, contig in sorted(self._heap, key=lambda item: item[0], reverse=True)]

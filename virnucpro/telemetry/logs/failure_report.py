@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.snapshot import RankSnapshot
 
 TAIL_LINES = 10
-"""Last lines of the log that are shown."""
 _FRAMES = 3
 """Innermost frames of each exception that are shown."""
 _MAX_EXCEPTION_LINES = 10
 _MAX_CHARACTERS = 400
-"""Characters of one line."""
 
 
 def failure_report(

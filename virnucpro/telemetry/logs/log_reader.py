@@ -130,8 +130,6 @@ class LogFile:
 
 @dataclass(frozen=True)
 class FoundEntry:
-    """A line with its rank and stage."""
-
     entry: LogEntry
     rank: int
     stage: str

@@ -43,10 +43,8 @@ class Screen:
     """The space that lines must fit."""
 
     columns: int
-    """Characters in a line."""
     lines: int
     is_ascii: bool = False
-    """The terminal shows ASCII only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.snapshot import RunSnapshot, StageSnapshot, View
 
 PLAIN_INTERVAL_S = 30.0
-"""Seconds between two plain lines."""
 _WORTH_A_LINE_S = 1.0
 """A stage of at least so many seconds leaves a line on a terminal."""
 _CLOCK_JITTER_S = 0.001
@@ -110,7 +109,6 @@ class TerminalView:
         self._terminal.draw(lines, above=above)
 
     def say(self, text: str) -> None:
-        """Print lines above the bars."""
         self._terminal.draw(None, above=[Text(line) for line in text.split("\n")])
 
     def close(self) -> None:
