@@ -21,8 +21,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Failed
 
 from flows.run.server_state import NotToRunError, watched
-from flows.run.time_limit import TimeLimitError, time_limit
-from virnucpro.errors import ExitCode, VirNucProError
+from flows.run.time_limit import time_limit
+from virnucpro.errors import ExitCode, TimeLimitError, VirNucProError
 
 LABEL = "virnucpro.exit_code"
 """Of a flow run that ended by itself."""

@@ -12,21 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from virnucpro.errors import ConfigurationError, ExitCode, StoppedError, VirNucProError
+from virnucpro.errors import ConfigurationError, TimeLimitError
 
 AGAIN_S = 60.0
 """Seconds after which the clock rings again, for code that took the first ring for an error of its own. Stopping
 workers takes less."""
-
-
-class TimeLimitError(StoppedError):
-    """The run's own time limit has passed: it was stopped, and continues when it is run again."""
-
-    exit_code = ExitCode.INTERNAL
-
-    def __init__(self, minutes: float) -> None:
-        self.minutes = minutes
-        VirNucProError.__init__(self, f"the time limit of {minutes:g} minutes has passed: run it again to continue")
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("prefect")
 
-from flows.run.time_limit import TimeLimitError, time_limit
-from virnucpro.errors import ConfigurationError
+from flows.run.time_limit import time_limit
+from virnucpro.errors import ConfigurationError, TimeLimitError
 
 
 def test_what_waits_is_interrupted_and_nothing_is_left_of_the_clock():

@@ -13,8 +13,7 @@ from tests.faces import EXAMPLES, help_text
 from tools.settings_page import PAGE, page
 from virnucpro.cli import command_line
 from virnucpro.commands.train import command_of
-from virnucpro.errors import ConfigurationError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import ConfigurationError, TimeLimitError
 from virnucpro.knobs import UsageError, from_flat, recorded_settings, settings_of
 from virnucpro.settings import (
     EmbeddingSettings,

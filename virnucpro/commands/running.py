@@ -11,9 +11,10 @@ import importlib
 import io
 import json
 import os
+import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,8 +22,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from virnucpro.config import RunLimits
-from virnucpro.errors import OutputError, StoppedError, printable
-from virnucpro.interrupts import stop_on_signals
+from virnucpro.errors import OutputError, StoppedError, TimeLimitError, printable
 from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -135,6 +135,71 @@ def report(
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
         say(printable(f"partial: the missing {parts} are listed in {result.output_dir / 'failed_sequences.tsv'}"))
+
+
+class Interrupts:
+    """Shared by the signal handlers and the run."""
+
+    def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float = 0) -> None:
+        self.event = event
+        """Set once the terminal shows that the run stops at the next batch boundary."""
+        self.signal_number: int | None = None
+        self._has_workers = has_workers
+        self._time_limit_minutes = time_limit_minutes
+
+    def error(self) -> StoppedError:
+        if self.signal_number == signal.SIGALRM:
+            return TimeLimitError(self._time_limit_minutes)
+        return StoppedError(self.signal_number)
+
+    def handle(self, number: int, _frame: object) -> None:
+        """
+        Handle a signal.
+
+        Raises:
+            StoppedError: The first signal, without workers.
+            SystemExit: A later signal.
+        """
+        if number == signal.SIGALRM and self.signal_number is not None:
+            return  # it is stopping already
+        if self.signal_number not in {None, signal.SIGALRM}:
+            with suppress(OSError):
+                os.write(2, b"\nstopped at once: start the same command again to continue\n")
+            raise SystemExit(int(StoppedError(number).exit_code))
+        self.signal_number = number
+        has_workers = self._has_workers()
+        if has_workers:
+            with suppress(OSError):  # standard error may be closed
+                os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
+        self.event.set()
+        if not has_workers:
+            raise self.error()
+
+
+@contextmanager
+def stop_on_signals(
+    event: threading.Event, has_workers: Callable[[], bool], *, time_limit_minutes: float = 0
+) -> Iterator[Interrupts]:
+    """
+    Stop workers at a batch boundary on the first SIGINT or SIGTERM, and end at once on the second.
+
+    Without workers (while the input is read or the result merged) the first signal ends the run. Main thread only.
+
+    Args:
+        event: Set on the first signal, after the message.
+        has_workers: Whether workers compute now.
+        time_limit_minutes: Of the wall clock, after which the run stops as after a signal; 0 is no limit.
+    """
+    interrupts = Interrupts(event, has_workers, time_limit_minutes)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = {number: signal.signal(number, interrupts.handle) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, time_limit_minutes * 60)
+    try:
+        yield interrupts
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -189,15 +189,13 @@ def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stoppin
     if embedding is not None and embedding.ranks and not embedding.is_over:
         lines += _of_embedding(embedding, terminal, now=snapshot.now)
     for line in lines:
-        line.truncate((terminal.columns - 1), overflow="crop" if terminal.is_ascii else "ellipsis")
+        line.truncate(terminal.columns - 1, overflow="crop" if terminal.is_ascii else "ellipsis")
     return lines
 
 
 def _of_embedding(embedding: EmbeddingSnapshot, terminal: Terminal, *, now: float) -> list[Text]:
     ranks = list(embedding.ranks)
-    room = max(
-        terminal.lines - 5, _LEAST_RANKS
-    )  # the head, all ranks, the others, the notes, and the line of the cursor
+    room = max(terminal.lines - 5, _LEAST_RANKS)  # head, all ranks, the others, notes, and the line of the cursor
     shown = ranks if len(ranks) <= room else _of_interest(ranks, room, now=now)
     rows = [_of_rank(rank, now=now) for rank in shown]
     if len(ranks) > 1:
@@ -252,7 +250,7 @@ def _in_columns(rows: Sequence[_Row], terminal: Terminal) -> list[Text]:
     names = max(len(row.name) for row in rows)
     for brevity in range(4):
         figures = _figures(rows, brevity)
-        bar = (terminal.columns - 1) - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
+        bar = terminal.columns - 1 - names - len("100 %") - max(map(len, figures)) - 3 * len(_GAP)
         if bar >= _LEAST_BAR:
             break
     bar = min(bar, _MOST_BAR)
