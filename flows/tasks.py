@@ -28,7 +28,7 @@ from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
 
 Outcome = TypeVar("Outcome")

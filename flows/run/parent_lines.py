@@ -14,7 +14,7 @@ import structlog
 from prefect.logging.handlers import APILogHandler
 
 from virnucpro.errors import VirNucProError
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 
 _OF_PREFECT = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 """Prefect's loggers for the end of runs and tasks."""

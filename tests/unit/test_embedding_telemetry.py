@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry, ranks
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import entry_line
-from virnucpro.telemetry.logs.log_reader import RunLogs
+from virnucpro.telemetry.log_lines import entry_line
+from virnucpro.telemetry.log_reader import RunLogs
 from virnucpro.telemetry.ranks import durable_messages
 from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd, RankState
 

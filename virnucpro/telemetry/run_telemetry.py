@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
     MetricsServer,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from virnucpro.run_folders import only_regular
-from virnucpro.telemetry.logs.log_lines import BOUND, exception_sentence
+from virnucpro.telemetry.log_lines import BOUND, exception_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
