@@ -130,6 +130,18 @@ def test_the_plain_command_imports_neither_prefect_nor_torch(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_command_loads_nothing_that_only_others_need():
+    others = ("virnucpro.calls", "virnucpro.training", "virnucpro.report", "plotly")
+    code = (
+        "import sys; sys.argv = ['virnucpro', 'embed', '--help']\n"
+        "import virnucpro.cli\n"
+        "try:\n    virnucpro.cli.main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in sys.modules if name.startswith({others})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_embed_verify_and_again(tmp_path, proteins):
     out = tmp_path / "out folder"
     done = virnucpro_command("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "2")
