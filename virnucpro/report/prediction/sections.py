@@ -37,6 +37,14 @@ SCATTER = "length-against-score"
 _SHOWN_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
+ROWS_AT_FIRST = 50
+_EXPLAINED = {
+    "P(virus)": "the score, to rank by",
+    "Highest": "the highest P(virus) of any of its reading frames",
+    "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
+    "Frame support": "share of its open reading frames with P(virus) above 0.5",
+    "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
+}
 
 
 def heading(summary: Summary) -> Html:
@@ -211,17 +219,6 @@ def _places(regions: Iterable[Region]) -> str:
 
 def swatch(call: str) -> Html:
     return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
-
-
-ROWS_AT_FIRST = 50
-
-_EXPLAINED = {
-    "P(virus)": "the score, to rank by",
-    "Highest": "the highest P(virus) of any of its reading frames",
-    "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
-    "Frame support": "share of its open reading frames with P(virus) above 0.5",
-    "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
-}
 
 
 def contig_table(summary: Summary) -> Html:

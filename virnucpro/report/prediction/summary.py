@@ -38,6 +38,20 @@ _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
 _END: tuple[None, tuple[()]] = (None, ())
 _REMEDY = "start the same `virnucpro predict` command again to write it anew"
+TABLE_CONTIGS = 2000
+SCATTER_POINTS = 5000
+SCORE_BINS = 40
+SURE_FROM = (0.99, 0.9)
+"""P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
+VIRAL_TRACKS = 6
+"""Tracks of long contigs called viral: those with the highest scores."""
+OTHER_TRACKS = 4
+"""Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
+FAILED_LINES = 200
+MAX_REASONS = 50
+"""At most so many reasons are counted separately: the first ones."""
+OTHER_REASONS = "other reasons"
+_SAMPLE_SEED = b"virnucpro scatter"
 
 
 class Region(NamedTuple):
@@ -172,23 +186,6 @@ def _round_up(number: int) -> int:
     """Return the next 1, 2 or 5 times a power of ten."""
     power = int("1" + "0" * (len(str(number)) - 1))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)
-
-
-TABLE_CONTIGS = 2000
-SCATTER_POINTS = 5000
-SCORE_BINS = 40
-SURE_FROM = (0.99, 0.9)
-"""P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
-VIRAL_TRACKS = 6
-"""Tracks of long contigs called viral: those with the highest scores."""
-OTHER_TRACKS = 4
-"""Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
-FAILED_LINES = 200
-
-MAX_REASONS = 50
-"""At most so many reasons are counted separately: the first ones."""
-OTHER_REASONS = "other reasons"
-_SAMPLE_SEED = b"virnucpro scatter"
 
 
 @dataclass

@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 
 _LINE_UP = "\x1b[1A"
 _ERASE_BELOW = "\r\x1b[J"
+_LEAST_BAR, _MOST_BAR = 6, 40
+_LEAST_RANKS = 2
+_LONGEST_NAME = 24
+_GAP = "  "
+_STYLES = {
+    RankState.WAITING: "dim",
+    RankState.STARTING: "dim",
+    RankState.LOADING: "cyan",
+    RankState.COMPUTING: "",
+    RankState.FINISHING: "cyan",
+    RankState.COMPLETE: "green",
+    RankState.FAILED: "bold red",
+    RankState.LOST: "bold red",
+    RankState.STOPPED: "yellow",
+}
 
 
 class Terminal:
@@ -140,23 +155,6 @@ class _StandardError(io.TextIOBase):
     @property
     def errors(self) -> str | None:  # type: ignore[override]
         return self._stream.errors
-
-
-_LEAST_BAR, _MOST_BAR = 6, 40
-_LEAST_RANKS = 2
-_LONGEST_NAME = 24
-_GAP = "  "
-_STYLES = {
-    RankState.WAITING: "dim",
-    RankState.STARTING: "dim",
-    RankState.LOADING: "cyan",
-    RankState.COMPUTING: "",
-    RankState.FINISHING: "cyan",
-    RankState.COMPLETE: "green",
-    RankState.FAILED: "bold red",
-    RankState.LOST: "bold red",
-    RankState.STOPPED: "yellow",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
