@@ -79,33 +79,24 @@ def _print_summary(result: RunResult) -> None:
         _print_notes(result)
         return
     is_spread = any(rank.host for rank in result.ranks)
-    table = Table(
-        "rank",
-        *(["host"] if is_spread else []),
-        "device",
-        "computed",
-        "resumed",
-        "tokens",
-        "seconds",
-        "tokens/s",
-        "attempts",
-        "state",
-        box=None,
-        pad_edge=False,
-    )
-    for rank in result.ranks:
-        table.add_row(
-            str(rank.rank),
-            *([printable(rank.host or "")] if is_spread else []),
-            rank.device,
-            f"{rank.sequences:,}",
-            f"{rank.sequences_resumed:,}",
-            f"{rank.tokens:,}",
-            f"{rank.seconds:.1f}",
-            f"{rank.tokens_per_second:,.0f}",
-            str(rank.attempts),
-            rank.state,
-        )
+    rows = [
+        {
+            "rank": str(rank.rank),
+            **({"host": printable(rank.host or "")} if is_spread else {}),
+            "device": rank.device,
+            "computed": f"{rank.sequences:,}",
+            "resumed": f"{rank.sequences_resumed:,}",
+            "tokens": f"{rank.tokens:,}",
+            "seconds": f"{rank.seconds:.1f}",
+            "tokens/s": f"{rank.tokens_per_second:,.0f}",
+            "attempts": str(rank.attempts),
+            "state": rank.state,
+        }
+        for rank in result.ranks
+    ]
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.values())
     print_renderable(table)
     where = "no result" if result.output_path is None else printable(str(result.output_path))
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")
