@@ -16,7 +16,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -137,69 +137,55 @@ def report(
         say(printable(f"partial: the missing {parts} are listed in {result.output_dir / 'failed_sequences.tsv'}"))
 
 
-class Interrupts:
-    """Shared by the signal handlers and the run."""
+class _Interrupts:
+    """
+    Stops workers at a batch boundary on the first SIGINT or SIGTERM, or at the time limit; ends at once on the second.
 
-    def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float = 0) -> None:
-        self.event = event
-        """Set once the terminal shows that the run stops at the next batch boundary."""
-        self.signal_number: int | None = None
+    Without workers (while the input is read or the result merged) the first signal ends the run. A context manager, for
+    the main thread.
+
+    Args:
+        event: Set on the first signal, after the terminal shows that the run stops.
+        has_workers: Whether workers compute now.
+        time_limit_minutes: Of the wall clock; 0 is no limit.
+    """
+
+    def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float) -> None:
+        self._event = event
         self._has_workers = has_workers
         self._time_limit_minutes = time_limit_minutes
+        self._first: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            self._before[number] = signal.signal(number, self._handle)
+        signal.setitimer(signal.ITIMER_REAL, self._time_limit_minutes * 60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def error(self) -> StoppedError:
-        if self.signal_number == signal.SIGALRM:
-            return TimeLimitError(self._time_limit_minutes)
-        return StoppedError(self.signal_number)
+        return TimeLimitError(self._time_limit_minutes) if self._first == signal.SIGALRM else StoppedError(self._first)
 
-    def handle(self, number: int, _frame: object) -> None:
-        """
-        Handle a signal.
-
-        Raises:
-            StoppedError: The first signal, without workers.
-            SystemExit: A later signal.
-        """
-        if number == signal.SIGALRM and self.signal_number is not None:
+    def _handle(self, number: int, _frame: object) -> None:
+        if number == signal.SIGALRM and self._first is not None:
             return  # it is stopping already
-        if self.signal_number not in {None, signal.SIGALRM}:
+        if self._first not in {None, signal.SIGALRM}:
             with suppress(OSError):
                 os.write(2, b"\nstopped at once: start the same command again to continue\n")
             raise SystemExit(int(StoppedError(number).exit_code))
-        self.signal_number = number
+        self._first = number
         has_workers = self._has_workers()
         if has_workers:
             with suppress(OSError):  # standard error may be closed
                 os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
-        self.event.set()
+        self._event.set()
         if not has_workers:
             raise self.error()
-
-
-@contextmanager
-def stop_on_signals(
-    event: threading.Event, has_workers: Callable[[], bool], *, time_limit_minutes: float = 0
-) -> Iterator[Interrupts]:
-    """
-    Stop workers at a batch boundary on the first SIGINT or SIGTERM, and end at once on the second.
-
-    Without workers (while the input is read or the result merged) the first signal ends the run. Main thread only.
-
-    Args:
-        event: Set on the first signal, after the message.
-        has_workers: Whether workers compute now.
-        time_limit_minutes: Of the wall clock, after which the run stops as after a signal; 0 is no limit.
-    """
-    interrupts = Interrupts(event, has_workers, time_limit_minutes)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    before = {number: signal.signal(number, interrupts.handle) for number in numbers}
-    signal.setitimer(signal.ITIMER_REAL, time_limit_minutes * 60)
-    try:
-        yield interrupts
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -216,10 +202,9 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
         StoppedError: A signal asked for it, or the time limit has passed.
     """
     limits = RunLimits.of(settings.limits)
-    minutes = settings.limits.time_limit_minutes
     stop = threading.Event()
     with RunTelemetry(metrics_options(settings.monitoring), [terminal_view(is_quiet=is_quiet, stop=stop)]) as telemetry:
-        with stop_on_signals(stop, telemetry.has_workers, time_limit_minutes=minutes) as stopping:
+        with _Interrupts(stop, telemetry.has_workers, settings.limits.time_limit_minutes) as stopping:
             try:
                 outcome = run(telemetry=telemetry, stop=stop, limits=limits)
             except StoppedError:

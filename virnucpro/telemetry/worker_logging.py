@@ -173,7 +173,7 @@ class _ToParent(logging.Handler):
             message = _message(json.loads(self.format(record)))
             if self._sent > MAX_REPORTED:
                 message = _message(
-                    {"level": "warning", "event": "log.more", "told": MAX_REPORTED, "rest": "in the file"}
+                    {"level": "warning", "event": "log.more", "shown": MAX_REPORTED, "rest": "in the file"}
                 )
             self._reports.put(message)
         except (OSError, ValueError, TypeError, KeyError):  # the parent has ended, or the line has no JSON form
