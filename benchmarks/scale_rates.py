@@ -45,8 +45,8 @@ from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, numbers_
 from virnucpro.pipeline.work.worker_messages import MessageReader
 from virnucpro.run_layout import RunLayout, UnitsLayout
 from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
-from virnucpro.telemetry.embedding_facts import EmbeddingFacts
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.snapshot import EmbeddingFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -457,7 +457,6 @@ def following(folder: Path) -> dict[str, float]:
             devices=tuple((f"task-{number}", str(number)) for number in range(owners)),
             layout=RunLayout(Path(name)),
             block_tokens=np.full(count, 65_536),
-            block_sequences=np.full(count, SEQUENCES_PER_BLOCK),
             block_rows=np.full(count, SEQUENCES_PER_BLOCK),
             rows_of=lambda positions: np.ones(len(positions), np.int64),
             records=count * SEQUENCES_PER_BLOCK,

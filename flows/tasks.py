@@ -29,7 +29,7 @@ from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
 
 Outcome = TypeVar("Outcome")

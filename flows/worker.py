@@ -25,7 +25,7 @@ from uuid import UUID
 
 import psutil
 
-from virnucpro.telemetry.metrics.target_file import remove_forgotten_targets
+from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
 
 GRACE_S = 25.0
 """Seconds for the runs to stop; workers of a run take at most ten."""

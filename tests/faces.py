@@ -59,9 +59,9 @@ def help_text(command: str) -> str:
     """Return what ``virnucpro COMMAND --help`` prints in a terminal of 100 columns."""
     from typer.testing import CliRunner
 
-    from virnucpro.cli import app
+    from virnucpro.cli import command_line
 
-    result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="virnucpro", terminal_width=100)
+    result = CliRunner().invoke(command_line(), [*command.split(), "--help"], prog_name="virnucpro", terminal_width=100)
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -13,8 +13,7 @@ import structlog
 
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
-from virnucpro.errors import StoppedError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import StoppedError, TimeLimitError
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for

@@ -1,11 +1,13 @@
 """
 The command line: its commands, and the one boundary where an error becomes a sentence and an exit code.
 
-It does not import Prefect: ``--flow`` hands the same job over to ``flows`` by name, at that moment only.
+It does not import Prefect: ``--flow`` hands the same job over to ``flows`` by name, at that moment only. A command is
+loaded when it is asked for, since most need much that the others do not.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -16,39 +18,47 @@ import structlog
 import typer
 
 import virnucpro
-from virnucpro.commands import checks, embed, evaluate, logs, models, predict, status, train
-from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
+from virnucpro.commands.running import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.show.progress import StandardError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-app = typer.Typer(
-    name="virnucpro",
-    help="Tell which contigs or reads of a metagenome are viral.",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-models_app = typer.Typer(
-    help="The models that sequences are embedded and classified with.", no_args_is_help=True, rich_markup_mode=None
-)
-app.command(short_help="Say which contigs or reads are viral.")(predict.predict)
-app.command(short_help="Train a classifier on labelled genomes.")(train.train)
-app.command(short_help="Measure scores against contigs of known kind.")(evaluate.evaluate)
-app.command(short_help="Embed proteins or DNA into one validated file.")(embed.embed)
-app.command(short_help="Check FASTA files and write a sequence index.")(checks.index)
-app.command(short_help="Check a finished run again.")(checks.verify)
-app.command(short_help="Say how a run is, from anywhere that sees its folder.")(status.status)
-app.command(short_help="Show what the workers of a run have logged.")(logs.logs)
-app.add_typer(models_app, name="models")
-models_app.command("list", short_help="List models and classifiers, and whether their weights are here.")(
-    models.list_models
-)
-models_app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")(models.convert)
+_COMMANDS = {
+    "predict": "Say which contigs or reads are viral.",
+    "train": "Train a classifier on labelled genomes.",
+    "evaluate": "Measure scores against contigs of known kind.",
+    "embed": "Embed proteins or DNA into one validated file.",
+    "index": "Check FASTA files and write a sequence index.",
+    "verify": "Check a finished run again.",
+    "status": "Say how a run is, from anywhere that sees its folder.",
+    "logs": "Show what the workers of a run have logged.",
+    "models": "The models that sequences are embedded and classified with.",
+}
+_HOMES = {"index": "checks", "verify": "checks"}
+"""Modules of commands that have no module of their own name."""
+
+
+def command_line(asked: str = "") -> typer.Typer:
+    """Return the command line; where *asked* is the name of a command, only that one is loaded."""
+    app = typer.Typer(
+        name="virnucpro",
+        help="Tell which contigs or reads of a metagenome are viral.",
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for name in [asked] if asked in _COMMANDS else _COMMANDS:
+        home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name)}")
+        if name == "models":
+            app.add_typer(home.app, name=name, help=_COMMANDS[name])
+        else:
+            app.command(name, short_help=_COMMANDS[name])(getattr(home, name))
+    return app
 
 
 def main() -> None:
@@ -57,7 +67,7 @@ def main() -> None:
     guard_standard_output()
     try:
         try:
-            app()
+            command_line(*sys.argv[1:2])()
         finally:
             with ignoring_closed_output():
                 pass
@@ -109,7 +119,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)

@@ -359,6 +359,16 @@ class StoppedError(VirNucProError):
         super().__init__("stopped; finished work is kept: start the same command again to continue")
 
 
+class TimeLimitError(StoppedError):
+    """The run's own time limit has passed; the same command continues it."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes, self.signal_number = minutes, None
+        VirNucProError.__init__(self, f"the time limit of {minutes:g} minutes has passed: run it again to continue")
+
+
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
 

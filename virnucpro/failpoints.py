@@ -16,7 +16,6 @@ import os
 import signal
 import threading
 import time
-from typing import NoReturn
 
 VARIABLE = "VIRNUCPRO_FAILPOINT"
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
@@ -76,12 +75,8 @@ class _Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.action in ERRORS:
             raise OSError(ERRORS[self.action], os.strerror(ERRORS[self.action]))
-        _hang()
-
-
-def _hang() -> NoReturn:
-    while True:
-        time.sleep(3600)
+        while True:  # hang
+            time.sleep(3600)
 
 
 def arm(text: str | None) -> None:

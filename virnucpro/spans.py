@@ -17,11 +17,12 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -72,9 +73,7 @@ class Record(Protocol):
     """A sequence as a span describes it."""
 
     @property
-    def position(self) -> int:
-        """Index position."""
-        ...
+    def position(self) -> int: ...
 
 
 def span(
@@ -89,7 +88,7 @@ def span(
         name: Shown; by default the lane's name.
         details: Numbers shown with it.
     """
-    return _NO_SPAN if _recorder is None else _Span(_recorder, lane, about, name, details)
+    return _NO_SPAN if _recorder is None else _timed(_recorder, lane, about, name, details)
 
 
 def add(
@@ -111,7 +110,7 @@ def is_enabled() -> bool:
 
 
 def enable(
-    folder: Path, process: Mapping[str, int | str], *, block_of: Callable[[int], int], loader: int | None = None
+    folder: Path, process: Mapping[str, int | str], block_of: Callable[[int], int], loader: int | None = None
 ) -> None:
     """
     Record the spans of this process, its start included, in a new file.
@@ -148,51 +147,26 @@ def loader_start() -> Callable[[int], None] | None:
     return None if _recorder is None else _recorder.loader_start()
 
 
-class _NoSpan:
-    """A span while recording is disabled."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, __: object, ___: object) -> None:
-        return None
-
-
-class _Span:
-    """An open span."""
-
-    __slots__ = ("_about", "_begin_ns", "_details", "_lane", "_name", "_recorder")
-
-    def __init__(
-        self,
-        recorder: _Recorder,
-        lane: str,
-        about: Batch | Sequence[Record] | None,
-        name: str,
-        details: dict[str, int],
-    ) -> None:
-        self._recorder = recorder
-        self._lane = lane
-        self._about = about
-        self._name = name
-        self._details: dict[str, int | str] = {**details}
-        self._begin_ns = 0
-
-    def __enter__(self) -> None:
-        self._begin_ns = time.monotonic_ns()
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        end_ns = time.monotonic_ns()
-        if error is not None:
-            self._details["failed"] = type(error).__name__
-        self._recorder.add(self._lane, self._begin_ns, end_ns, self._about, self._name, self._details)
+@contextmanager
+def _timed(
+    recorder: _Recorder,
+    lane: str,
+    about: Batch | Sequence[Record] | None,
+    name: str,
+    details: Mapping[str, int],
+) -> Iterator[None]:
+    begin_ns = time.monotonic_ns()
+    failed = {}
+    try:
+        yield
+    except BaseException as error:
+        failed = {"failed": type(error).__name__}
+        raise
+    finally:
+        recorder.add(lane, begin_ns, time.monotonic_ns(), about, name, {**details, **failed})
 
 
 class _Recorder:
-    """The file of this process."""
-
     def __init__(self, path: Path, head: Mapping[str, Any], block_of: Callable[[int], int]) -> None:
         self._head = head
         self._block_of = block_of
@@ -248,18 +222,12 @@ class _Recorder:
         self.close()
 
     def loader_start(self) -> Callable[[int], None]:
-        return partial(_enable_in_loader, self._path.parent, dict(self._head), self._block_of)
+        return partial(enable, self._path.parent, dict(self._head), self._block_of)
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
-
-
-def _enable_in_loader(
-    folder: Path, process: Mapping[str, int | str], block_of: Callable[[int], int], loader: int
-) -> None:
-    enable(folder, process, block_of=block_of, loader=loader)
 
 
 def _process_begin_ns() -> int:
@@ -271,5 +239,5 @@ def _process_begin_ns() -> int:
 
 
 _LINES = json.JSONEncoder(separators=(",", ":"), default=int)  # numpy's integers are integers
-_NO_SPAN = _NoSpan()
+_NO_SPAN = nullcontext()
 _recorder: _Recorder | None = None

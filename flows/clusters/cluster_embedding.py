@@ -37,7 +37,7 @@ from virnucpro.pipeline.plan.budget_probe import DeviceProbe
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import HostMetricsOptions
 from virnucpro.telemetry.ranks import Rank
 from virnucpro.this_host import host_name

@@ -9,7 +9,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from virnucpro.pipeline.prediction.result import PredictionResult
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
-from virnucpro.report.prediction.contig_lines import read_columns
+from virnucpro.report.prediction.summary import read_columns
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 
 MISSING_LINES = 1000

@@ -29,8 +29,8 @@ from virnucpro.pipeline.run.run_status import RunStatus, mark_interrupted
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import PredictionManifest, TrainingManifest
+from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
 from virnucpro.telemetry.metrics.options import metrics_options
-from virnucpro.telemetry.metrics.target_file import remove_forgotten_targets
 
 
 def say_how_to_continue(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

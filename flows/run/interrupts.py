@@ -22,8 +22,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 
 from flows.run.api import client_that_asks_once
-from virnucpro.errors import ConfigurationError, StoppedError, VirNucProError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import ConfigurationError, StoppedError, TimeLimitError, VirNucProError
 
 LOOK_S = 10.0
 """Seconds between two looks at the run's state."""

@@ -22,8 +22,7 @@ from prefect.states import Cancelled, Failed
 from flows.run.api import client_that_asks_once
 from flows.run.interrupts import NotToRunError, time_limit, watched
 from flows.run.telemetry import send_lines_to_prefect
-from virnucpro.errors import ExitCode, VirNucProError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import ExitCode, TimeLimitError, VirNucProError
 from virnucpro.settings import Limits
 
 LABEL = "virnucpro.exit_code"

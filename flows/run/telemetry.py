@@ -23,7 +23,7 @@ from prefect.logging.handlers import APILogHandler
 
 from flows.run.api import client_that_asks_once
 from virnucpro.errors import VirNucProError, printable
-from virnucpro.telemetry.logs.log_lines import log_sentence
+from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show import wording

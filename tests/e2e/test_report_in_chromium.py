@@ -9,7 +9,7 @@ import pytest
 
 from tests.chromium import WIDTHS_PX
 from tests.made_prediction import Contig, make_prediction, some_contigs
-from virnucpro.report.figures import COLOURS
+from virnucpro.report.html_page import COLOURS
 from virnucpro.report.prediction.page import write_report
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from virnucpro.cli import _log_to_standard_error
 from virnucpro.errors import printable
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.store.reader import read_embeddings
-from virnucpro.telemetry.logs.failure_report import failure_report
+from virnucpro.telemetry.log_reader import failure_report
 from virnucpro.telemetry.metrics.table import RunCollector
 from virnucpro.telemetry.ranks import Rank
 

@@ -34,7 +34,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from tests.strategies import write_fasta
 from virnucpro.api import embed_fasta
-from virnucpro.cli import app
+from virnucpro.cli import command_line
 from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedError
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
@@ -133,7 +133,7 @@ def by_the_library(fasta, out):
 
 
 def by_the_command(fasta, out):
-    app(["embed", str(fasta), "-o", str(out), "--devices", "cpu", "--workers", "1"], standalone_mode=False)
+    command_line()(["embed", str(fasta), "-o", str(out), "--devices", "cpu", "--workers", "1"], standalone_mode=False)
 
 
 def by_the_flow(fasta, out):

@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("prefect")
 
 from flows.run.interrupts import time_limit
-from virnucpro.errors import ConfigurationError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import ConfigurationError, TimeLimitError
 
 
 def test_what_waits_is_interrupted_and_nothing_is_left_of_the_clock():

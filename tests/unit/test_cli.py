@@ -43,7 +43,7 @@ def proteins(tmp_path, examples_dir):
 
 
 def test_a_defect_ends_with_70_and_says_what_to_report_and_where():
-    script = "from virnucpro import cli; cli.app = lambda: 1 / 0; cli.main()"
+    script = "from virnucpro import cli; cli.command_line = lambda: 1 / 0; cli.main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 70
     *_, error, advice = done.stderr.splitlines()
@@ -126,6 +126,18 @@ def test_the_plain_command_imports_neither_prefect_nor_torch(tmp_path):
         "import virnucpro.cli\n"
         "try:\n    virnucpro.cli.main()\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('prefect', 'torch', 'esm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_command_loads_nothing_that_only_others_need():
+    others = ("virnucpro.calls", "virnucpro.training", "virnucpro.report", "plotly")
+    code = (
+        "import sys; sys.argv = ['virnucpro', 'embed', '--help']\n"
+        "import virnucpro.cli\n"
+        "try:\n    virnucpro.cli.main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in sys.modules if name.startswith({others})])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -240,7 +252,7 @@ def test_a_long_sequence_is_an_error_when_that_is_asked_for(tmp_path):
     assert f"{fasta}:3: 40 residues, more than --max-residues 20 (long): raise --max-residues" in done.err
     done = run(*arguments, "--long", "truncate")
     assert done.code == 0
-    assert "1 cut to the residue limit" in done.out
+    assert "1 truncated to the residue limit" in done.out
 
 
 def test_index_checks_the_input_and_says_what_it_holds(tmp_path, proteins):

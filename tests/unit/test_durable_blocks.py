@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.pipeline.work.worker_process import MAX_MESSAGE_BYTES
-from virnucpro.telemetry.durable_blocks import durable_messages, whole_blocks
+from virnucpro.telemetry.ranks import durable_messages, whole_blocks
 
 BLOCKS = st.sets(st.integers(0, 10**9), max_size=400)
 

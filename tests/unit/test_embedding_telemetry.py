@@ -8,12 +8,11 @@ from structlog.testing import capture_logs
 
 from virnucpro.run_layout import RunLayout
 from virnucpro.telemetry import embedding_telemetry, ranks
-from virnucpro.telemetry.durable_blocks import durable_messages
-from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import entry_line
-from virnucpro.telemetry.logs.log_reader import RunLogs
-from virnucpro.telemetry.snapshot import RankState
+from virnucpro.telemetry.log_lines import entry_line
+from virnucpro.telemetry.log_reader import RunLogs
+from virnucpro.telemetry.ranks import durable_messages
+from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd, RankState
 
 BLOCKS = 6
 TOKENS = 100
@@ -49,7 +48,6 @@ def two_ranks(*, folder="nowhere", **callbacks):
         host="node-1",
         layout=RunLayout(Path(folder)),
         block_tokens=np.full(BLOCKS, TOKENS, np.int64),
-        block_sequences=np.full(BLOCKS, 4, np.int64),
         block_rows=np.array([5, 4, 4, 4, 4, 4], np.int64),
         rows_of=lambda positions: np.where(positions == COPIED, 2, 1),
         records=25,

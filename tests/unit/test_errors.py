@@ -28,6 +28,7 @@ from virnucpro.errors import (
     SettingsChangedError,
     SourceGoneError,
     StoppedError,
+    TimeLimitError,
     TokenBudgetError,
     UnknownClassifierError,
     UnknownModelError,
@@ -67,6 +68,7 @@ EXAMPLES = [
     (ClusterLostError("dask"), 70),
     (WorkersFailedError({1: "died"}, partial_path=None, **FAILED), 3),
     (StoppedError(), 130),
+    (TimeLimitError(1.5), 70),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.strategies import write_fasta
-from virnucpro.cli import app
+from virnucpro.cli import command_line
 from virnucpro.errors import BadInputError, ConfigurationError
 
 TRUTH = "contig\tlabel\tgroup\n" + "".join(f"v{n}\tvirus\tphage\nb{n}\tnonviral\tbacteria\n" for n in range(20))
@@ -27,7 +27,7 @@ def folder(tmp_path):
 def command(folder, *arguments):
     """Run the command in this process; errors that end it with a code of their own are left as they are."""
     shown = [str(folder / one) if one.endswith((".tsv", ".csv", ".fa", "out")) else one for one in arguments]
-    return CliRunner().invoke(app, ["evaluate", *shown, "--samples", "20"])
+    return CliRunner().invoke(command_line(), ["evaluate", *shown, "--samples", "20"])
 
 
 def test_scores_of_a_tool_are_measured_and_shown(folder):

@@ -12,7 +12,7 @@ from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, writ
 from tests.unit.test_report_page import Page, contrast
 from virnucpro.report.evaluation import plots
 from virnucpro.report.evaluation.page import write_page
-from virnucpro.report.figures import COLOURS
+from virnucpro.report.html_page import COLOURS
 from virnucpro.report.prediction.plots import CALL_COLOURS
 from virnucpro.training.evaluation.tables import read_scores
 

@@ -16,8 +16,6 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes import another_user
-from virnucpro.errors import OutputError
 from virnucpro.telemetry.metrics import exposition
 from virnucpro.telemetry.metrics.exposition import (
     LEAST_PATIENCE_S,
@@ -25,7 +23,6 @@ from virnucpro.telemetry.metrics.exposition import (
     SCRAPER_HEADER,
     MetricsServer,
     own_address,
-    write_textfile,
 )
 
 SCRAPER = {SCRAPER_HEADER: "10"}
@@ -258,22 +255,3 @@ def test_a_scrape_that_had_begun_before_the_end_does_not_count():
         assert not server.wait_for_scrape(0.5)
         early.join()
         assert server.patience_s > 0
-
-
-def test_the_text_file_is_what_a_reader_gets(registry, tmp_path):
-    path = tmp_path / "metrics.prom"
-    path.write_text("old")
-    write_textfile(registry, path)
-    with serving(registry) as (_, port):
-        assert path.read_bytes() == ask(port)[1]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
-
-
-def test_a_text_file_that_cannot_be_written_leaves_nothing(registry, tmp_path):
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    tmp_path.chmod(0o755)
-    folder.chmod(0o555)
-    with another_user(), pytest.raises(OutputError, match=r"metrics\.prom"):
-        write_textfile(registry, folder / "metrics.prom")
-    assert list(folder.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from tests.snapshots import rank_snapshot
-from virnucpro.telemetry.logs.failure_report import TAIL_LINES, failure_report
+from virnucpro.telemetry.log_reader import TAIL_LINES, failure_report
 from virnucpro.telemetry.snapshot import Batch
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 

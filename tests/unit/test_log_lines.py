@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.telemetry.logs.log_lines import NO_TIME, entry_line, frame_lines, log_sentence, parse_line
+from virnucpro.telemetry.log_lines import NO_TIME, entry_line, frame_lines, log_sentence, parse_line
 
 HIDDEN = (*range(0x21), 0x7F, 0x85, 0xA0, 0xAD, 0x200B, 0x202E, 0x2028, 0x2029, 0xFEFF)
 EVERYTHING = "".join(map(chr, HIDDEN))

@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 
 from virnucpro.errors import ResultError
-from virnucpro.telemetry.logs import log_reader
-from virnucpro.telemetry.logs.log_reader import LogFile, RunLogs
+from virnucpro.telemetry import log_reader
+from virnucpro.telemetry.log_reader import LogFile, RunLogs
 
 
 def line(second, event, **values):

@@ -27,7 +27,7 @@ from flows.run.allowed_roots import DATA_ROOTS
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
-from virnucpro.cli import app
+from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
 from virnucpro.telemetry.metrics.table import METRICS
@@ -275,7 +275,7 @@ def test_the_page_names_only_metrics_and_alerts_that_exist():
 
 
 def test_the_pages_name_only_options_and_variables_that_exist():
-    parameters = [each for command in get_command(app).commands.values() for each in command.params]
+    parameters = [each for command in get_command(command_line()).commands.values() for each in command.params]
     commands = re.findall(r"^virnucpro .*$", (OBSERVABILITY / "README.md").read_text(), flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join([MONITORING.read_text(), *commands])))
     assert {"--metrics-port", "--profile"} < named <= {option for each in parameters for option in each.opts}

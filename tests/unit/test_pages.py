@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from tests.conftest import REPOSITORY
-from virnucpro.cli import app
+from virnucpro.cli import command_line
 
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
@@ -45,7 +45,7 @@ def test_every_link_and_path_of_a_page_exists(page):
 @each_page
 def test_the_commands_of_a_page_have_only_options_that_exist(page):
     for name, *words in commands(page):
-        command = get_command(app).commands[name]
+        command = get_command(command_line()).commands[name]
         while getattr(command, "commands", None):
             command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

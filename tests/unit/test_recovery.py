@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from virnucpro.config import RunLimits
 from virnucpro.pipeline.work.recovery import Recovery
 from virnucpro.settings import MAX_STARTS
-from virnucpro.telemetry.durable_blocks import done_messages
-from virnucpro.telemetry.ranks import Rank
+from virnucpro.telemetry.ranks import Rank, done_messages
 
 
 class ToldKills:

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, some_contigs
-from virnucpro.report import figures
+from virnucpro.report import html_page as figures
 from virnucpro.report.prediction import plots
 from virnucpro.report.prediction.artifacts import ARTIFACT_CONTIGS, report_markdown, report_table
 from virnucpro.report.prediction.page import write_report

@@ -9,8 +9,7 @@ import pytest
 from tests.made_prediction import Contig, make_prediction, some_contigs
 from virnucpro.errors import ResultError
 from virnucpro.report.prediction import summary as summary_module
-from virnucpro.report.prediction.contig_lines import NO_SCORE, TRACK_STEPS
-from virnucpro.report.prediction.summary import SCORE_BINS, summarise
+from virnucpro.report.prediction.summary import NO_SCORE, SCORE_BINS, TRACK_STEPS, summarise
 from virnucpro.store.contig_table import Call
 from virnucpro.store.manifest import with_checksum
 

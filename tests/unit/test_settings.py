@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 import virnucpro
 from tests.faces import EXAMPLES, help_text
 from tools.settings_page import PAGE, page
-from virnucpro.cli import app
+from virnucpro.cli import command_line
 from virnucpro.commands.train import command_of
-from virnucpro.errors import ConfigurationError
-from virnucpro.interrupts import TimeLimitError
+from virnucpro.errors import ConfigurationError, TimeLimitError
 from virnucpro.knobs import UsageError, from_flat, recorded_settings, settings_of
 from virnucpro.settings import (
     EmbeddingSettings,
@@ -111,7 +110,9 @@ def test_what_decides_the_bytes_is_recorded_by_its_name_in_the_manifest():
     ],
 )
 def test_a_command_refuses_it_as_a_mistake_of_usage(arguments, code, says, tmp_path):
-    result = CliRunner().invoke(app, ["predict", str(tmp_path / "a.fa"), "-o", str(tmp_path / "out"), *arguments])
+    result = CliRunner().invoke(
+        command_line(), ["predict", str(tmp_path / "a.fa"), "-o", str(tmp_path / "out"), *arguments]
+    )
     assert result.exit_code == code
     assert says in " ".join(result.output.split())
 

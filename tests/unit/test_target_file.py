@@ -12,12 +12,12 @@ import pytest
 
 from tests.fakes import another_user
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.metrics.target_file import TargetFile, remove_targets_of_hosts
+from virnucpro.telemetry.metrics.exposition import TargetFile, remove_targets_of_hosts
 
 HOST = socket.gethostname()
 RUN = (
     "import sys, pathlib\n"
-    "from virnucpro.telemetry.metrics.target_file import TargetFile\n"
+    "from virnucpro.telemetry.metrics.exposition import TargetFile\n"
     'TargetFile(pathlib.Path(sys.argv[1]), sys.argv[2], "127.0.0.1:1234").start()\n'
     "print(flush=True)\n"
     "input()\n"

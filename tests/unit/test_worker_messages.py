@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from virnucpro.pipeline.work.worker_messages import MessageReader, MessageWriter
-from virnucpro.telemetry.embedding_facts import ProcessEnd
 from virnucpro.telemetry.ranks import Rank
+from virnucpro.telemetry.snapshot import ProcessEnd
 
 END = ProcessEnd(
     state="failed", failure="died", reason="signal 9", exit_code=-9, starts_again=True, quarantined={7: "died"}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import ignoring_closed_output, print_renderable
-from virnucpro.commands.running import run_as_flow, shown_run
+from virnucpro.commands.running import configured, print_renderable, report, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.hardware.device_claim import claim_for, devices_for
+from virnucpro.pipeline.hardware.device_claim import devices_for
 from virnucpro.pipeline.multi_gpu_inference import run_embedding
 from virnucpro.settings import EmbeddingSettings
 from virnucpro.store.results.forms import require_form
-from virnucpro.telemetry.show.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.run.run_result import RunResult
@@ -46,13 +44,18 @@ def embed(
             "(for the published models see `virnucpro models list`)."
         )
     check_readable(fasta)  # before weights are searched for or fetched
+    show = partial(
+        report,
+        print_summary=_print_summary,
+        as_json=as_json,
+        allow_partial=settings.result.allow_partial,
+        parts="sequences",
+    )
     if flow or settings.hardware.runner != "threads":
         result = run_as_flow("embed", settings, fasta_files=[str(path) for path in fasta], output_dir=str(output))
-        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
+        show(result)
         return
-    claim = claim_for(settings.hardware)
-    with DownloadProgress(is_quiet=as_json) as download:
-        config = configure_model(settings, device_type=claim.type, on_download=download.advance)
+    claim, config = configured(configure_model, settings, is_quiet=as_json)
     claim = devices_for(claim, config, fasta, workers=settings.hardware.workers or None)
     run = partial(
         run_embedding,
@@ -65,18 +68,7 @@ def embed(
         result_form=settings.result.form,
     )
     with shown_run(run, settings, is_quiet=as_json) as result:
-        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
-
-
-def _report(result: RunResult, *, as_json: bool, allow_partial: bool) -> None:
-    with ignoring_closed_output():
-        if as_json:
-            print(json.dumps(result.to_json()))
-        else:
-            _print_summary(result)
-    result.raise_unless(allow_partial=allow_partial)
-    if result.state == "partial":
-        say(printable(f"partial: the missing sequences are listed in {result.output_dir / 'failed_sequences.tsv'}"))
+        show(result)
 
 
 def _print_summary(result: RunResult) -> None:
@@ -87,33 +79,24 @@ def _print_summary(result: RunResult) -> None:
         _print_notes(result)
         return
     is_spread = any(rank.host for rank in result.ranks)
-    table = Table(
-        "rank",
-        *(["host"] if is_spread else []),
-        "device",
-        "computed",
-        "resumed",
-        "tokens",
-        "seconds",
-        "tokens/s",
-        "attempts",
-        "state",
-        box=None,
-        pad_edge=False,
-    )
-    for rank in result.ranks:
-        table.add_row(
-            str(rank.rank),
-            *([printable(rank.host or "")] if is_spread else []),
-            rank.device,
-            f"{rank.sequences:,}",
-            f"{rank.sequences_resumed:,}",
-            f"{rank.tokens:,}",
-            f"{rank.seconds:.1f}",
-            f"{rank.tokens_per_second:,.0f}",
-            str(rank.attempts),
-            rank.state,
-        )
+    rows = [
+        {
+            "rank": str(rank.rank),
+            **({"host": printable(rank.host or "")} if is_spread else {}),
+            "device": rank.device,
+            "computed": f"{rank.sequences:,}",
+            "resumed": f"{rank.sequences_resumed:,}",
+            "tokens": f"{rank.tokens:,}",
+            "seconds": f"{rank.seconds:.1f}",
+            "tokens/s": f"{rank.tokens_per_second:,.0f}",
+            "attempts": str(rank.attempts),
+            "state": rank.state,
+        }
+        for rank in result.ranks
+    ]
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.values())
     print_renderable(table)
     where = "no result" if result.output_path is None else printable(str(result.output_path))
     print(f"{result.num_rows:,} of {result.num_records:,} sequences -> {where}")

@@ -17,11 +17,9 @@ from rich.text import Text
 
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
-from virnucpro.commands.output import ignoring_closed_output, print_renderable
-from virnucpro.commands.running import shown_run
+from virnucpro.commands.running import configured, ignoring_closed_output, print_renderable, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
-from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.evaluation.page import write_page
@@ -29,7 +27,6 @@ from virnucpro.report.evaluation.plots import MOST_TABLES
 from virnucpro.report.prediction.page import write_report
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.metrics import BOOTSTRAP_SAMPLES
 from virnucpro.training.evaluation.strata import LENGTH_EDGES_NT
@@ -46,8 +43,6 @@ DEFAULT_LENGTH_CLASSES = ",".join(map(str, LENGTH_EDGES_NT))
 
 
 class Missing(StrEnum):
-    """What to do with contigs without a score."""
-
     LOWEST = "lowest"
     LEAVE_OUT = "leave-out"
 
@@ -143,9 +138,7 @@ def evaluate(
     if contigs:
         check_readable(contigs)  # before weights are looked for or fetched
         asked = settings.model_copy(update={"classifier": classifier or DEFAULT_CLASSIFIER, "threshold": threshold})
-        claim = claim_for(asked.hardware)
-        with DownloadProgress(is_quiet=as_json) as download:
-            config = configure_prediction(asked, device_type=claim.type, on_download=download.advance)
+        claim, config = configured(configure_prediction, asked, is_quiet=as_json)
         run = partial(
             run_prediction,
             contigs,
@@ -189,7 +182,6 @@ def _check(
     classifier: str | None,
     threshold: float | None,
 ) -> None:
-    """Refuse options that contradict each other."""
     if bool(contigs) == bool(scores):
         raise typer.BadParameter(
             "give either contigs to score, or --scores." if scores else "give contigs or --scores."

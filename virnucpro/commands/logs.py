@@ -20,13 +20,13 @@ from virnucpro.commands.options import RunDir
 from virnucpro.errors import ExitCode, ResultError, printable
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.run_lock import holder_of
-from virnucpro.telemetry.logs.log_lines import LEVELS, entry_line, frame_lines
-from virnucpro.telemetry.logs.log_reader import RunLogs
+from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
+from virnucpro.telemetry.log_reader import RunLogs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from virnucpro.telemetry.logs.log_reader import FoundEntry
+    from virnucpro.telemetry.log_reader import FoundEntry
 
 POLL_S = 0.5
 """Seconds between two reads of an active run's files."""

@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import takes_settings
-from virnucpro.commands.output import print_renderable
+from virnucpro.commands.running import print_renderable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL, classifiers_table
 from virnucpro.models.registry import BUNDLED, models_table
 from virnucpro.settings import EmbeddingSettings
 
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+
+@app.command("list", short_help="List models and classifiers, and whether their weights are here.")
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def list_models(
     settings: EmbeddingSettings,
@@ -54,6 +57,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
+@app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def convert(
     source: Annotated[

@@ -96,7 +96,6 @@ def takes_settings(
 
 
 def as_parameter(setting: Setting) -> inspect.Parameter:
-    """Return the option of a setting as a parameter of a command's function."""
     info, knob = setting.info, setting.knob
     kind, is_list, is_mapping = _kind_of(info.annotation)
     bounds = {

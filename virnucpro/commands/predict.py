@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
-from virnucpro.commands.output import ignoring_closed_output
-from virnucpro.commands.running import run_as_flow, shown_run
+from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
-from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import PredictionSettings
-from virnucpro.telemetry.show.progress import DownloadProgress, say
+from virnucpro.telemetry.show.progress import say
 
 if TYPE_CHECKING:
     from virnucpro.pipeline.prediction.result import PredictionResult
@@ -53,13 +50,18 @@ def predict(
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
     check_readable(inputs)  # before weights are searched for or fetched
+    show = partial(
+        report,
+        print_summary=print_summary,
+        as_json=as_json,
+        allow_partial=settings.result.allow_partial,
+        parts="frames",
+    )
     if flow or settings.hardware.runner != "threads":
         result = run_as_flow("predict", settings, input_files=[str(path) for path in inputs], output_dir=str(output))
-        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
+        show(result)
         return
-    claim = claim_for(settings.hardware)
-    with DownloadProgress(is_quiet=as_json) as download:
-        config = configure_prediction(settings, device_type=claim.type, on_download=download.advance)
+    claim, config = configured(configure_prediction, settings, is_quiet=as_json)
     run = partial(
         run_prediction,
         inputs,
@@ -71,22 +73,10 @@ def predict(
         restart=settings.result.restart,
     )
     with shown_run(run, settings, is_quiet=as_json) as result:
-        _report(result, as_json=as_json, allow_partial=settings.result.allow_partial)
-
-
-def _report(result: PredictionResult, *, as_json: bool, allow_partial: bool) -> None:
-    with ignoring_closed_output():
-        if as_json:
-            print(json.dumps(result.to_json()))
-        else:
-            print_summary(result)
-    result.raise_unless(allow_partial=allow_partial)
-    if result.state == "partial":
-        say(printable(f"partial: the missing frames are listed in {result.output_dir / 'failed_sequences.tsv'}"))
+        show(result)
 
 
 def print_summary(result: PredictionResult) -> None:
-    """Print the summary of a result."""
     counts = result.counts
     if result.was_complete:
         print(f"{printable(str(result.output_dir))}: already complete; nothing was computed")

@@ -1,25 +1,191 @@
-"""A run as a command has it: shown on the terminal, with its metrics, stopped by signals and by its time limit."""
+"""
+What commands share: standard output, which may be a closed pipe, and a run as a command has it.
+
+A run is shown on the terminal, with its metrics, and stopped by signals and by its time limit.
+"""
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import json
+import os
+import signal
+import sys
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from rich.console import Console
+from rich.measure import Measurement
 
 from virnucpro.config import RunLimits
-from virnucpro.errors import StoppedError
-from virnucpro.interrupts import stop_on_signals
+from virnucpro.errors import OutputError, StoppedError, TimeLimitError, printable
+from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
-from virnucpro.telemetry.show.progress import terminal_view
+from virnucpro.telemetry.show.progress import DownloadProgress, say, terminal_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.console import RenderableType
+
+    from virnucpro.pipeline.hardware.device_claim import DeviceClaim
+    from virnucpro.pipeline.prediction.result import PredictionResult
+    from virnucpro.pipeline.run.run_result import RunResult
     from virnucpro.settings import RunSettings
 
+Config = TypeVar("Config")
 Outcome = TypeVar("Outcome")
+Result = TypeVar("Result", "RunResult", "PredictionResult")
+
+_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of a closed pipe or terminal."""
+_NO_TERMINAL_COLUMNS = 120
+_MOST_COLUMNS = 1000
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output that reports a full disk as other files do."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise
+            raise OutputError("standard output", error.strerror or str(error)) from error
+
+
+def guard_standard_output() -> None:
+    """Make every print raise ``OutputError`` when the output cannot be written."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+        return
+    try:
+        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
+    except (OSError, ValueError):  # in memory
+        return
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        line_buffering=getattr(sys.stdout, "line_buffering", False),
+    )
+
+
+@contextmanager
+def ignoring_closed_output() -> Iterator[None]:
+    """
+    Print in the block to an output that may be closed; the outcome of the work does not depend on it.
+
+    A run whose terminal was closed keeps its own exit code.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OutputError:
+        raise
+    except OSError:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
+
+
+def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Print a rich object without truncating numbers; *soft_wrap* leaves wrapping to the terminal."""
+    is_terminal = sys.stdout.isatty()
+    text = io.StringIO()  # rich ends the process at a closed pipe
+    console = Console(
+        file=text, force_terminal=is_terminal, width=None if is_terminal else _NO_TERMINAL_COLUMNS, highlight=False
+    )
+    unbounded = console.options.update(width=_MOST_COLUMNS)
+    console.width = max(console.width, Measurement.get(console, unbounded, renderable).minimum)
+    console.print(renderable, soft_wrap=soft_wrap)
+    print(text.getvalue(), end="")
+
+
+def configured(
+    configure: Callable[..., Config], settings: RunSettings, *, is_quiet: bool
+) -> tuple[DeviceClaim, Config]:
+    """Return this machine's devices for a run, and what *configure* makes of its settings for them."""
+    claim = claim_for(settings.hardware)
+    with DownloadProgress(is_quiet=is_quiet) as download:
+        return claim, configure(settings, device_type=claim.type, on_download=download.advance)
+
+
+def report(
+    result: Result, print_summary: Callable[[Result], None], *, as_json: bool, allow_partial: bool, parts: str
+) -> None:
+    """
+    Print the outcome of a run.
+
+    Args:
+        parts: What a partial result lacks some of, such as sequences.
+
+    Raises:
+        WorkersFailedError: It is partial, and that was not allowed.
+    """
+    with ignoring_closed_output():
+        if as_json:
+            print(json.dumps(result.to_json()))
+        else:
+            print_summary(result)
+    result.raise_unless(allow_partial=allow_partial)
+    if result.state == "partial":
+        say(printable(f"partial: the missing {parts} are listed in {result.output_dir / 'failed_sequences.tsv'}"))
+
+
+class _Interrupts:
+    """
+    Stops workers at a batch boundary on the first SIGINT or SIGTERM, or at the time limit; ends at once on the second.
+
+    Without workers (while the input is read or the result merged) the first signal ends the run. A context manager, for
+    the main thread.
+
+    Args:
+        event: Set on the first signal, after the terminal shows that the run stops.
+        has_workers: Whether workers compute now.
+        time_limit_minutes: Of the wall clock; 0 is no limit.
+    """
+
+    def __init__(self, event: threading.Event, has_workers: Callable[[], bool], time_limit_minutes: float) -> None:
+        self._event = event
+        self._has_workers = has_workers
+        self._time_limit_minutes = time_limit_minutes
+        self._first: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            self._before[number] = signal.signal(number, self._handle)
+        signal.setitimer(signal.ITIMER_REAL, self._time_limit_minutes * 60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def error(self) -> StoppedError:
+        return TimeLimitError(self._time_limit_minutes) if self._first == signal.SIGALRM else StoppedError(self._first)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if number == signal.SIGALRM and self._first is not None:
+            return  # it is stopping already
+        if self._first not in {None, signal.SIGALRM}:
+            with suppress(OSError):
+                os.write(2, b"\nstopped at once: start the same command again to continue\n")
+            raise SystemExit(int(StoppedError(number).exit_code))
+        self._first = number
+        has_workers = self._has_workers()
+        if has_workers:
+            with suppress(OSError):  # standard error may be closed
+                os.write(2, b"\nstopping as soon as what is finished is safe; once more to stop at once\n")
+        self._event.set()
+        if not has_workers:
+            raise self.error()
 
 
 @contextmanager
@@ -36,10 +202,9 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
         StoppedError: A signal asked for it, or the time limit has passed.
     """
     limits = RunLimits.of(settings.limits)
-    minutes = settings.limits.time_limit_minutes
     stop = threading.Event()
     with RunTelemetry(metrics_options(settings.monitoring), [terminal_view(is_quiet=is_quiet, stop=stop)]) as telemetry:
-        with stop_on_signals(stop, telemetry.has_workers, time_limit_minutes=minutes) as stopping:
+        with _Interrupts(stop, telemetry.has_workers, settings.limits.time_limit_minutes) as stopping:
             try:
                 outcome = run(telemetry=telemetry, stop=stop, limits=limits)
             except StoppedError:

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settings
-from virnucpro.commands.output import ignoring_closed_output
-from virnucpro.commands.running import run_as_flow, shown_run
+from virnucpro.commands.running import configured, ignoring_closed_output, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
-from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.settings import TrainingSettings
-from virnucpro.telemetry.show.progress import DownloadProgress
 from virnucpro.training.genomes.labelled_genomes import check_files
 from virnucpro.training.training_settings import configure_training
 
@@ -75,9 +72,7 @@ def train(
         result = run_as_flow("train", settings, labelled=[str(path) for path in labelled], output_dir=str(output))
         _report(result, as_json=as_json)
         return
-    claim = claim_for(settings.hardware)
-    with DownloadProgress(is_quiet=as_json) as download:
-        config = configure_training(settings, device_type=claim.type, on_download=download.advance)
+    claim, config = configured(configure_training, settings, is_quiet=as_json)
     run = partial(
         importlib.import_module(_TRAINING).run_training,
         labelled,

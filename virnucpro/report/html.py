@@ -76,6 +76,16 @@ def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Se
     )
 
 
+def terms(pairs: Iterable[tuple[str, str]]) -> Html:
+    """Return a list of terms, each with its description."""
+    return element("dl", *(joined(element("dt", name), element("dd", text)) for name, text in pairs))
+
+
+def files_beside(links: Iterable[Html]) -> Html:
+    """Return the line with links to files beside the page."""
+    return element("p", "Beside this page: ", Html(", ".join(links)), ".")
+
+
 def script_json(value: Any) -> Html:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)

@@ -2,18 +2,18 @@
 A page as one file that needs neither network nor other files: head, style, plots and scripts around its sections.
 
 It embeds plotly.js from the installed package. Its content security policy runs only that script and ours, by their
-hashes, and loads no address.
+hashes, and loads no address. Every colour of a figure is one of the page's; the page's script swaps them for the dark
+ones.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plotly.offline import get_plotlyjs
 
@@ -24,7 +24,75 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from virnucpro.report.figures import Colour
+
+class Colour(NamedTuple):
+    """The colour of one role, on the light and the dark page."""
+
+    light: str
+    dark: str
+
+
+COLOURS = {
+    "virus": Colour("#c84e00", "#ff9a4d"),
+    "not-virus": Colour("#1f6fa8", "#62b0e8"),
+    "undecided": Colour("#555e6c", "#c3cad5"),
+    "no-score": Colour("#8b94a1", "#6a7585"),
+    "ink": Colour("#1b2330", "#e8ebf0"),
+    "muted": Colour("#596473", "#a2adbb"),
+    "line": Colour("#dfe4ea", "#303843"),
+    "surface": Colour("#ffffff", "#181d24"),
+    "page": Colour("#f5f6f8", "#0f1318"),
+    "region": Colour("#fbe3d2", "#4a2c17"),
+}
+"""Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def colour(role: str) -> str:
+    return COLOURS[role].light
+
+
+def dotted_line() -> dict[str, Any]:
+    return {"color": colour("muted"), "width": 1, "dash": "dot"}
+
+
+def lay_out(figure: go.Figure, height_px: int) -> None:
+    figure.update_layout(
+        template="none",
+        height=height_px,
+        margin={"l": 56, "r": 14, "t": 34 if height_px > 200 else 8, "b": 46},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": _FONT, "size": 12, "color": colour("muted")},
+        legend={
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "font": {"color": colour("ink")},
+        },
+        hoverlabel={
+            "align": "left",
+            "bgcolor": colour("surface"),
+            "bordercolor": colour("muted"),
+            "font": {"family": _FONT, "color": colour("ink")},
+        },
+        hovermode="closest",
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": colour("muted"), "activecolor": colour("ink")},
+    )
+    axis = {
+        "gridcolor": colour("line"),
+        "linecolor": colour("muted"),
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": colour("muted"),
+        "title_standoff": 8,
+    }
+    figure.update_xaxes(showline=True, **axis)
+    figure.update_yaxes(showline=False, **axis)
 
 
 def fill_page(
@@ -42,14 +110,13 @@ def fill_page(
     *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures have the
     colours of the light page; *colours* has all colours by role.
     """
-    text = partial(_package_text, "virnucpro.report")
-    plotly, script = _newlines(get_plotlyjs()), text("page.js")
-    return Template(text("page.html")).substitute(
+    plotly, script = _newlines(get_plotlyjs()), _text("page.js")
+    return Template(_text("page.html")).substitute(
         policy=_policy(plotly, script),
         generator=f"virnucpro {version('virnucpro')}",
         title=joined(title),
         colours=_colour_rules(colours),
-        style=text("page.css"),
+        style=_text("page.css"),
         heading=heading,
         sections=sections,
         footer=footer,
@@ -82,8 +149,8 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _package_text(package: str, name: str) -> str:
-    return _newlines((files(package) / name).read_text(encoding="utf-8"))
+def _text(name: str) -> str:
+    return _newlines((files("virnucpro.report") / name).read_text(encoding="utf-8"))
 
 
 def _newlines(text: str) -> str:

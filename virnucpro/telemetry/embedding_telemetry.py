@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from virnucpro.telemetry.durable_blocks import whole_blocks
-from virnucpro.telemetry.logs.failure_report import failure_report
-from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank
+from virnucpro.telemetry.log_reader import failure_report
+from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
 from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
-from virnucpro.telemetry.token_rate import seconds_left
 from virnucpro.telemetry.worker_logging import log_end_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from virnucpro.telemetry.embedding_facts import EmbeddingFacts, ProcessEnd
+    from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -207,7 +205,6 @@ class EmbeddingTelemetry:
             )
 
     def snapshot(self) -> EmbeddingSnapshot:
-        """Return how the run is now."""
         facts = self.facts
         with self._lock:
             ranks = tuple(self._snapshot_of(rank, left) for rank, left in enumerate(self._tokens_left()))
@@ -222,7 +219,7 @@ class EmbeddingTelemetry:
                 tokens=int(facts.block_tokens.sum()),
                 tokens_left=sum(rank.tokens_left for rank in ranks),
                 tokens_before=self._tokens_before,
-                seconds_left=seconds_left(ranks, is_over=self._is_over),
+                seconds_left=_seconds_left(ranks, is_over=self._is_over),
                 failed=self._records_by_reason(self._failed()),
                 quarantined=self._records_by_reason(self._quarantined),
                 is_over=self._is_over,
@@ -293,3 +290,16 @@ class EmbeddingTelemetry:
             last_progress=rank.last_progress,
             last_batch=rank.attempt.last_batch,
         )
+
+
+def _seconds_left(ranks: Sequence[RankSnapshot], *, is_over: bool) -> float | None:
+    """Return the estimate of the slowest rank; one that has no rate yet is taken to be as fast as the others."""
+    if not any(rank.tokens_left for rank in ranks):
+        return 0.0
+    if is_over:
+        return None
+    rates = [rank.tokens_per_second for rank in ranks if rank.tokens_per_second]
+    if not rates:
+        return None
+    usual = sum(rates) / len(rates)
+    return max(rank.tokens_left / (rank.tokens_per_second or usual) for rank in ranks)

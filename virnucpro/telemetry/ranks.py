@@ -4,28 +4,35 @@ The record of a rank: what is known of one worker, over all its processes of thi
 A worker's messages change it in one place, ``Rank.apply``; everything else reads it: the time limits, the retry policy,
 the views, metrics and ``run.json``. One thread writes a record, the one that runs the rank; others may read it at any
 time, since each value is replaced as a whole.
+
+Messages name blocks as runs (first, last, step), since a worker's blocks are nearly always every n-th of the plan: a
+few numbers for thousands of blocks. What does not fit one message goes into several.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
 
 from virnucpro.telemetry.snapshot import Batch, RankState
-from virnucpro.telemetry.token_rate import TokenRate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 log = structlog.get_logger(__name__)
 
 BATCH_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
 """Seconds: a full block of the small models on a GPU takes some milliseconds, one of the largest on a CPU a minute."""
+ITEMS_IN_A_MESSAGE = 64
+"""Runs or exceptions in one message: at some 40 characters each, they fit what a pipe takes in one piece."""
+RATE_WINDOW_S = 60.0
+"""Seconds of computing that a rate is taken over."""
 _IN_THE_MANIFEST = (
     "rank",
     "device",
@@ -46,6 +53,31 @@ _IN_THE_MANIFEST = (
     "compute_s",
     "attention_kernel",
 )
+
+
+class TokenRate:
+    """Planned tokens a second over the last minute, since long sequences come first and cost more a token."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def mark(self, now_s: float, tokens: int) -> None:
+        """Note that *tokens* are done since the first mark."""
+        self._marks.append((now_s, tokens))
+        while len(self._marks) > 2 and now_s - self._marks[1][0] >= RATE_WINDOW_S:
+            self._marks.popleft()
+
+    def restart(self, now_s: float) -> None:
+        """Begin anew: a model has been loaded."""
+        self._marks = deque([(now_s, 0)])
+
+    def per_second(self, now_s: float) -> float:
+        """Return the rate; it falls when nothing has been done for longer than the window."""
+        if len(self._marks) < 2:
+            return 0.0
+        (first_s, before), (last_s, done) = self._marks[0], self._marks[-1]
+        end_s = last_s if now_s - last_s < RATE_WINDOW_S else now_s
+        return (done - before) / (end_s - first_s) if end_s > first_s else 0.0
 
 
 @dataclass(kw_only=True)
@@ -289,3 +321,57 @@ class Rank:
         self.oom_splits += int(message["oom_splits"])
         attempt.tokens_done += planned_tokens
         self.rate.mark(time.monotonic(), attempt.tokens_done)
+
+
+def durable_messages(
+    blocks: Iterable[int], *, short: Mapping[int, int], written_bytes: int = 0
+) -> Iterator[dict[str, Any]]:
+    """
+    Yield messages that blocks have become durable, or were found so.
+
+    Args:
+        blocks: Numbers of those that hold every sequence.
+        short: Number of each that lacks sequences -> the rows that it gives, copies included.
+        written_bytes: Bytes of the file that was written.
+    """
+    runs = list(runs_of(sorted(blocks)))
+    exceptions = [[block, rows] for block, rows in short.items()]
+    yield {"kind": "durable", "bytes": written_bytes, "runs": runs[:ITEMS_IN_A_MESSAGE]}
+    for start in range(ITEMS_IN_A_MESSAGE, len(runs), ITEMS_IN_A_MESSAGE):
+        yield {"kind": "durable", "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}
+    for start in range(0, len(exceptions), ITEMS_IN_A_MESSAGE):
+        yield {"kind": "durable", "short": exceptions[start : start + ITEMS_IN_A_MESSAGE]}
+
+
+def done_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield messages that nothing is left to do for blocks that the parent hands out."""
+    yield from _messages("done", blocks)
+
+
+def claimed_messages(blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield messages that blocks were claimed."""
+    yield from _messages("claimed", blocks)
+
+
+def whole_blocks(message: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the numbers of the blocks that a message names as whole, int64 (blocks,)."""
+    runs = [np.arange(first, last + 1, step, dtype=np.int64) for first, last, step in message.get("runs", ())]
+    return np.concatenate([np.empty(0, np.int64), *runs])
+
+
+def runs_of(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield ascending *numbers* as [first, last, step]."""
+    start = 0
+    while start < len(numbers):
+        last = min(start + 1, len(numbers) - 1)
+        step = max(1, numbers[last] - numbers[start])
+        while last + 1 < len(numbers) and numbers[last + 1] - numbers[last] == step:
+            last += 1
+        yield [numbers[start], numbers[last], step]
+        start = last + 1
+
+
+def _messages(kind: str, blocks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    runs = list(runs_of(sorted(blocks)))
+    for start in range(0, len(runs), ITEMS_IN_A_MESSAGE):
+        yield {"kind": kind, "runs": runs[start : start + ITEMS_IN_A_MESSAGE]}

@@ -9,41 +9,45 @@ from __future__ import annotations
 
 import queue
 import shutil
-import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
+from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
-from virnucpro.telemetry.logs.log_lines import log_sentence
-from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address, write_textfile
+from virnucpro.telemetry.log_lines import log_sentence
+from virnucpro.telemetry.metrics.exposition import (
+    METRICS_PATH,
+    MetricsServer,
+    TargetFile,
+    own_address,
+    remove_targets_of_hosts,
+    wait_for_last_scrape,
+)
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.options import HostMetricsOptions, MetricsOptions, metrics_options
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
-from virnucpro.telemetry.metrics.target_file import TargetFile, remove_targets_of_hosts
 from virnucpro.telemetry.show import wording
-from virnucpro.telemetry.show.progress import say
 from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
-from virnucpro.telemetry.trace import merge_trace, remove_spans
+from virnucpro.telemetry.trace import merge_trace
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from virnucpro.run_layout import FolderLayout
-    from virnucpro.telemetry.embedding_facts import EmbeddingFacts
-    from virnucpro.telemetry.snapshot import RankSnapshot, View
+    from virnucpro.telemetry.snapshot import EmbeddingFacts, RankSnapshot, View
 
 log = structlog.get_logger(__name__)
 
@@ -59,21 +63,25 @@ _PATIENCE_S = 5.0
 class _Stage:
     name: str
     model: str
-    began_s: float
-    started: float
     depth: int
     """Stages that it is within."""
+    began_s: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.time)
     ended_s: float | None = None
     waited_s: float = 0.0
     """Seconds in which the run stood still within it."""
 
-    def seconds(self, now_s: float) -> float:
-        """Return the seconds that it took, or has taken, at *now_s* on the clock of ``time.monotonic``."""
-        return self.elapsed(now_s) - self.waited_s
-
-    def elapsed(self, now_s: float) -> float:
-        """Return the seconds from its begin to its end, or to *now_s* on the clock of ``time.monotonic``."""
-        return (now_s if self.ended_s is None else self.ended_s) - self.began_s
+    def snapshot(self) -> StageSnapshot:
+        elapsed = (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
+        return StageSnapshot(
+            name=self.name,
+            model=self.model,
+            started=self.started,
+            seconds=elapsed - self.waited_s,
+            elapsed=elapsed,
+            depth=self.depth,
+            is_over=self.ended_s is not None,
+        )
 
 
 class RunTelemetry:
@@ -124,7 +132,7 @@ class RunTelemetry:
             self._close_views()
             has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
             if self._server is not None and (error is None or has_failed):
-                self._wait_for_scrape(self._server)
+                wait_for_last_scrape(self._server)
 
     @contextmanager
     def running(self, layout: FolderLayout, run_id: str) -> Iterator[None]:
@@ -153,7 +161,7 @@ class RunTelemetry:
         """Note that a stage lasts for the time of the block; *model* names the embedding run that it belongs to."""
         with self._lock:
             depth = sum(around.ended_s is None for around in self._stages)
-            stage = _Stage(name, model, time.monotonic(), time.time(), depth)
+            stage = _Stage(name, model, depth)
             self._stages.append(stage)
         try:
             yield
@@ -176,13 +184,12 @@ class RunTelemetry:
 
     def stages_s(self, model: str = "") -> dict[str, float]:
         """Return the seconds of each stage of an embedding run, or of the whole, that has ended."""
-        with self._lock:
-            stages = [stage for stage in self._stages if stage.model == model and stage.ended_s is not None]
-        return {stage.name: stage.seconds(0.0) for stage in stages}
+        stages = self._stages_now()
+        return {stage.name: stage.seconds for stage in stages if stage.model == model and stage.is_over}
 
     def begin_embedding(self, facts: EmbeddingFacts) -> EmbeddingTelemetry:
         """Return the telemetry of an embedding run that begins."""
-        self._guarded(remove_spans, [facts.layout.spans_dir])  # those of a run that was killed
+        self._guarded(durable.remove_tree, facts.layout.spans_dir)  # of a run that was killed
         if self._gpus is None and facts.host and any(token for _, token in facts.devices):
             self._gpus = GpuMonitor(facts.devices)
         embedding = EmbeddingTelemetry(
@@ -216,28 +223,15 @@ class RunTelemetry:
         self._sayings.put(text)
 
     def snapshot(self) -> RunSnapshot:
-        """Return how the run is now."""
         with self._lock:
-            stages, embeddings = list(self._stages), list(self._embeddings)
-        now_s = time.monotonic()
+            embeddings = list(self._embeddings)
         free, size = self._disk or (None, None)
         return RunSnapshot(
             run_id=self._run_id,
             output_dir="" if self._layout is None else str(self._layout.output_dir),
             started=self._started,
             now=time.time(),
-            stages=tuple(
-                StageSnapshot(
-                    name=stage.name,
-                    model=stage.model,
-                    started=stage.started,
-                    seconds=stage.seconds(now_s),
-                    elapsed=stage.elapsed(now_s),
-                    depth=stage.depth,
-                    is_over=stage.ended_s is not None,
-                )
-                for stage in stages
-            ),
+            stages=self._stages_now(),
             embeddings=tuple(embedding.snapshot() for embedding in embeddings),
             gpus=self._gpu_samples,
             costs=tuple(cost for embedding in embeddings for cost in embedding.costs()),
@@ -245,13 +239,9 @@ class RunTelemetry:
             disk_size_bytes=size,
         )
 
-    def _wait_for_scrape(self, server: MetricsServer) -> None:
-        """Wait until the scraper has read the final metrics; Ctrl-C ends the wait."""
-        patience_s = server.patience_s
-        if patience_s:
-            say(f"waiting until the final metrics are read, at most {patience_s:.0f} s (Ctrl-C: not at all)")
-            with _ended_by_signals():
-                server.wait_for_scrape(patience_s)
+    def _stages_now(self) -> tuple[StageSnapshot, ...]:
+        with self._lock:
+            return tuple(stage.snapshot() for stage in self._stages)
 
     def _close_views(self) -> None:
         views, self._views = self._views, []
@@ -305,10 +295,13 @@ class RunTelemetry:
         assert self._layout is not None
         here = self._layout.output_dir
         try:
-            write_textfile(self._registry, self._layout.metrics_textfile)
+            durable.write_bytes(self._layout.metrics_textfile, generate_latest(self._registry))
             layouts = [embedding.facts.layout for embedding in self._embeddings]
-            spans_dirs = [("" if one.output_dir == here else one.output_dir.name, one.spans_dir) for one in layouts]
-            merge_trace(spans_dirs, self.snapshot().stages, self._layout.trace)
+            labels = ["" if layout.output_dir == here else layout.output_dir.name for layout in layouts]
+            spans_dirs = zip(labels, (layout.spans_dir for layout in layouts), strict=True)
+            recorded = [(label, folder) for label, folder in spans_dirs if folder.is_dir()]
+            if recorded:
+                merge_trace(recorded, self._stages_now(), self._layout.trace)
         except OutputError as error:
             log.warning("telemetry.not_written", path=error.path, reason=error.what)
 
@@ -382,23 +375,6 @@ class RunTelemetry:
                 self._guarded(of.close)  # what it holds: standard error, a file that shows the run as running
 
     def _complain(self, event: str, reason: str) -> None:
-        """Warn, once for each kind of trouble."""
         if event not in self._complaints:
             self._complaints.add(event)
             log.warning(event, reason=reason)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let Ctrl-C, or a SIGTERM that would end the process, end the block and nothing else."""
-    takes_sigterm = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if takes_sigterm:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        if takes_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from virnucpro.run_layout import RunLayout
+
+    IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RankState(StrEnum):
-    """What a rank is doing."""
-
     WAITING = "waiting"
     """It has no process yet."""
     STARTING = "starting"
@@ -40,23 +44,17 @@ class Batch:
     """What a worker was last given to compute."""
 
     block: int
-    """Its number in the plan."""
     sequences: int
-    """Sequences in it."""
     tokens: int
-    """Planned tokens of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSeconds:
-    """How long batches took."""
-
     bounds: tuple[float, ...]
     """Seconds: upper bounds of the buckets, ascending, without infinity."""
     counts: tuple[int, ...]
     """Batches in each bucket alone, one more than *bounds*: the last is for those above all bounds."""
     total_s: float
-    """Seconds of all batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +64,14 @@ class GpuSample:
     device: str
     """The run's label of it, such as ``cuda:3``."""
     uuid: str
-    """NVML's name of it."""
     host: str = ""
-    """The host that it is in."""
     utilization: float | None = None
     """Share of the last sampling period in which it computed, 0 to 1."""
     memory_used_bytes: int | None = None
-    """Bytes in use, by all processes."""
     memory_total_bytes: int | None = None
-    """Bytes it has."""
     power_watts: float | None = None
-    """Watts that it draws."""
     temperature_celsius: float | None = None
-    """Degrees Celsius."""
     sm_clock_hertz: float | None = None
-    """Hertz of its multiprocessors."""
     throttle: Mapping[str, bool] = field(default_factory=dict)
     """Reason -> whether it is slowed down by it now."""
 
@@ -90,13 +81,9 @@ class WorkerCost:
     """What a rank's processes have used of their host, as it was seen there."""
 
     rank: int
-    """Its number."""
     host: str
-    """Where."""
     device: str
-    """Label of its device."""
     model: str
-    """The embedding run's."""
     cpu_s: float | None
     """Processor seconds of all of them; None where they could not be read."""
     resident_bytes: int | None
@@ -108,51 +95,40 @@ class RankSnapshot:
     """One rank of an embedding run; counts are of this start of the run, over all its processes."""
 
     rank: int
-    """Its number."""
     device: str
     """Label of its device, such as ``cuda:3`` or ``cpu``."""
     host: str = ""
     """Where its processes run; empty where that is not known yet."""
     state: RankState
-    """What it is doing."""
     pid: int | None
     """Of its running process."""
     attempts: int
-    """Processes started."""
     rows: int | None
     """Rows that are durable, copies and those of earlier starts included; None before its process has reported."""
     sequences: int
-    """Sequences computed."""
     tokens: int
-    """Tokens computed, special tokens included."""
     batches: int
-    """Batches computed."""
     batch_seconds: BatchSeconds
-    """How long they took."""
     packing_efficiency: float | None
     """Tokens over token budget of the batches computed, 0 to 1; None before the first."""
     tokens_to_do: int
     """Planned tokens that it was given to compute."""
     tokens_left: int
-    """Of these not yet computed."""
     tokens_per_second: float
     """Planned tokens a second over the last minute of computing; 0 before the first batch."""
     seconds_left: float | None
     """Estimate from the two above; None while there is none."""
     written_bytes: int
-    """Bytes of parts made durable."""
     cache_hits: int
     """Sequences taken from the embedding cache."""
     oom_splits: int
     """Batches computed in halves because they did not fit into memory."""
     restarts: Mapping[str, int]
-    """Failure class -> processes started again after it."""
     model_load_s: float | None
     """Seconds that its last process took to load the model."""
     last_progress: float | None
     """Unix time at which a batch was last finished or rows became durable."""
     last_batch: Batch | None
-    """What it was last given to compute."""
 
     @property
     def has_process(self) -> bool | None:
@@ -167,11 +143,8 @@ class EmbeddingSnapshot:
     """One embedding run: the run itself, or one of the two within a prediction."""
 
     model: str
-    """Name of the model."""
     precision: str
-    """Number format of the forward pass."""
     token_budget: int
-    """Most tokens in one block."""
     records: int
     """Records of the input, skipped ones included."""
     copies: int
@@ -179,9 +152,7 @@ class EmbeddingSnapshot:
     skipped: int
     """Records that break a rule and were skipped."""
     ranks: tuple[RankSnapshot, ...]
-    """By rank."""
     tokens: int
-    """Tokens of the plan."""
     tokens_left: int
     """Of these not yet computed, and not found done."""
     tokens_before: int
@@ -193,7 +164,6 @@ class EmbeddingSnapshot:
     quarantined: Mapping[str, int]
     """Failure class -> sequences, copies included, that are not computed any more because they ended processes."""
     is_over: bool
-    """Whether its ranks have ended."""
 
     @property
     def progress(self) -> float:
@@ -221,19 +191,14 @@ class StageSnapshot:
     elapsed: float
     """Seconds from its begin to its end, or until now."""
     depth: int
-    """Stages that it is within."""
     is_over: bool
-    """Whether it has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """A run, as it is now."""
-
     run_id: str
     """Unique to this start of the run."""
     output_dir: str
-    """Its folder."""
     started: float
     """Unix time."""
     now: float
@@ -260,6 +225,52 @@ class RunSnapshot:
     def embedding(self) -> EmbeddingSnapshot | None:
         """The embedding run that began last."""
         return self.embeddings[-1] if self.embeddings else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingFacts:
+    """What an embedding run is, once it is planned; B blocks."""
+
+    run_id: str
+    """Of this start of the run, as its workers' logs have it."""
+    model: str
+    precision: str
+    token_budget: int
+    """Most tokens in one block."""
+    devices: tuple[tuple[str, str], ...]
+    """Label and token of each rank's device."""
+    host: str
+    """The host of all of them; empty where each rank reports its own."""
+    layout: RunLayout
+    block_tokens: IntArray
+    """int64 (B,): planned tokens of each block."""
+    block_rows: IntArray
+    """int64 (B,): rows that each block gives, copies included."""
+    rows_of: Callable[[IntArray], IntArray]
+    """Returns how many rows the sequences at some index positions give, copies included."""
+    records: int
+    """Records of the input, skipped ones included."""
+    copies: int
+    """Records that take the row of an identical sequence."""
+    skipped: int
+    """Records that were skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEnd:
+    """How a process of a rank ended, as its parent judged."""
+
+    state: str
+    """complete, failed or stopped."""
+    failure: str
+    """Failure class; empty where it did not fail."""
+    reason: str
+    exit_code: int | None
+    """Negative for a signal."""
+    starts_again: bool
+    """Whether another process follows."""
+    quarantined: Mapping[int, str]
+    """Index position of each sequence that is not computed any more -> failure class."""
 
 
 class View(Protocol):

@@ -19,7 +19,7 @@ from virnucpro import durable
 from virnucpro.spans import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from virnucpro.telemetry.snapshot import StageSnapshot
@@ -55,20 +55,13 @@ def merge_trace(spans_dirs: Sequence[tuple[str, Path]], stages: Sequence[StageSn
                 file.write(bytes(buffer))
                 buffer.clear()
         file.write(bytes(buffer) + b"\n]}\n")
-    remove_spans(folder for _, folder in spans_dirs)
-    return True
-
-
-def remove_spans(folders: Iterable[Path]) -> None:
-    """Remove the spans that a killed run left in *folders*."""
-    for folder in folders:
+    for _, folder in spans_dirs:
         durable.remove_tree(folder)
+    return True
 
 
 @dataclass(frozen=True, order=True)
 class _Process:
-    """A file of spans."""
-
     label: str
     rank: int
     begin_ns: int

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from virnucpro.run_folders import only_regular
-from virnucpro.telemetry.logs.log_lines import BOUND, exception_sentence
+from virnucpro.telemetry.log_lines import BOUND, exception_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,18 +78,7 @@ def setup_worker_logging(
     ]
     handlers = [handler] if reports is None else [handler, _ToParent(reports)]
     for item in handlers:
-        item.setFormatter(
-            structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-                processors=[
-                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                    structlog.processors.ExceptionRenderer(
-                        structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=30)
-                    ),
-                    structlog.processors.JSONRenderer(),
-                ],
-            )
-        )
+        item.setFormatter(_json_lines(shared))
         item.set_name(HANDLER_NAME)
     root = logging.getLogger()
     others = (logging.getLogger(name) for name in logging.root.manager.loggerDict)
@@ -112,6 +101,18 @@ def setup_worker_logging(
     if refused is not None:
         log.warning("log.unwritable", path=str(path), reason=refused.strerror or str(refused))
     return path
+
+
+def _json_lines(shared: list[Processor]) -> logging.Formatter:
+    exceptions = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=30)
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.ExceptionRenderer(exceptions),
+            structlog.processors.JSONRenderer(),
+        ],
+    )
 
 
 def log_end_of_process(path: Path, *, level: str, bound: Mapping[str, object], **fields: object) -> None:
@@ -172,7 +173,7 @@ class _ToParent(logging.Handler):
             message = _message(json.loads(self.format(record)))
             if self._sent > MAX_REPORTED:
                 message = _message(
-                    {"level": "warning", "event": "log.more", "told": MAX_REPORTED, "rest": "in the file"}
+                    {"level": "warning", "event": "log.more", "shown": MAX_REPORTED, "rest": "in the file"}
                 )
             self._reports.put(message)
         except (OSError, ValueError, TypeError, KeyError):  # the parent has ended, or the line has no JSON form

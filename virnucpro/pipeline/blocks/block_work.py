@@ -28,7 +28,7 @@ from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
 from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
 from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
-from virnucpro.telemetry.durable_blocks import claimed_messages, durable_messages
+from virnucpro.telemetry.ranks import claimed_messages, durable_messages
 
 if TYPE_CHECKING:
     import threading

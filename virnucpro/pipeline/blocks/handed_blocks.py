@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.pipeline.work.unit_claims import ClaimedUnit
-from virnucpro.telemetry.durable_blocks import done_messages, whole_blocks
+from virnucpro.telemetry.ranks import done_messages, whole_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

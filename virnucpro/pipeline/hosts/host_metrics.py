@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 from prometheus_client import CollectorRegistry
 
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, own_address
+from virnucpro.telemetry.metrics.exposition import METRICS_PATH, MetricsServer, TargetFile, own_address
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.metrics.table import RunCollector
-from virnucpro.telemetry.metrics.target_file import TargetFile
 from virnucpro.telemetry.show.status_file import from_json, to_json
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, WorkerCost
 from virnucpro.this_host import host_name

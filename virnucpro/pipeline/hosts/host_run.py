@@ -23,9 +23,8 @@ from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.work.unit_claims import numbers_in, write_units
 from virnucpro.pipeline.work.worker_messages import MessageReader
 from virnucpro.store.locks.lease import LEASE_S, ExpiryWatch, Lease, read_lease
-from virnucpro.telemetry.durable_blocks import durable_messages
-from virnucpro.telemetry.embedding_facts import ProcessEnd
-from virnucpro.telemetry.ranks import Rank
+from virnucpro.telemetry.ranks import Rank, durable_messages
+from virnucpro.telemetry.snapshot import ProcessEnd
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:

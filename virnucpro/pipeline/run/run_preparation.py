@@ -50,7 +50,7 @@ from virnucpro.store.results.forms import (
     require_form,
     result_of,
 )
-from virnucpro.telemetry.embedding_facts import EmbeddingFacts
+from virnucpro.telemetry.snapshot import EmbeddingFacts
 from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ class PreparedRun:
             host=host_name(),
             layout=self.layout,
             block_tokens=plan.tokens,
-            block_sequences=np.diff(plan.starts),
             block_rows=block_rows,
             rows_of=index.rows_of,
             records=index.num_records,

@@ -81,7 +81,7 @@ class RunResult:
             what = "duplicate shares" if one else "duplicates share"
             notes.append(f"{self.num_copies:,} {what} the row of an identical sequence")
         if self.num_truncated:
-            notes.append(f"{self.num_truncated:,} cut to the residue limit (dataset truncated_from)")
+            notes.append(f"{self.num_truncated:,} truncated to the residue limit (dataset truncated_from)")
         if self.num_resplit_blocks:
             notes.append(f"{self.num_resplit_blocks:,} blocks did not fit the device and were computed in pieces")
         if self.num_cached_blocks:

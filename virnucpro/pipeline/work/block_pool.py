@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from virnucpro.telemetry.durable_blocks import ITEMS_IN_A_MESSAGE, runs_of
+from virnucpro.telemetry.ranks import ITEMS_IN_A_MESSAGE, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -33,8 +33,8 @@ import structlog
 from virnucpro.pipeline.failures import FailureClass, OomKills
 from virnucpro.pipeline.work.block_pool import SINGLY, Assignment, BlockPool
 from virnucpro.settings import MAX_STARTS
-from virnucpro.telemetry.durable_blocks import claimed_messages, runs_of, whole_blocks
-from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.ranks import claimed_messages, runs_of, whole_blocks
+from virnucpro.telemetry.snapshot import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import structlog
 
 from virnucpro.pipeline.work.recovery import RankObserver
-from virnucpro.telemetry.embedding_facts import ProcessEnd
+from virnucpro.telemetry.snapshot import ProcessEnd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

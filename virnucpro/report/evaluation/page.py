@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.errors import printable
 from virnucpro.report.evaluation import plots
-from virnucpro.report.html import Html, counted, cut, element, joined, plot_place, rows_of, whole
+from virnucpro.report.html import Html, counted, cut, element, files_beside, joined, plot_place, rows_of, terms, whole
 from virnucpro.report.html_page import fill_page
 
 if TYPE_CHECKING:
@@ -52,21 +52,16 @@ _SHOWN_NOTES = 30
 
 def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) -> None:
     """Write the page of an evaluation, with links to the files *beside* it."""
-    durable.write_bytes(path, make_page(document, beside).encode("utf-8", "backslashreplace"))
-
-
-def make_page(document: Mapping[str, Any], beside: Sequence[Path] = ()) -> str:
     tables = document["tables"]
-    links = [element("a", one.name, href=one.name) for one in beside]
-    listed = joined(*(joined(Html(", " if number else ""), link) for number, link in enumerate(links)))
-    return fill_page(
+    page = fill_page(
         title=f"VirNucPro evaluation: {_lead(tables)}",
         heading=_heading(document),
         sections=joined(_overview(tables), _curves(tables), _scores(tables), _strata(tables), _explained(tables)),
-        footer=element("p", "Beside this page: ", listed, ".") if links else Html(),
+        footer=files_beside(element("a", one.name, href=one.name) for one in beside),
         figures=_figures(tables),
         colours=plots.PAGE_COLOURS,
     )
+    durable.write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 
 def _figures(tables: Sequence[Mapping[str, Any]]) -> dict[str, go.Figure]:
@@ -233,11 +228,11 @@ def _called(stratum: Mapping[str, Any]) -> list[str]:
 
 
 def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
-    terms = [joined(element("dt", name), element("dd", text)) for name, text in _EXPLAINED.items()]
+    shown = terms(_EXPLAINED.items())
     samples = f"{whole(tables[0]['bootstrap_samples'])} bootstrap samples, seed {tables[0]['seed']}."
     return element(
         "section",
-        element("details", element("summary", "What the measures are"), element("dl", *terms), element("p", samples)),
+        element("details", element("summary", "What the measures are"), shown, element("p", samples)),
     )
 
 

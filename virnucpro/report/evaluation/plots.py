@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from virnucpro.report.figures import COLOURS, Colour, colour, dotted_line, lay_out
 from virnucpro.report.html import hover_text
+from virnucpro.report.html_page import COLOURS, Colour, colour, dotted_line, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     Table = Mapping[str, Any]
     """One of the document's ``tables``."""
 
-TABLE_COLOURS = {
-    "table-1": COLOURS["ink"],
+_OF_TABLES = {
     "table-2": Colour("#7b3fa0", "#c79be6"),
     "table-3": Colour("#1a7f5a", "#5cc79b"),
     "table-4": Colour("#8f6400", "#e0b13c"),
     "table-5": Colour("#b0287a", "#f08bc0"),
     "table-6": Colour("#007c89", "#4fc3d0"),
 }
+TABLE_COLOURS = {"table-1": COLOURS["ink"], **_OF_TABLES}
 """Of the tables of scores, in the order given."""
-PAGE_COLOURS = COLOURS | {role: shown for role, shown in TABLE_COLOURS.items() if shown not in COLOURS.values()}
+PAGE_COLOURS = COLOURS | _OF_TABLES
 MOST_TABLES = len(TABLE_COLOURS)
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -81,7 +81,6 @@ def reliability(tables: Sequence[Table]) -> go.Figure:
 
 
 def score_histogram(table: Table) -> go.Figure:
-    """Return the distribution of one table's scores, by kind of contig."""
     histogram = table["histogram"]
     edges = histogram["edges"]
     figure = go.Figure()

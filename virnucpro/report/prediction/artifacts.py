@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.errors import printable
 from virnucpro.report.html import percent, whole
 from virnucpro.report.prediction import wording
-from virnucpro.report.prediction.contig_lines import GROUPS
-from virnucpro.report.prediction.summary import Summary, summarise
+from virnucpro.report.prediction.summary import GROUPS, Summary, summarise
 
 if TYPE_CHECKING:
     from virnucpro.run_layout import PredictionLayout
 
 ARTIFACT_CONTIGS = 100
-"""Contigs in the table."""
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&$])")
 

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from virnucpro.report.figures import colour, dotted_line, lay_out
 from virnucpro.report.html import hover_text, nucleotides, probability
-from virnucpro.report.prediction.contig_lines import NO_SCORE
-from virnucpro.report.prediction.summary import SCORE_BINS
+from virnucpro.report.html_page import colour, dotted_line, lay_out
+from virnucpro.report.prediction.summary import NO_SCORE, SCORE_BINS
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from virnucpro.report.prediction.contig_lines import ContigLine, Region, Track
-    from virnucpro.report.prediction.summary import Summary
+    from virnucpro.report.prediction.summary import ContigLine, Region, Summary, Track
 
 
 CALL_COLOURS = {Call.VIRUS: "virus", Call.NOT_VIRUS: "not-virus", Call.UNDECIDED: "undecided", NO_SCORE: "no-score"}
@@ -39,7 +37,6 @@ _LOG_FROM = 20
 
 
 def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
-    """Return the distribution of P(virus) over all contigs that have it."""
     step = 1 / SCORE_BINS
     edges = [number * step for number in range(SCORE_BINS)]
     figure = go.Figure()
@@ -68,7 +65,6 @@ def score_histogram(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
 
 
 def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Figure:
-    """Return the contigs of the sample by length and P(virus)."""
     figure = go.Figure()
     for call in _DRAWN:
         contigs = [contig for contig in summary.sample if contig.found.call == call]
@@ -101,7 +97,6 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
 
 
 def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
-    """Return P(virus) along one contig, with gaps where it is unknown and viral regions shaded."""
     length_nt = track.contig.length_nt or 1
     unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
     x: list[float | None] = []

@@ -1,4 +1,8 @@
-"""The sections with the result: the answer, the plots, and tracks of long contigs."""
+"""
+The sections with the result: the answer, the plots, tracks of long contigs, and the table of contigs.
+
+The table is complete and in order without scripts; the page's script sorts and filters it.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +19,35 @@ from virnucpro.report.html import (
     percent,
     plot_place,
     probability,
+    terms,
     whole,
 )
 from virnucpro.report.prediction import wording
-from virnucpro.report.prediction.contig_lines import GROUPS
 from virnucpro.report.prediction.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
-from virnucpro.report.prediction.summary import SURE_FROM
+from virnucpro.report.prediction.summary import GROUPS, SURE_FROM
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from virnucpro.report.prediction.contig_lines import Region, Track
-    from virnucpro.report.prediction.summary import Summary
+    from virnucpro.report.prediction.summary import ContigLine, Region, Summary, Track
 
 HISTOGRAM = "score-histogram"
 SCATTER = "length-against-score"
 _SHOWN_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
+ROWS_AT_FIRST = 50
+_EXPLAINED = {
+    "P(virus)": "the score, to rank by",
+    "Highest": "the highest P(virus) of any of its reading frames",
+    "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
+    "Frame support": "share of its open reading frames with P(virus) above 0.5",
+    "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
+}
 
 
 def heading(summary: Summary) -> Html:
-    """Return the answer in one sentence, with input, classifier and date."""
     manifest = summary.manifest
     inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
     named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
@@ -51,7 +61,6 @@ def heading(summary: Summary) -> Html:
 
 
 def overview(summary: Summary) -> Html:
-    """Return the confidence, the shares of the calls, and notes."""
     warning = wording.missing(summary)
     notes = [printable(note) for note in summary.manifest.notes]
     shown = [element("li", note) for note in notes[:_SHOWN_NOTES]]
@@ -89,7 +98,6 @@ def _shares(summary: Summary) -> Html:
 
 
 def _key_figures(summary: Summary) -> Html:
-    """Return the key figures of viral contigs; nothing without any."""
     viral = summary.groups[Call.VIRUS]
     if not viral.contigs and not summary.regions:
         return Html()
@@ -105,7 +113,6 @@ def _key_figures(summary: Summary) -> Html:
 
 
 def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
-    """Return the elements of the two plots over all contigs."""
     if not summary.scored:
         return Html()
     lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
@@ -154,7 +161,6 @@ def _scale_button() -> Html:
 
 
 def tracks(summary: Summary) -> Html:
-    """Return the elements of the tracks, each with a description of its contig."""
     if not summary.contigs:
         return Html()
     parts = [
@@ -212,5 +218,120 @@ def _places(regions: Iterable[Region]) -> str:
 
 
 def swatch(call: str) -> Html:
-    """Return the patch of colour of one of ``GROUPS``."""
     return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
+
+
+def contig_table(summary: Summary) -> Html:
+    if not summary.table:
+        return Html()
+    contigs = summary.table
+    title = element("h2", summary.sequences.capitalize())
+    if len(contigs) < summary.contigs:
+        text = (
+            f"The {whole(len(contigs))} {summary.sequences} with the highest P(virus), of {whole(summary.contigs)}. "
+            "All of them are in contigs.tsv."
+        )
+        title = joined(title, element("p", text, class_="note"))
+    return element(
+        "section",
+        title,
+        _controls(contigs),
+        element(
+            "p",
+            f"{whole(len(contigs))} {summary.sequences}",
+            id="count",
+            class_="count",
+            aria_live="polite",
+            data_counted=summary.sequences,
+        ),
+        element(
+            "div",
+            _table(contigs, summary.sequence),
+            class_="wide",
+            tabindex="0",
+            role="region",
+            aria_label="Table of contigs",
+        ),
+        element("p", element("button", "Show all", type="button", id="more"), class_="more needs-script"),
+        element("details", element("summary", "What the columns are"), terms(_EXPLAINED.items())),
+    )
+
+
+def _controls(contigs: list[ContigLine]) -> Html:
+    groups = [(call, sum(contig.group == call for contig in contigs)) for call in GROUPS]
+    options = [element("option", f"{call} ({whole(n)})", value=call) for call, n in groups if n]
+    search = element("input", id="filter-text", type="search", placeholder="name or reason", autocomplete="off")
+    choice = element(
+        "select", element("option", "every call", value=""), *options, id="filter-call", autocomplete="off"
+    )
+    return element(
+        "div",
+        element("label", "Find", search),
+        element("label", "Call", choice),
+        class_="controls",
+        role="search",
+    )
+
+
+def _table(contigs: list[ContigLine], sequence: str) -> Html:
+    columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
+        (sequence.capitalize(), False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
+        ("P(virus)", True, _score),
+        ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
+        ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
+        ("Highest", True, lambda c: _number(c.found.max_score, probability(c.found.max_score or 0))),
+        ("Viral chunks", True, _viral_chunks),
+        ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
+    ]
+    if any(contig.regions for contig in contigs):
+        columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
+    if any(_reason(contig) for contig in contigs):
+        columns.append(("Reason", False, lambda c: element("td", _reason(c), class_="reason")))
+    header = [
+        element(
+            "th",
+            element("button", name, type="button"),
+            scope="col",
+            class_="number" if is_number else None,
+            aria_sort="descending" if name == "P(virus)" else None,
+        )
+        for name, is_number, _ in columns
+    ]
+    rows = [
+        element(
+            "tr",
+            *(cell(contig) for _, _, cell in columns),
+            data_call=contig.group,
+            class_=CALL_CLASSES[contig.group],
+            hidden="" if number >= ROWS_AT_FIRST else None,
+        )
+        for number, contig in enumerate(contigs)
+    ]
+    head, body = element("thead", element("tr", *header)), element("tbody", *rows)
+    return element("table", head, body, class_="contigs", data_rows_at_first=ROWS_AT_FIRST)
+
+
+def _reason(contig: ContigLine) -> str:
+    """Return the reason, unless the call already says it."""
+    found = contig.found
+    is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames
+    return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
+
+
+def _number(value: float | None, shown: str) -> Html:
+    """Return a cell that sorts by *value*; an empty one for None."""
+    if value is None:
+        return element("td", class_="number")
+    return element("td", shown, class_="number", data_v=value)
+
+
+def _viral_chunks(contig: ContigLine) -> Html:
+    found = contig.found
+    return _number(found.viral_chunks if found.open_chunks else None, f"{found.viral_chunks} of {found.open_chunks}")
+
+
+def _score(contig: ContigLine) -> Html:
+    if contig.found.score is None:
+        return element("td", class_="number")
+    shown = probability(contig.found.score)
+    return element("td", shown, class_="number p", data_v=contig.found.score, style=f"--p:{contig.found.score:.3f}")

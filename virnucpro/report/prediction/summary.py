@@ -1,43 +1,46 @@
 """
 The content of a report, collected from the final files of a prediction in one pass over each.
 
-Memory is bounded for any number of contigs: counts, a histogram of all scores, the contigs with the highest scores, a
-sample for the scatter plot, and the tracks of a few long contigs. Hashes of the contigs' names choose the sample, so
-the same files give the same sample.
+``contigs.tsv`` and ``viral_regions.bed`` are in the order of the input, so they are read side by side, one line at a
+time. Memory is bounded for any number of contigs: counts, a histogram of all scores, the contigs with the highest
+scores, a sample for the scatter plot, and the tracks of a few long contigs. Hashes of the contigs' names choose the
+sample, so the same files give the same sample.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
-from virnucpro.errors import printable
-from virnucpro.report.prediction.contig_lines import (
-    GROUPS,
-    ContigLine,
-    Track,
-    read_columns,
-    read_contig_lines,
-    read_tracks,
-)
-from virnucpro.store.contig_table import Call
+from virnucpro.errors import ResultError, printable
+from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
 from virnucpro.store.manifest import PredictionManifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
     from virnucpro.run_layout import PredictionLayout
 
+NO_SCORE = "no score"
+"""Shown instead of a call for a contig that could not be scored; its reason says why."""
+GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
+
+TRACK_STEPS = 1000
+_TRACK_LINE = "track "
+"""A contig's name ends at its first space, so no contig's line begins so."""
+_END: tuple[None, tuple[()]] = (None, ())
+_REMEDY = "start the same `virnucpro predict` command again to write it anew"
 TABLE_CONTIGS = 2000
-"""Contigs in the table: those with the highest scores."""
 SCATTER_POINTS = 5000
-"""Points in the scatter plot."""
 SCORE_BINS = 40
-"""Bars from P(virus) 0 to 1."""
 SURE_FROM = (0.99, 0.9)
 """P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
 VIRAL_TRACKS = 6
@@ -45,18 +48,148 @@ VIRAL_TRACKS = 6
 OTHER_TRACKS = 4
 """Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
 FAILED_LINES = 200
-"""Lines of ``failed_sequences.tsv`` that are shown."""
-
 MAX_REASONS = 50
 """At most so many reasons are counted separately: the first ones."""
 OTHER_REASONS = "other reasons"
 _SAMPLE_SEED = b"virnucpro scatter"
 
 
+class Region(NamedTuple):
+    start: int
+    """0-based nt; *end* is exclusive."""
+    end: int
+    score: int
+    """0 to 1000."""
+
+
+class ContigLine(NamedTuple):
+    number: int
+    found: ContigCall
+    regions: tuple[Region, ...]
+
+    @property
+    def group(self) -> str:
+        """One of ``GROUPS``."""
+        has_no_call = self.found.score is None and self.found.call is not Call.TOO_SHORT
+        return NO_SCORE if has_no_call else self.found.call
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Sorts by score, then length, then order of the input; the greatest comes first."""
+        score = -1.0 if self.found.score is None else self.found.score
+        return score, self.length_nt, -self.number
+
+    @property
+    def length_nt(self) -> int:
+        """Nucleotides; 0 for a skipped record."""
+        return self.found.length or 0
+
+    @property
+    def region_nt(self) -> int:
+        return sum(region.end - region.start for region in self.regions)
+
+
+class Step(NamedTuple):
+    start: int
+    """0-based nt; *end* is exclusive."""
+    end: int
+    p_virus: float
+
+
+@dataclass(frozen=True)
+class Track:
+    contig: ContigLine
+    steps: Sequence[Step]
+    """In the order of the sequence, with gaps where there is no score."""
+    window_nt: int | None
+    """Nucleotides of each step's mean; None: one step a chunk."""
+
+
+def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine]:
+    """Yield every line of *contigs*; raise if a region belongs to no contig or is out of order."""
+    regions = _read_regions(viral_regions)
+    next_contig, next_regions = next(regions, _END)
+    for number, found in enumerate(read_contig_calls(contigs)):
+        mine: tuple[Region, ...] = ()
+        if next_contig == found.contig:
+            mine = next_regions
+            next_contig, next_regions = next(regions, _END)
+        yield ContigLine(number, found, mine)
+    if next_contig is not None:
+        what = f"its region of {next_contig!r} is of no contig, or not in the order of {contigs.name}: {_REMEDY}"
+        raise ResultError(viral_regions, what)
+
+
+def read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the 1-based number and the tab-separated columns of every line but ``track`` lines."""
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.startswith(_TRACK_LINE):
+                    yield number, line.removesuffix("\n").split("\t")
+    except OSError as error:
+        raise ResultError(path, f"cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ResultError(path, f"is not UTF-8 text ({error}): {_REMEDY}") from error
+
+
+def _read_regions(path: Path) -> Iterator[tuple[str, tuple[Region, ...]]]:
+    try:
+        for contig, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
+            yield contig, tuple(Region(int(start), int(end), int(score)) for _, (_, start, end, _, score, *_) in lines)
+    except ValueError as error:
+        raise ResultError(path, f"a line cannot be read ({error}): {_REMEDY}") from error
+
+
+def read_tracks(path: Path, contigs: Sequence[ContigLine]) -> list[Track]:
+    """Return the tracks of *contigs*, in that order; raise if one with a score has none."""
+    wanted = {contig.found.contig: contig for contig in contigs}
+    found: dict[str, Track] = {}
+    if wanted:
+        for name, lines in groupby(read_columns(path), key=lambda line: line[1][0]):
+            if name in wanted:
+                found[name] = _make_track(path, wanted[name], [columns for _, columns in lines])
+                if len(found) == len(wanted):
+                    break
+    missing = next((name for name in wanted if name not in found), None)
+    if missing is not None:
+        raise ResultError(path, f"has no track of {missing!r}, which has a score")
+    return [found[contig.found.contig] for contig in contigs]
+
+
+def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) -> Track:
+    try:
+        steps = [Step(int(start), int(end), float(p)) for _, start, end, p in lines]
+    except ValueError as error:
+        raise ResultError(path, f"a line of {contig.found.contig!r} cannot be read ({error})") from error
+    if len(steps) <= TRACK_STEPS:
+        return Track(contig, steps, None)
+    window_nt = _round_up(math.ceil(steps[-1].end / TRACK_STEPS))
+    return Track(contig, list(_averaged(steps, window_nt)), window_nt)
+
+
+def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
+    """Yield the mean of each window over its nucleotides with a score."""
+    sums: dict[int, tuple[int, float]] = {}
+    last_nt = 0
+    for step in steps:
+        for window in range(step.start // window_nt, (step.end - 1) // window_nt + 1):
+            covered = min(step.end, (window + 1) * window_nt) - max(step.start, window * window_nt)
+            nt, total = sums.get(window, (0, 0.0))
+            sums[window] = (nt + covered, total + covered * step.p_virus)
+        last_nt = step.end
+    for window, (nt, total) in sums.items():
+        yield Step(window * window_nt, min((window + 1) * window_nt, last_nt), total / nt)
+
+
+def _round_up(number: int) -> int:
+    """Return the next 1, 2 or 5 times a power of ten."""
+    power = int("1" + "0" * (len(str(number)) - 1))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)
+
+
 @dataclass
 class Group:
-    """The contigs of one call."""
-
     contigs: int = 0
     nt: int = 0
     bins: list[int] = field(default_factory=lambda: [0] * SCORE_BINS)
@@ -65,8 +198,6 @@ class Group:
 
 @dataclass
 class Summary:
-    """The content of the page."""
-
     manifest: PredictionManifest
     groups: dict[str, Group] = field(default_factory=lambda: {call: Group() for call in GROUPS})
     sure: dict[float, int] = field(default_factory=lambda: dict.fromkeys(SURE_FROM, 0))
@@ -78,7 +209,6 @@ class Summary:
     regions: int = 0
     region_nt: int = 0
     table: list[ContigLine] = field(default_factory=list)
-    """The highest scores first."""
     sample: list[ContigLine] = field(default_factory=list)
     """In the order of the input; all viral contigs, if they are at most half of it."""
     viral_tracks: list[Track] = field(default_factory=list)
@@ -107,12 +237,10 @@ class Summary:
 
     @property
     def scored(self) -> int:
-        """Contigs with a score."""
         return sum(sum(group.bins) for group in self.groups.values())
 
 
 def summarise(layout: PredictionLayout) -> Summary:
-    """Read the final files of a prediction."""
     summary = Summary(PredictionManifest.read(layout.manifest))
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
     viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
@@ -189,5 +317,4 @@ class _Best:
             heapq.heapreplace(self._heap, (key, contig))
 
     def best(self) -> list[ContigLine]:
-        """Return them, the greatest key first."""
         return [contig for _, contig in sorted(self._heap, key=lambda item: item[0], reverse=True)]

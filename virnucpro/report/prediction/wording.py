@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.report.html import counted, nucleotides, percent, whole
-from virnucpro.report.prediction.contig_lines import NO_SCORE
-from virnucpro.report.prediction.summary import SURE_FROM
+from virnucpro.report.prediction.summary import NO_SCORE, SURE_FROM
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def details(summary: Summary) -> list[str]:
 
 
 def scores(summary: Summary) -> str:
-    """Return the explanation of scores."""
     if summary.has_contig_model:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
@@ -79,7 +77,6 @@ def scores(summary: Summary) -> str:
 
 
 def tracks(summary: Summary) -> str:
-    """Return the explanation of the tracks."""
     line, viral = (
         (
             "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
@@ -99,7 +96,6 @@ def tracks(summary: Summary) -> str:
 
 
 def regions(summary: Summary) -> str:
-    """Return the sentence on viral regions in long contigs."""
     if not summary.long_contigs:
         return f"No {summary.sequence} is 10 kb or longer, so there is none to look along."
     long_contigs = f"{counted(summary.long_contigs, summary.sequence)} {_are(summary.long_contigs)} 10 kb or longer"

@@ -35,8 +35,12 @@ class MetricsOptions:
             raise ConfigurationError(f"metrics port is {self.port}: it must be from 0 to {MOST_PORT}")
         if self.targets_dir is not None and self.port is None:
             raise ConfigurationError("a folder of metrics targets needs a metrics port: 0 takes a free one")
-        if self.network:
-            _check_network(self.network)
+        try:
+            ipaddress.IPv4Network(self.network or "127.0.0.1", strict=False)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"metrics network is {printable(self.network)}: give an IPv4 network such as 10.1.0.0/16, or an address"
+            ) from error
         if self.pushgateway is not None:
             _check_address(self.pushgateway)
 
@@ -57,28 +61,8 @@ class HostMetricsOptions:
     """Folder of ``file_sd_configs`` that gets a file for each host."""
 
 
-def _check_network(network: str) -> None:
-    """
-    Check a network that metrics are served in.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    try:
-        ipaddress.IPv4Network(network, strict=False)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"metrics network is {printable(network)}: give an IPv4 network such as 10.1.0.0/16, or an address"
-        ) from error
-
-
 def _check_address(url: str) -> None:
-    """
-    Check the address of a pushgateway.
-
-    Raises:
-        ConfigurationError: It cannot be one, or holds a password, which would stand in messages.
-    """
+    """Refuse an address that cannot be a pushgateway's, or that holds a password, which would stand in messages."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0

@@ -10,13 +10,13 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric as MetricFamily
 
@@ -26,17 +26,20 @@ if TYPE_CHECKING:
         GpuSample,
         RankSnapshot,
         RunSnapshot,
+        StageSnapshot,
         WorkerCost,
     )
 
-    Sample = tuple[tuple[str, ...], float | BatchSeconds]
-    """Label values, and the value."""
-    Reader = Callable[[RunSnapshot], Iterable[Sample]]
+    Labels = tuple[str, ...]
+    Value = float | BatchSeconds
+    Reader = Callable[[RunSnapshot], Iterable[tuple[Labels, Value]]]
 
 RANK = ("rank", "host", "device", "model")
 MODEL = ("model",)
 STAGE = ("stage", "model")
 GPU = ("host", "device", "uuid")
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -45,382 +48,164 @@ class Metric:
     kind: str
     """counter, gauge or histogram."""
     unit: str
-    labels: tuple[str, ...]
-    help: str
+    labels: Labels
     read: Reader
     """Label values and value of each series that has a value."""
+    help: str
 
 
-def _of_ranks(value: Callable[[RankSnapshot], float | BatchSeconds | None]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        for embedding in snapshot.embeddings:
-            for rank in embedding.ranks:
-                if (number := value(rank)) is not None:
-                    yield (str(rank.rank), rank.host, rank.device, embedding.model), number
-
-    return read
-
-
-def _restarts(snapshot: RunSnapshot) -> Iterator[Sample]:
-    for embedding in snapshot.embeddings:
+def _ranks(run: RunSnapshot) -> Iterator[tuple[Labels, RankSnapshot]]:
+    for embedding in run.embeddings:
         for rank in embedding.ranks:
-            for failure, number in rank.restarts.items():
-                yield (str(rank.rank), rank.host, rank.device, embedding.model, failure), number
+            yield (str(rank.rank), rank.host, rank.device, embedding.model), rank
 
 
-def _of_costs(value: Callable[[WorkerCost], float | None]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        for cost in snapshot.costs:
-            if (number := value(cost)) is not None:
-                yield (str(cost.rank), cost.host, cost.device, cost.model), number
+def _costs(run: RunSnapshot) -> Iterator[tuple[Labels, WorkerCost]]:
+    for cost in run.costs:
+        yield (str(cost.rank), cost.host, cost.device, cost.model), cost
+
+
+def _embeddings(run: RunSnapshot) -> Iterator[tuple[Labels, EmbeddingSnapshot]]:
+    for embedding in run.embeddings:
+        yield (embedding.model,), embedding
+
+
+def _gpus(run: RunSnapshot) -> Iterator[tuple[Labels, GpuSample]]:
+    for gpu in run.gpus:
+        yield (gpu.host, gpu.device, gpu.uuid), gpu
+
+
+def _run(run: RunSnapshot) -> Iterator[tuple[Labels, RunSnapshot]]:
+    yield (), run
+
+
+def _metric_of(
+    labels: Labels, each: Callable[[RunSnapshot], Iterable[tuple[Labels, One]]]
+) -> Callable[[str, str, str, Callable[[One], Value | None], str], Metric]:
+    """Return what makes a metric with one value for each thing of a kind, None for those that have none now."""
+
+    def metric(name: str, kind: str, unit: str, value: Callable[[One], Value | None], text: str) -> Metric:
+        def read(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
+            return ((named, number) for named, one in each(run) if (number := value(one)) is not None)
+
+        return Metric(name, kind, unit, labels, read, text)
+
+    return metric
+
+
+_of_ranks, _of_costs = _metric_of(RANK, _ranks), _metric_of(RANK, _costs)
+_of_embeddings, _of_gpus, _of_run = _metric_of(MODEL, _embeddings), _metric_of(GPU, _gpus), _metric_of((), _run)
+
+
+def _counts(
+    each: Callable[[RunSnapshot], Iterable[tuple[Labels, One]]], counts: Callable[[One], Mapping[str, int | bool]]
+) -> Reader:
+    """Return a reader of the numbers under each name, which becomes the last label."""
+
+    def read(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
+        for named, one in each(run):
+            for name, number in counts(one).items():
+                yield (*named, name), float(number)
 
     return read
 
 
-def _of_embeddings(value: Callable[[EmbeddingSnapshot], float | None]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        for embedding in snapshot.embeddings:
-            if (number := value(embedding)) is not None:
-                yield (embedding.model,), number
-
-    return read
+def _stages(value: Callable[[StageSnapshot], float]) -> Reader:
+    return lambda run: (((stage.name, stage.model), value(stage)) for stage in run.stages)
 
 
-def _by_reason(value: Callable[[EmbeddingSnapshot], Iterable[tuple[str, int]]]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        for embedding in snapshot.embeddings:
-            for reason, number in value(embedding):
-                yield (embedding.model, reason), number
-
-    return read
-
-
-def _of_gpus(value: Callable[[GpuSample], float | None]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        for gpu in snapshot.gpus:
-            if (number := value(gpu)) is not None:
-                yield (gpu.host, gpu.device, gpu.uuid), number
-
-    return read
-
-
-def _throttled(snapshot: RunSnapshot) -> Iterator[Sample]:
-    for gpu in snapshot.gpus:
-        for reason, is_so in gpu.throttle.items():
-            yield (gpu.host, gpu.device, gpu.uuid, reason), float(is_so)
-
-
-def _of_run(value: Callable[[RunSnapshot], float | None]) -> Reader:
-    def read(snapshot: RunSnapshot) -> Iterator[Sample]:
-        if (number := value(snapshot)) is not None:
-            yield (), number
-
-    return read
-
-
-def _stage_seconds(snapshot: RunSnapshot) -> Iterator[Sample]:
-    for stage in snapshot.stages:
-        yield (stage.name, stage.model), stage.seconds
-
-
-def _stage_running(snapshot: RunSnapshot) -> Iterator[Sample]:
-    for stage in snapshot.stages:
-        yield (stage.name, stage.model), float(not stage.is_over)
-
-
-def _build_info(_: RunSnapshot) -> Iterator[Sample]:
+def _build_info(_: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
     yield (version("virnucpro"), version("torch"), platform.python_version()), 1
 
 
-def _run_info(snapshot: RunSnapshot) -> Iterator[Sample]:
-    for embedding in snapshot.embeddings:
-        budget, workers = str(embedding.token_budget), str(len(embedding.ranks))
-        yield (snapshot.run_id, embedding.model, embedding.precision, budget, workers), 1
+def _run_info(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
+    for one in run.embeddings:
+        yield (run.run_id, one.model, one.precision, str(one.token_budget), str(len(one.ranks))), 1
 
 
+# A table: each metric in as few lines as it takes.
+# fmt: off
 METRICS = (
-    Metric(
-        "virnucpro_sequences_total",
-        "counter",
-        "sequences",
-        RANK,
-        "Rows that are durable, each counted once: those of earlier starts of the run, copies of identical sequences "
-        "and rows from the embedding cache included.",
-        _of_ranks(lambda rank: rank.rows),
-    ),
-    Metric(
-        "virnucpro_tokens_total",
-        "counter",
-        "tokens",
-        RANK,
-        "Tokens computed in this start of the run, special tokens included.",
-        _of_ranks(lambda rank: rank.tokens),
-    ),
-    Metric(
-        "virnucpro_batches_total",
-        "counter",
-        "batches",
-        RANK,
-        "Batches computed in this start of the run.",
-        _of_ranks(lambda rank: rank.batches),
-    ),
-    Metric(
-        "virnucpro_written_bytes_total",
-        "counter",
-        "bytes",
-        RANK,
-        "Bytes of results made durable in this start of the run.",
-        _of_ranks(lambda rank: rank.written_bytes),
-    ),
-    Metric(
-        "virnucpro_cache_hits_total",
-        "counter",
-        "sequences",
-        RANK,
-        "Sequences whose rows came from the embedding cache.",
-        _of_ranks(lambda rank: rank.cache_hits),
-    ),
-    Metric(
-        "virnucpro_oom_splits_total",
-        "counter",
-        "batches",
-        RANK,
-        "Batches computed in halves because they did not fit into memory.",
-        _of_ranks(lambda rank: rank.oom_splits),
-    ),
-    Metric(
-        "virnucpro_worker_restarts_total",
-        "counter",
-        "processes",
-        (*RANK, "failure"),
-        "Restarts of worker processes, by the class of the failure before.",
-        _restarts,
-    ),
-    Metric(
-        "virnucpro_worker_cpu_seconds_total",
-        "counter",
-        "seconds",
-        RANK,
-        "Processor seconds, user and system, of a rank's processes.",
-        _of_costs(lambda cost: cost.cpu_s),
-    ),
-    Metric(
-        "virnucpro_failed_sequences_total",
-        "counter",
-        "sequences",
-        (*MODEL, "reason"),
-        "Sequences, copies included, that got no row because computing them failed, by failure class.",
-        _by_reason(lambda embedding: embedding.failed.items()),
-    ),
-    Metric(
-        "virnucpro_quarantined_sequences_total",
-        "counter",
-        "sequences",
-        (*MODEL, "reason"),
-        "Sequences, copies included, that are not computed any more because they ended processes, by failure class.",
-        _by_reason(lambda embedding: embedding.quarantined.items()),
-    ),
-    Metric(
-        "virnucpro_deduplicated_sequences_total",
-        "counter",
-        "sequences",
-        MODEL,
-        "Records that take the row of an identical sequence.",
-        _of_embeddings(lambda embedding: embedding.copies),
-    ),
-    Metric(
-        "virnucpro_skipped_records_total",
-        "counter",
-        "records",
-        MODEL,
-        "Invalid records of the input that were skipped, as the run's settings allow.",
-        _of_embeddings(lambda embedding: embedding.skipped),
-    ),
-    Metric(
-        "virnucpro_batch_duration_seconds",
-        "histogram",
-        "seconds",
-        RANK,
-        "Seconds a batch took, from the end of the one before or its own start, whichever is later, to its rows.",
-        _of_ranks(lambda rank: rank.batch_seconds if rank.batches else None),
-    ),
-    Metric(
-        "virnucpro_packing_efficiency_ratio",
-        "gauge",
-        "0 to 1",
-        RANK,
-        "Tokens over token budget of the batches computed, 0 to 1.",
-        _of_ranks(lambda rank: rank.packing_efficiency),
-    ),
-    Metric(
-        "virnucpro_model_load_seconds",
-        "gauge",
-        "seconds",
-        RANK,
-        "Seconds that the rank's last process took to load the model.",
-        _of_ranks(lambda rank: rank.model_load_s),
-    ),
-    Metric(
-        "virnucpro_worker_up",
-        "gauge",
-        "0 or 1",
-        RANK,
-        "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed.",
-        _of_ranks(lambda rank: None if rank.has_process is None else float(rank.has_process)),
-    ),
-    Metric(
-        "virnucpro_worker_resident_memory_bytes",
-        "gauge",
-        "bytes",
-        RANK,
-        "Bytes of resident memory of the rank's process.",
-        _of_costs(lambda cost: cost.resident_bytes),
-    ),
-    Metric(
-        "virnucpro_worker_tokens_left",
-        "gauge",
-        "tokens",
-        RANK,
-        "Planned tokens that the rank was given and has not computed yet.",
-        _of_ranks(lambda rank: rank.tokens_left),
-    ),
-    Metric(
-        "virnucpro_last_progress_timestamp_seconds",
-        "gauge",
-        "Unix time",
-        RANK,
-        "Unix time at which the rank last finished a batch or made rows durable.",
-        _of_ranks(lambda rank: rank.last_progress),
-    ),
-    Metric(
-        "virnucpro_progress_ratio",
-        "gauge",
-        "0 to 1",
-        MODEL,
-        "Share of the plan's tokens that is done, 0 to 1.",
-        _of_embeddings(lambda embedding: embedding.progress),
-    ),
-    Metric(
-        "virnucpro_tokens_left",
-        "gauge",
-        "tokens",
-        MODEL,
-        "Planned tokens that are not computed yet.",
-        _of_embeddings(lambda embedding: embedding.tokens_left),
-    ),
-    Metric(
-        "virnucpro_estimated_seconds_left",
-        "gauge",
-        "seconds",
-        MODEL,
-        "Estimated seconds until the slowest rank has computed its share; absent while there is no rate.",
-        _of_embeddings(lambda embedding: embedding.seconds_left),
-    ),
-    Metric(
-        "virnucpro_stage_duration_seconds",
-        "gauge",
-        "seconds",
-        STAGE,
-        "Seconds that a stage took, or has taken so far; model is empty for stages of the whole run.",
-        _stage_seconds,
-    ),
-    Metric(
-        "virnucpro_stage_running",
-        "gauge",
-        "0 or 1",
-        STAGE,
-        "1 while a stage runs, 0 once it has ended.",
-        _stage_running,
-    ),
-    Metric(
-        "virnucpro_disk_free_bytes",
-        "gauge",
-        "bytes",
-        (),
-        "Bytes that may still be written to the file system of the output folder.",
-        _of_run(lambda run: run.disk_free_bytes),
-    ),
-    Metric(
-        "virnucpro_disk_size_bytes",
-        "gauge",
-        "bytes",
-        (),
-        "Bytes of the file system of the output folder.",
-        _of_run(lambda run: run.disk_size_bytes),
-    ),
-    Metric(
-        "virnucpro_gpu_utilization_ratio",
-        "gauge",
-        "0 to 1",
-        GPU,
-        "Share of the driver's last sampling period in which the GPU computed, 0 to 1.",
-        _of_gpus(lambda gpu: gpu.utilization),
-    ),
-    Metric(
-        "virnucpro_gpu_memory_used_bytes",
-        "gauge",
-        "bytes",
-        GPU,
-        "Bytes of GPU memory in use, by any process.",
-        _of_gpus(lambda gpu: gpu.memory_used_bytes),
-    ),
-    Metric(
-        "virnucpro_gpu_memory_total_bytes",
-        "gauge",
-        "bytes",
-        GPU,
-        "Bytes of GPU memory.",
-        _of_gpus(lambda gpu: gpu.memory_total_bytes),
-    ),
-    Metric(
-        "virnucpro_gpu_power_watts",
-        "gauge",
-        "watts",
-        GPU,
-        "Watts that the GPU draws.",
-        _of_gpus(lambda gpu: gpu.power_watts),
-    ),
-    Metric(
-        "virnucpro_gpu_temperature_celsius",
-        "gauge",
-        "degrees Celsius",
-        GPU,
-        "Temperature of the GPU in degrees Celsius.",
-        _of_gpus(lambda gpu: gpu.temperature_celsius),
-    ),
-    Metric(
-        "virnucpro_gpu_sm_clock_hertz",
-        "gauge",
-        "hertz",
-        GPU,
-        "Clock of the GPU's multiprocessors in hertz.",
-        _of_gpus(lambda gpu: gpu.sm_clock_hertz),
-    ),
-    Metric(
-        "virnucpro_gpu_throttled",
-        "gauge",
-        "0 or 1",
-        (*GPU, "reason"),
-        "1 while the GPU is slowed down for this reason, else 0.",
-        _throttled,
-    ),
-    Metric(
-        "virnucpro_build_info",
-        "gauge",
-        "1",
-        ("version", "torch", "python"),
-        "Versions that compute; always 1.",
-        _build_info,
-    ),
-    Metric(
-        "virnucpro_run_info",
-        "gauge",
-        "1",
-        ("run_id", "model", "precision", "token_budget", "workers"),
-        "What is computed, and how; always 1.",
-        _run_info,
-    ),
+    _of_ranks("virnucpro_sequences_total", "counter", "sequences", lambda rank: rank.rows,
+              "Rows that are durable, each counted once: those of earlier starts of the run, copies of identical "
+              "sequences and rows from the embedding cache included."),
+    _of_ranks("virnucpro_tokens_total", "counter", "tokens", lambda rank: rank.tokens,
+              "Tokens computed in this start of the run, special tokens included."),
+    _of_ranks("virnucpro_batches_total", "counter", "batches", lambda rank: rank.batches,
+              "Batches computed in this start of the run."),
+    _of_ranks("virnucpro_written_bytes_total", "counter", "bytes", lambda rank: rank.written_bytes,
+              "Bytes of results made durable in this start of the run."),
+    _of_ranks("virnucpro_cache_hits_total", "counter", "sequences", lambda rank: rank.cache_hits,
+              "Sequences whose rows came from the embedding cache."),
+    _of_ranks("virnucpro_oom_splits_total", "counter", "batches", lambda rank: rank.oom_splits,
+              "Batches computed in halves because they did not fit into memory."),
+    Metric("virnucpro_worker_restarts_total", "counter", "processes",
+           (*RANK, "failure"), _counts(_ranks, lambda rank: rank.restarts),
+           "Restarts of worker processes, by the class of the failure before."),
+    _of_costs("virnucpro_worker_cpu_seconds_total", "counter", "seconds", lambda cost: cost.cpu_s,
+              "Processor seconds, user and system, of a rank's processes."),
+    Metric("virnucpro_failed_sequences_total", "counter", "sequences",
+           (*MODEL, "reason"), _counts(_embeddings, lambda run: run.failed),
+           "Sequences, copies included, that got no row because computing them failed, by failure class."),
+    Metric("virnucpro_quarantined_sequences_total", "counter", "sequences",
+           (*MODEL, "reason"), _counts(_embeddings, lambda run: run.quarantined),
+           "Sequences, copies included, that are not computed any more because they ended processes, by failure "
+           "class."),
+    _of_embeddings("virnucpro_deduplicated_sequences_total", "counter", "sequences", lambda run: run.copies,
+                   "Records that take the row of an identical sequence."),
+    _of_embeddings("virnucpro_skipped_records_total", "counter", "records", lambda run: run.skipped,
+                   "Invalid records of the input that were skipped, as the run's settings allow."),
+    _of_ranks("virnucpro_batch_duration_seconds", "histogram", "seconds",
+              lambda rank: rank.batch_seconds if rank.batches else None,
+              "Seconds a batch took, from the end of the one before or its own start, whichever is later, to its "
+              "rows."),
+    _of_ranks("virnucpro_packing_efficiency_ratio", "gauge", "0 to 1", lambda rank: rank.packing_efficiency,
+              "Tokens over token budget of the batches computed, 0 to 1."),
+    _of_ranks("virnucpro_model_load_seconds", "gauge", "seconds", lambda rank: rank.model_load_s,
+              "Seconds that the rank's last process took to load the model."),
+    _of_ranks("virnucpro_worker_up", "gauge", "0 or 1",
+              lambda rank: None if rank.has_process is None else float(rank.has_process),
+              "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
+    _of_costs("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
+              "Bytes of resident memory of the rank's process."),
+    _of_ranks("virnucpro_worker_tokens_left", "gauge", "tokens", lambda rank: rank.tokens_left,
+              "Planned tokens that the rank was given and has not computed yet."),
+    _of_ranks("virnucpro_last_progress_timestamp_seconds", "gauge", "Unix time", lambda rank: rank.last_progress,
+              "Unix time at which the rank last finished a batch or made rows durable."),
+    _of_embeddings("virnucpro_progress_ratio", "gauge", "0 to 1", lambda run: run.progress,
+                   "Share of the plan's tokens that is done, 0 to 1."),
+    _of_embeddings("virnucpro_tokens_left", "gauge", "tokens", lambda run: run.tokens_left,
+                   "Planned tokens that are not computed yet."),
+    _of_embeddings("virnucpro_estimated_seconds_left", "gauge", "seconds", lambda run: run.seconds_left,
+                   "Estimated seconds until the slowest rank has computed its share; absent while there is no rate."),
+    Metric("virnucpro_stage_duration_seconds", "gauge", "seconds", STAGE, _stages(lambda stage: stage.seconds),
+           "Seconds that a stage took, or has taken so far; model is empty for stages of the whole run."),
+    Metric("virnucpro_stage_running", "gauge", "0 or 1", STAGE, _stages(lambda stage: not stage.is_over),
+           "1 while a stage runs, 0 once it has ended."),
+    _of_run("virnucpro_disk_free_bytes", "gauge", "bytes", lambda run: run.disk_free_bytes,
+            "Bytes that may still be written to the file system of the output folder."),
+    _of_run("virnucpro_disk_size_bytes", "gauge", "bytes", lambda run: run.disk_size_bytes,
+            "Bytes of the file system of the output folder."),
+    _of_gpus("virnucpro_gpu_utilization_ratio", "gauge", "0 to 1", lambda gpu: gpu.utilization,
+             "Share of the driver's last sampling period in which the GPU computed, 0 to 1."),
+    _of_gpus("virnucpro_gpu_memory_used_bytes", "gauge", "bytes", lambda gpu: gpu.memory_used_bytes,
+             "Bytes of GPU memory in use, by any process."),
+    _of_gpus("virnucpro_gpu_memory_total_bytes", "gauge", "bytes", lambda gpu: gpu.memory_total_bytes,
+             "Bytes of GPU memory."),
+    _of_gpus("virnucpro_gpu_power_watts", "gauge", "watts", lambda gpu: gpu.power_watts,
+             "Watts that the GPU draws."),
+    _of_gpus("virnucpro_gpu_temperature_celsius", "gauge", "degrees Celsius", lambda gpu: gpu.temperature_celsius,
+             "Temperature of the GPU in degrees Celsius."),
+    _of_gpus("virnucpro_gpu_sm_clock_hertz", "gauge", "hertz", lambda gpu: gpu.sm_clock_hertz,
+             "Clock of the GPU's multiprocessors in hertz."),
+    Metric("virnucpro_gpu_throttled", "gauge", "0 or 1", (*GPU, "reason"), _counts(_gpus, lambda gpu: gpu.throttle),
+           "1 while the GPU is slowed down for this reason, else 0."),
+    Metric("virnucpro_build_info", "gauge", "1", ("version", "torch", "python"), _build_info,
+           "Versions that compute; always 1."),
+    Metric("virnucpro_run_info", "gauge", "1", ("run_id", "model", "precision", "token_budget", "workers"), _run_info,
+           "What is computed, and how; always 1."),
 )
+# fmt: on
 
 
 class RunCollector(Collector):
@@ -442,7 +227,7 @@ class RunCollector(Collector):
                 yield _family(metric, samples)
 
 
-def _family(metric: Metric, samples: list[Sample]) -> MetricFamily:
+def _family(metric: Metric, samples: list[tuple[Labels, Value]]) -> MetricFamily:
     if metric.kind == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, seconds in samples:

@@ -27,8 +27,7 @@ from rich.progress import (
 from rich.text import Text
 
 from virnucpro.telemetry.show import wording
-from virnucpro.telemetry.show.bars import Screen, lines_of
-from virnucpro.telemetry.show.terminal import Terminal
+from virnucpro.telemetry.show.terminal import Terminal, lines_of
 
 if TYPE_CHECKING:
     import threading
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from virnucpro.telemetry.snapshot import RunSnapshot, StageSnapshot, View
 
 PLAIN_INTERVAL_S = 30.0
-"""Seconds between two plain lines."""
 _WORTH_A_LINE_S = 1.0
 """A stage of at least so many seconds leaves a line on a terminal."""
 _CLOCK_JITTER_S = 0.001
@@ -69,8 +67,13 @@ def terminal_view(*, is_quiet: bool = False, stop: threading.Event | None = None
     """
     if is_quiet:
         return QuietView()
-    terminal = Terminal(sys.stderr, interrupted=stop)
-    return TerminalView(terminal, stop=stop) if terminal.can_draw else PlainView()
+    try:
+        is_terminal = sys.stderr.isatty()
+    except ValueError:  # it is closed
+        is_terminal = False
+    if not is_terminal or Console(stderr=True, force_terminal=True).is_dumb_terminal:
+        return PlainView()
+    return TerminalView(Terminal(sys.stderr, interrupted=stop), stop=stop)
 
 
 class QuietView:
@@ -102,22 +105,18 @@ class TerminalView:
             for stage in self._ended.new_of(snapshot)
             if stage.seconds >= _WORTH_A_LINE_S
         ]
-        screen = Screen(
-            columns=self._terminal.columns - 1, lines=self._terminal.lines, is_ascii=self._terminal.is_ascii
-        )
-        lines = lines_of(snapshot, screen, tick=self._ticks, is_stopping=is_stopping)
+        lines = lines_of(snapshot, self._terminal, tick=self._ticks, is_stopping=is_stopping)
         self._ticks += 1
         self._terminal.draw(lines, above=above)
 
     def say(self, text: str) -> None:
-        """Print lines above the bars."""
         self._terminal.draw(None, above=[Text(line) for line in text.split("\n")])
 
     def close(self) -> None:
         self._terminal.close()
 
 
-class PlainView:
+class PlainView(QuietView):
     """Lines for a log: at the start of a stage, every ``PLAIN_INTERVAL_S``, and at the end of a long stage."""
 
     def __init__(self) -> None:
@@ -139,12 +138,6 @@ class PlainView:
         for line in lines:
             self._last_line_s = snapshot.now
             say(f"{time_of_day}  {line}")
-
-    def say(self, text: str) -> None:
-        say(text)
-
-    def close(self) -> None:
-        pass
 
 
 class _EndedStages:

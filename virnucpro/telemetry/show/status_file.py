@@ -43,18 +43,12 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, kw_only=True)
 class SavedStatus:
-    """The content of the file."""
-
     written: float
     """Unix time."""
     host: str
-    """Where the run computes."""
     pid: int
-    """Its process there."""
     snapshot: RunSnapshot
-    """How it was."""
     format: int = FORMAT
-    """Version of this layout."""
 
 
 class StatusFile:

@@ -92,7 +92,6 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Return bytes in KiB, MiB or GiB."""
     if num_bytes < 2**20:
         return f"{num_bytes / 2**10:,.0f} KiB"
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"
@@ -157,7 +156,6 @@ def silence(rank: RankSnapshot, *, now: float) -> float | None:
 
 
 def states(ranks: Sequence[RankSnapshot]) -> str:
-    """Return the number of ranks in each state, most frequent first."""
     return ", ".join(f"{number} {state.value}" for state, number in Counter(rank.state for rank in ranks).most_common())
 
 

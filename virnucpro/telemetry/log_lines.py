@@ -30,8 +30,6 @@ _PLAIN_VALUE = re.compile(r"[^\s\"'`=|\\]+")
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One line of a worker's log."""
-
     event: str
     """Event name; of a line of text, the line itself."""
     level: str = "INFO"
@@ -111,7 +109,6 @@ def entry_line(entry: LogEntry, *, stage: str = "", rank: int | None = None) -> 
 
 
 def exception_sentence(exception: Sequence[Mapping[str, Any]]) -> str:
-    """Return type and text of the exception raised last."""
     return _kind_and_text(exception[0])
 
 
