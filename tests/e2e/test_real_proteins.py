@@ -17,7 +17,7 @@ from virnucpro.store.reader import read_embeddings
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize("num_proteins", [500, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_proteins", [300, pytest.param(20_000, marks=pytest.mark.long)])
 def test_real_proteins_give_the_same_bytes_with_1_2_and_3_workers(tmp_path, data_dir, num_proteins):
     with gzip.open(data_dir / "proteins" / "uniprot_20000.fasta.gz", "rt") as file:
         records = ("\n" + file.read()).split("\n>")[1 : num_proteins + 1]

@@ -156,7 +156,8 @@ def rows_done(layout):
     return len(list(layout.parts_dir.glob("*.h5"))) if layout.parts_dir.exists() else 0
 
 
-@pytest.mark.parametrize("engine", ["ray", pytest.param("dask", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
 def test_a_cluster_that_loses_a_node_and_gets_it_back_gives_the_bytes_of_threads(
     engine, hosts, proteins, expected, tmp_path
 ):

@@ -128,6 +128,8 @@ def test_a_run_that_was_killed_leaves_the_cache_usable_and_resumes_beside_it(tmp
     check_rows(again, records)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_may_be_resumed_with_a_cache_and_promises_tolerance(tmp_path, records):
     run(tmp_path, "first", records, loader="tests.fakes:load_faulty_model", weights_path=str(idle(tmp_path)))
     settings = {"loader": "tests.fakes:load_faulty_model", "token_budget": 64}
@@ -177,6 +179,8 @@ def test_a_damaged_row_is_computed_again_and_served_afterwards(tmp_path, records
     assert cached_and_computed(run(tmp_path, "again", records)) == (60, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_runs_at_the_same_time_share_a_cache(tmp_path, records):
     with ThreadPoolExecutor() as threads:
         started = [threads.submit(run, tmp_path, f"{number}", records, ranks=2) for number in range(2)]

@@ -284,6 +284,8 @@ def test_a_sequence_without_a_usable_row_does_not_keep_its_unit_open(tmp_path, p
     assert run.aggregate().num_missing == 1
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_the_cache_are_claimed_like_others_and_nothing_is_computed(tmp_path, proteins, shared):
     fasta, sequences = proteins
     config = fakes.hash_config(cache_dir=str(tmp_path / "cache"))
@@ -295,6 +297,8 @@ def test_rows_of_the_cache_are_claimed_like_others_and_nothing_is_computed(tmp_p
     check_rows(run.aggregate().output_path, sequences)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_blocks_are_claimed_in_the_thread_that_reads_ahead_of_a_gpu_too(tmp_path, proteins, shared):
     fasta, sequences = proteins
     half = tmp_path / "half.fasta"
@@ -311,6 +315,8 @@ def test_blocks_are_claimed_in_the_thread_that_reads_ahead_of_a_gpu_too(tmp_path
     check_rows(run.aggregate().output_path, sequences)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_loader_processes_bring_claimed_blocks_too(tmp_path, proteins, shared):
     fasta, sequences = proteins
     run = shared(fasta, tmp_path / "out", fakes.hash_config(loader_workers=1), owners=1)

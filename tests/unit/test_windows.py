@@ -127,6 +127,8 @@ def runs(tmp_path_factory):
     return folder, dict(records), results
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_gives_the_mean_of_windows_and_cuts_nothing(runs):
     folder, records, results = runs
     long = sum(len(sequence) > WIDTH for sequence in records.values())
