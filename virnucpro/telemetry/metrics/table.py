@@ -105,7 +105,7 @@ def _counts(
     def read(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
         for named, one in each(run):
             for name, number in counts(one).items():
-                yield (*named, name), float(number)
+                yield (*named, name), number
 
     return read
 
@@ -164,7 +164,7 @@ METRICS = (
     _of_ranks("virnucpro_model_load_seconds", "gauge", "seconds", lambda rank: rank.model_load_s,
               "Seconds that the rank's last process took to load the model."),
     _of_ranks("virnucpro_worker_up", "gauge", "0 or 1",
-              lambda rank: None if rank.has_process is None else float(rank.has_process),
+              lambda rank: rank.has_process,
               "1 while the rank's process runs, 0 when it failed or was lost; absent while none is needed."),
     _of_costs("virnucpro_worker_resident_memory_bytes", "gauge", "bytes", lambda cost: cost.resident_bytes,
               "Bytes of resident memory of the rank's process."),
@@ -238,7 +238,7 @@ def _family(metric: Metric, samples: list[tuple[Labels, Value]]) -> MetricFamily
     family = family_type(metric.name, metric.help, labels=metric.labels)
     for labels, value in samples:
         assert isinstance(value, float | int)
-        family.add_metric(labels, value)
+        family.add_metric(labels, float(value))
     return family
 
 
