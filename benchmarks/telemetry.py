@@ -41,6 +41,7 @@ from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.multi_gpu_inference import GPU_WORKER, run_embedding
 from virnucpro.settings import EmbeddingSettings, Monitoring
 from virnucpro.telemetry.metrics.options import MetricsOptions
+from virnucpro.telemetry.ranks import Rank
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show.progress import TerminalView
 from virnucpro.telemetry.show.terminal import Terminal
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 MODES = ("unwatched", "watched", "profiled")
 CLOCKS = ("parent_s", "workers_s", "all_s", "wall_s")
 UNWATCHED_WORKER = "telemetry:unwatched_worker"
-NEEDED = {"heartbeat", "resumed", "model_loaded", "start", "progress", "sequence_failed", "step"}
-"""Messages of workers that the detection of hangs and the recovery of failed workers need."""
+NEEDED = {"wants", "done", "heartbeat", "resumed", "model_loaded", "start", "progress", "sequence_failed", "step"}
+"""Messages of workers that handing out blocks, the detection of hangs and the recovery of failed workers need."""
 SCRAPER = """
 import json, pathlib, sys, time, urllib.request
 while True:
@@ -76,17 +77,19 @@ class _Unwatched(RunTelemetry):
         return nullcontext()
 
     def begin_embedding(self, facts: Any) -> Any:
-        del facts
-        return _Deaf()
+        return _Deaf(facts)
 
 
 class _Deaf:
-    """Takes an embedding run's messages and keeps nothing."""
+    """Takes an embedding run's messages and keeps nothing but the ranks, which recovery writes itself."""
+
+    def __init__(self, facts: Any) -> None:
+        self.ranks = [Rank(rank=number, device=label) for number, (label, _) in enumerate(facts.devices)]
 
     def assigned(self, *_: object) -> None:
         pass
 
-    hear = ended = over = assigned
+    on_message = ended = over = aggregated = assigned
 
 
 class _FewWords:
@@ -98,6 +101,10 @@ class _FewWords:
     def put(self, message: dict[str, Any]) -> None:
         if message.get("kind") in NEEDED or "status" in message:
             self._reports.put(message)
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        answer: dict[str, Any] | None = self._reports.receive(timeout_s)
+        return answer
 
 
 def unwatched_worker(rank: int, world_size: int, results_queue: Any, *arguments: Any) -> None:
