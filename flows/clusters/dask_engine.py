@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from flows.clusters.engine import Engine, UnitWorkers, imported
+from flows.clusters.engine import Engine, UnitWorkers, imported, lost_entry
 from flows.clusters.slurm import slurm_cluster, wait_for_worker
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
@@ -31,6 +31,8 @@ SLOTS_INTERVAL_S = 2.0
 """Seconds between two looks at the workers."""
 MESSAGES_INTERVAL_S = 1.0
 """Seconds between two events of a worker."""
+AHEAD = 2
+"""Units at the scheduler for each slot: one that waits keeps a later run from taking the slot in between."""
 REST_S = 60.0
 """Seconds after which a worker whose host was refused is asked again."""
 CLOSE_S = 60.0
@@ -112,8 +114,8 @@ class _DaskEngine(Engine):
     def _call(self, function: Callable[[Any], Any], item: Any) -> Any:
         return self.client.submit(function, item, pure=False, **self.slot)
 
-    def _is_over(self, call: Any) -> bool:
-        return bool(call.done())
+    def _over(self, calls: list[Any]) -> list[Any]:
+        return [call for call in calls if call.done()]
 
     def _result_of(self, call: Any) -> Any:
         try:
@@ -156,6 +158,9 @@ class Plugin:
         with self._lock:
             one = self._free.pop() if self._free else None
         if one is None:
+            for other in self._dask_worker.plugins.values():  # of other runs, whose turn it is not
+                if isinstance(other, Plugin) and other is not self:
+                    other.end_idle()
             one = UnitWorker(self._run, self._next_rank(), self._limits)
             with self._lock:
                 self._all.append(one)
@@ -172,6 +177,12 @@ class Plugin:
             one.close(at_once=at_once)
         self._send()
         self._is_over.set()
+
+    def end_idle(self) -> None:
+        """End the processes that wait for a unit: another run has their slots now."""
+        with self._lock:
+            for one in self._free:
+                one.close()
 
     def _next_rank(self) -> int:
         distributed = importlib.import_module("distributed")
@@ -191,7 +202,7 @@ class Plugin:
                 self._dask_worker.log_event(self.name, entries)
 
 
-def _computed(name: str, unit: Unit) -> tuple[str, UnitRecord]:
+def embed_unit(name: str, unit: Unit) -> tuple[str, UnitRecord]:
     found: tuple[str, UnitRecord] = importlib.import_module("distributed").get_worker().plugins[name].compute(unit)
     return found
 
@@ -201,7 +212,7 @@ def _end(name: str, dask_worker: Any) -> None:
 
 
 class _Tasks(UnitWorkers):
-    """A task a unit, at most as many at once as there are slots."""
+    """A task a unit."""
 
     def __init__(self, engine: _DaskEngine, run: PreparedRun, limits: RunLimits) -> None:
         self._engine, self._client, self._limits = engine, engine.client, limits
@@ -211,26 +222,32 @@ class _Tasks(UnitWorkers):
         self._computing: dict[Any, Unit] = {}
         self._resting_s: dict[str, float] = {}
         """Worker whose host was refused, or whose device failed -> when it may be asked again."""
+        self._ranks: dict[int, str] = {}
+        """Rank -> its worker of Dask."""
         self._slots_s, self._slots = 0.0, 0
+        self._priority = -time.time()  # the run that began first goes first
         self._distributed.Variable(self._name, client=self._client).set(0)
         self._client.subscribe_topic(self._name, lambda event: self._events.append(event[1]))
         plugin = type("Plugin", (Plugin, self._distributed.WorkerPlugin), {})
         self._client.register_plugin(plugin(self._name, run, limits), name=self._name)
 
     def has_room(self) -> bool:
-        return len(self._computing) < self._slots
+        return len(self._computing) < self._slots * AHEAD
 
     def submit(self, unit: Unit) -> None:
         resting = self._resting()
         usable = {"workers": [one for one in self._engine.workers() if one not in resting]} if resting else {}
-        self._computing[self._client.submit(_computed, self._name, unit, pure=False, **self._engine.slot, **usable)] = (
-            unit
-        )
+        options = {**self._engine.slot, **usable, "pure": False, "priority": self._priority}
+        self._computing[self._client.submit(embed_unit, self._name, unit, **options)] = unit
 
     def look(self, timeout_s: float) -> list[tuple[Unit, UnitRecord | Exception]]:
         if time.monotonic() - self._slots_s > SLOTS_INTERVAL_S:
             self._slots_s = time.monotonic()
             self._slots = max(0, self._engine.slots - len(self._resting()))
+            there = self._engine.workers()
+            for rank in [rank for rank, address in self._ranks.items() if address not in there]:
+                del self._ranks[rank]
+                self._events.append([lost_entry(rank)])
         if self._computing:
             with suppress(TimeoutError, self._distributed.CancelledError):
                 self._distributed.wait(list(self._computing), timeout=timeout_s, return_when="FIRST_COMPLETED")
@@ -268,6 +285,7 @@ class _Tasks(UnitWorkers):
         if future.status != "finished":
             return unit, future.exception() if future.status == "error" else RuntimeError(future.status)
         address, record = future.result()
+        self._ranks[record.rank.rank] = address
         if record.is_lost:
             self._resting_s[address] = math.inf if record.error is None else time.monotonic() + REST_S
         return unit, record

@@ -153,7 +153,7 @@ class Engine(ABC):
         try:
             while True:
                 with self.asking():
-                    over = [call for call in calls if self._is_over(call)]
+                    over = self._over(calls)
                 if len(over) >= least or time.monotonic() > deadline_s:
                     return over
                 time.sleep(_LOOK_S)
@@ -189,8 +189,8 @@ class Engine(ABC):
         """Call a function on any host, in a slot; return the engine's future."""
 
     @abstractmethod
-    def _is_over(self, call: Any) -> bool:
-        """Whether the engine's future is done."""
+    def _over(self, calls: list[Any]) -> list[Any]:
+        """Return those of the engine's futures that are done."""
 
     @abstractmethod
     def _result_of(self, call: Any) -> Any:
@@ -199,6 +199,12 @@ class Engine(ABC):
     @abstractmethod
     def _cancel(self, calls: list[Any]) -> None:
         """Cancel calls that have not begun."""
+
+
+def lost_entry(rank: int) -> dict[str, Any]:
+    """Return what a worker that was lost with its host would have said."""
+    end = {"state": "failed", "failure": "died", "reason": "it was lost with its host", "exit_code": None}
+    return {"rank": rank, "ended": {**end, "starts_again": False, "quarantined": []}}
 
 
 def imported(package: str, engine: str) -> Any:

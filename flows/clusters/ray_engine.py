@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from flows.clusters.engine import Engine, UnitWorkers, imported
+from flows.clusters.engine import Engine, UnitWorkers, imported, lost_entry
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.hardware.device_claim import usable_cores
@@ -98,8 +98,8 @@ class _RayEngine(Engine):
     def _call(self, function: Callable[[Any], Any], item: Any) -> Any:
         return self.ray.remote(_called).options(**self.slot, max_retries=-1).remote(function, item)
 
-    def _is_over(self, call: Any) -> bool:
-        return bool(self.ray.wait([call], timeout=0)[0])
+    def _over(self, calls: list[Any]) -> list[Any]:
+        return list(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else []
 
     def _result_of(self, call: Any) -> Any:
         try:
@@ -220,12 +220,6 @@ class _Actors(UnitWorkers):
         if answer.is_lost:
             self._resting_s[rank] = math.inf if answer.error is None else time.monotonic() + REST_S
         return unit, answer
-
-
-def lost_entry(rank: int) -> dict[str, Any]:
-    """Return what a worker that was lost with its host would have said."""
-    end = {"state": "failed", "failure": "died", "reason": "it was lost with its host", "exit_code": None}
-    return {"rank": rank, "ended": {**end, "starts_again": False, "quarantined": []}}
 
 
 def show_token() -> None:

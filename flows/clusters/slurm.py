@@ -21,6 +21,9 @@ from virnucpro.errors import ConfigurationError, printable
 PROGRAMS = ("sbatch", "squeue", "scancel")
 LOOK_S = 15.0
 """Seconds between two queries of the queue, which load the cluster's controller."""
+FAILURES = 10
+"""Workers that a unit may lose to time limits and dead hosts; Dask's default is 3."""
+UNIT = "10m"
 _SQUEUE_S = 20.0
 """Seconds to wait for squeue; an absent controller is no reason to give up."""
 
@@ -42,6 +45,13 @@ def slurm_cluster(workers: int) -> Any:
             "dask-jobqueue has no settings for SLURM: write what a job is to ~/.config/dask/jobqueue.yaml, "
             "as deployments/clusters/slurm.md shows"
         )
+    dask.config.set(
+        {
+            "distributed.scheduler.allowed-failures": FAILURES,
+            # of a unit, before the first is done: without it Dask takes a second, and asks for one job
+            "distributed.scheduler.default-task-durations": {"embed_unit": UNIT},
+        }
+    )
     processes = settings["processes"] or 1
     cluster = jobqueue.SLURMCluster(
         n_workers=0,
@@ -59,7 +69,7 @@ def slurm_cluster(workers: int) -> Any:
         security=True,
         shared_temp_directory=settings["shared-temp-directory"] or str(Path.cwd()),
     )
-    cluster.adapt(minimum_jobs=1, maximum_jobs=-(-workers // processes), target_duration="60 s", wait_count=30)
+    cluster.adapt(minimum_jobs=1, maximum_jobs=-(-workers // processes), target_duration="60s", wait_count=30)
     return cluster
 
 
