@@ -73,6 +73,7 @@ class OnCluster(Executor):
         finished = find_finished_blocks(run.layout, plan).blocks
         for message in durable_messages(finished, short={}):
             telemetry.on_message(0, message)
+        telemetry.rank(0).apply({"kind": "found"})
         book = self._book = UnitBook([block for block in range(len(plan)) if block not in finished], plan.tokens)
         get_run_logger().info("%s of %s blocks are to be computed", f"{len(plan) - len(finished):,}", f"{len(plan):,}")
         if book.is_done:
@@ -116,10 +117,10 @@ class OnCluster(Executor):
                 else:
                     book.take(unit, record)
                     self._take(book, record)
-            self._hear(workers, telemetry)
+            is_heard = self._hear(workers, telemetry)
             if are_refused:
                 self._refuse(book)
-            looks_without = -1 if looks_without < 0 or self._ranks or ended else looks_without + 1
+            looks_without = -1 if looks_without < 0 or is_heard or ended else looks_without + 1
             if looks_without == NOTICE_LOOKS:
                 get_run_logger().warning(
                     "waiting for a slot of the cluster: no worker of this run computes yet (other runs have all slots, "
@@ -134,22 +135,25 @@ class OnCluster(Executor):
             get_run_logger().warning("worker %s does not take part: %s", rank.rank, rank.reason)
         elif record.is_lost:
             get_run_logger().warning("worker %s is lost: %s", rank.rank, printable(rank.reason or ""))
-            if FailureClass(rank.failure or FailureClass.DIED).concerns_all_ranks:
+            failure = FailureClass(rank.failure or FailureClass.DIED)
+            if failure.concerns_all_ranks and failure is not FailureClass.STOPPED:  # its host has stopped it, not we
                 book.close((rank.failure or FailureClass.DIED.value, rank.attempts))
 
     def _refuse(self, book: UnitBook) -> None:
         """Give up what is left, as no worker of the cluster can compute it."""
         if self._problem is not None:
             raise self._problem
-        lost = next(rank for rank in self._ranks.values() if rank.failure is not None)
-        book.close((lost.failure or FailureClass.DIED.value, lost.attempts))
+        lost = [rank for rank in self._ranks.values() if rank.failure is not None]
+        book.close((lost[0].failure or "", lost[0].attempts) if lost else (FailureClass.DIED.value, 0))
 
-    def _hear(self, workers: UnitWorkers, telemetry: EmbeddingTelemetry) -> None:
-        """Take in what workers say, and log their lines."""
-        for entry in workers.messages():
+    def _hear(self, workers: UnitWorkers, telemetry: EmbeddingTelemetry) -> bool:
+        """Take in what workers say, and log their lines; return whether one has said anything."""
+        entries = workers.messages()
+        for entry in entries:
             apply_entry(telemetry, entry)
             message = entry.get("message", {})
             if message.get("kind") == "log":
                 host = telemetry.rank(int(entry["rank"])).host
                 sentence = log_sentence(message)
                 get_run_logger().log(log_level(message["level"]), "host %s, rank %s: %s", host, entry["rank"], sentence)
+        return bool(entries)

@@ -27,6 +27,8 @@ from virnucpro.pipeline.work.units import Unit, UnitRecord
 
 START_S = 60
 """Seconds for the first worker to appear."""
+ANSWER_S = 10.0
+"""Seconds for the scheduler to say which workers it has."""
 SLOTS_INTERVAL_S = 2.0
 """Seconds between two looks at the workers."""
 MESSAGES_INTERVAL_S = 1.0
@@ -90,7 +92,8 @@ class _DaskEngine(Engine):
 
     def workers(self) -> dict[str, tuple[str, int]]:
         """Return address -> host and GPUs of each worker."""
-        found = self.client.scheduler_info(n_workers=-1)["workers"].items()
+        ask = self.client.scheduler.identity
+        found = self.client.sync(ask, n_workers=-1, callback_timeout=ANSWER_S)["workers"].items()
         return {address: (about["host"], int(about["resources"].get("GPU", 0))) for address, about in found}
 
     def is_there(self) -> bool:
@@ -199,7 +202,7 @@ class Plugin:
     def _send(self) -> None:
         for one in list(self._all):
             if entries := one.messages():
-                self._dask_worker.log_event(self.name, entries)
+                self._dask_worker.log_event(self.name, [self._dask_worker.address, entries])
 
 
 def embed_unit(name: str, unit: Unit) -> tuple[str, UnitRecord]:
@@ -218,7 +221,8 @@ class _Tasks(UnitWorkers):
         self._engine, self._client, self._limits = engine, engine.client, limits
         self._distributed = importlib.import_module("distributed")
         self._name = f"virnucpro {run.output_dir}"  # of a dead start in this folder: replaced, which ends its processes
-        self._events: deque[list[dict[str, Any]]] = deque()
+        self._events: deque[tuple[str, list[dict[str, Any]]]] = deque()
+        """Worker of Dask, and what it has sent."""
         self._computing: dict[Any, Unit] = {}
         self._resting_s: dict[str, float] = {}
         """Worker whose host was refused, or whose device failed -> when it may be asked again."""
@@ -247,7 +251,7 @@ class _Tasks(UnitWorkers):
             there = self._engine.workers()
             for rank in [rank for rank, address in self._ranks.items() if address not in there]:
                 del self._ranks[rank]
-                self._events.append([lost_entry(rank)])
+                self._events.append(("", [lost_entry(rank)]))
         if self._computing:
             with suppress(TimeoutError, self._distributed.CancelledError):
                 self._distributed.wait(list(self._computing), timeout=timeout_s, return_when="FIRST_COMPLETED")
@@ -256,7 +260,9 @@ class _Tasks(UnitWorkers):
         return [self._ended(future) for future in list(self._computing) if future.done()]
 
     def messages(self) -> list[dict[str, Any]]:
-        return [entry for _ in range(len(self._events)) for entry in self._events.popleft()]
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        self._ranks |= {entry["rank"]: address for address, entries in events if address for entry in entries}
+        return [entry for _, entries in events for entry in entries]
 
     def are_refused(self) -> bool:
         workers = self._engine.workers().keys()
@@ -285,7 +291,6 @@ class _Tasks(UnitWorkers):
         if future.status != "finished":
             return unit, future.exception() if future.status == "error" else RuntimeError(future.status)
         address, record = future.result()
-        self._ranks[record.rank.rank] = address
         if record.is_lost:
             self._resting_s[address] = math.inf if record.error is None else time.monotonic() + REST_S
         return unit, record

@@ -134,7 +134,7 @@ class Engine(ABC):
 
         Slots that are not free *patience_s* after that are left out.
         """
-        calls = self._calls(function, range(self.slots))
+        calls = self._calls(function, range(max(1, self.slots)))
         if not self._wait_for(calls, least=1, limit_s=NOTICE_S):
             get_run_logger().warning("waiting for a slot of the cluster: none is free yet")
             self._wait_for(calls, least=1)

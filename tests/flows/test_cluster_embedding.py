@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import pytest
@@ -135,8 +135,8 @@ class Threads(Engine):
         assert not is_first or self.may_go_on.wait(30)
         return function(item)
 
-    def _is_over(self, call: Future):
-        return call.done()
+    def _over(self, calls):
+        return [call for call in calls if call.done()]
 
     def _result_of(self, call):
         return call.result()
@@ -431,7 +431,7 @@ def test_a_scheduler_that_goes_while_slots_are_asked_is_told_as_such(cluster, as
 
 
 def test_who_stops_the_run_while_slots_are_asked_gets_none(cluster, monkeypatch):
-    monkeypatch.setattr(cluster, "_is_over", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cluster, "_over", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         cluster.map(str, [1, 2])
     assert cluster.cancelled == [0, 1]

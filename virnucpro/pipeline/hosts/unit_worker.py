@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 GPU_WORKER = "virnucpro.pipeline.gpu_worker:gpu_worker"
 IDLE_S = 60.0
 """Seconds without a unit after which the process ends: its driver may be gone. Another unit starts another process."""
+REPORT_S = 5.0
+"""Most seconds to wait for what is reported of blocks that are durable."""
 END_S = 30.0
 """Seconds that the process has to end once there is nothing left to do."""
 SAMPLE_INTERVAL_S = 5.0
@@ -101,7 +103,18 @@ class _UnitRecovery(Recovery):
             self._pool.feed(todo)
             while (left := self._pool.undone(todo)) and thread.is_alive():
                 self._changed.wait(0.2)
+            (standing,) = self._standings.values()
+            end_s = time.monotonic() + REPORT_S
+            while standing.record.attempt.in_flight and thread.is_alive() and time.monotonic() < end_s:
+                self._changed.wait(0.2)
             return left
+
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
+        """See ``Recovery.on_message``."""
+        super().on_message(rank, message)
+        if message.get("kind") == "progress":
+            with self._changed:
+                self._changed.notify_all()
 
     def record(self, unit: Unit, left: Sequence[int]) -> dict[str, Any]:
         """Return what is known of failures in a unit."""
@@ -174,7 +187,8 @@ class UnitWorker:
                 self._begin()
             todo = self._not_durable(unit)
         except VirNucProError as error:
-            self._is_lost = True
+            if self._recovery is None:
+                self._held.close()  # this host may be asked again
             return UnitRecord(rank=self._rank_so_far(), rows=0, tokens=0, seconds=0.0, is_lost=True, error=error)
         assert self._recovery is not None
         assert self._thread is not None
@@ -225,7 +239,8 @@ class UnitWorker:
 
     def _rank_so_far(self) -> Rank:
         """Return the record of the rank as if its process, which waits for another unit, had ended well now."""
-        rank = replace(self._rank)
+        attempt = replace(self._rank.attempt)
+        rank = replace(self._rank, attempt=attempt, failed_sequences=dict(self._rank.failed_sequences))
         if not self._is_lost and rank.state == "failed" and rank.failure is None:
             rank.state = "complete"
             rank.end_attempt()

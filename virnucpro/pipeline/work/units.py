@@ -129,7 +129,7 @@ class UnitBook:
         self.quarantined |= {position: why for position, (_, why) in record.quarantined.items()}
         if record.left:
             why = record.rank.failure or FailureClass.DIED.value, record.rank.attempts
-            known = {p: q for p, q in (unit.quarantined | record.quarantined).items() if q[0] in set(record.left)}
+            known = unit.quarantined | record.quarantined
             self._hand_out_again(record.left, unit.losses + 1, why, record.suspects, known)
 
     def lost(self, unit: Unit) -> None:
