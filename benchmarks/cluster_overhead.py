@@ -9,7 +9,7 @@ machine; the one on threads is in the middle, and the order is reversed from rou
 bytes.
 
 ``work_s`` is what is compared: from the first line in a worker's log to the last, on average over the workers. What
-comes before (Prefect's server, the engine, its tasks' imports) and after (ending, aggregation, validation) is
+comes before (Prefect's server, the engine, its workers' imports) and after (ending, aggregation, validation) is
 reported apart, as are the CPU seconds of the workers, of the command's own process and of all other processes: the
 engine's, and Prefect's server.
 """
@@ -112,7 +112,7 @@ def main() -> None:
             order.reverse()
     ratios = {engine: _ratios(rounds, engine) for engine in args.engine}
     report = {
-        "machine": machine("torch", "prefect", "prefect-ray", "ray", "prefect-dask", "distributed"),
+        "machine": machine("torch", "prefect", "ray", "distributed"),
         "input": f"{args.sequences:,} proteins, {args.workers} workers of one thread, one run after the other",
         "rounds": rounds,
         "ratios": ratios,

@@ -5,11 +5,11 @@ How a run grows: from measured rates to the seconds, bytes, files and memory of 
 shared file system first of all, is in ``Assumptions`` and nowhere else; what was measured is ``Rates``, the newest
 ``benchmarks/results/scale_rates_*.json`` (made by ``scale_rates.py``).
 
-A run is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and writes a single
-file; all GPUs' workers do ``start``, ``embed`` and ``seal`` at the same time. The shards of a large result are
-checked, written and validated by as many tasks as there are GPUs: of that, what was measured a row is counted as the
-driver's, which is more than it has. Each stage takes the processor seconds that were measured, and the bytes and
-operations that the code moves, at the file system's rates.
+A run on a cluster is a row of stages, one after the other. The driver alone does ``index`` and ``plan``, and writes a
+single file; all GPUs' workers do ``start`` and ``embed`` at the same time, unit by unit, which the driver hands out
+through the engine. The parts are checked and the shards of a large result written and validated by as many tasks as
+there are GPUs: of that, what was measured a row is counted as the driver's, which is more than it has. Each stage takes
+the processor seconds that were measured, and the bytes and operations that the code moves, at the file system's rates.
 """
 
 from __future__ import annotations
@@ -24,27 +24,23 @@ SEQUENCES = (10**6, 10**8, 10**10)
 GPUS = (1, 8, 32, 100, 1000)
 SERIAL = ("index", "plan")
 """Stages of the driver alone, whatever the result."""
+ENGINES = ("ray", "dask")
 SEQUENCES_PER_PART = 4096
 PLANS_OF_DRIVER = 5
 """Times that the driver makes the plan: preparing, telemetry, units, result, manifest."""
+PLANS_OF_WORKER = 3
+"""Times that a GPU's worker makes it: to check its host, to look for blocks, and in the process that computes."""
 PIECES_OF_A_SHARE, MOST_UNITS_OF_A_SHARE = 8, 128
-"""As in ``pipeline/unit_claims.py``."""
+"""As in ``pipeline/work/units.py``."""
 UNITS_PER_GPU = 30
-"""What ``cut_units`` makes of a large run."""
+"""What ``UnitBook`` makes of a large run."""
+HASHED_BYTES = 4 << 30
+"""As in ``pipeline/hosts/host_check.py``: most bytes of an input that each host reads before."""
 SHARD_BYTES, SHARD_ROWS = 1 << 30, 1 << 20
 """As in ``store/results/hdf5.py``."""
-READ_TO_SEAL, WRITTEN_TO_SEAL = 5, 1
-"""Times that a rank's rows go by when it seals: sums and numbers of its parts, the copy; sums and numbers of it."""
 READ_TO_AGGREGATE, WRITTEN_TO_AGGREGATE = 3, 1
-"""Sums and numbers of every shard, the sums of the result; the rows themselves are read one by one."""
+"""Sums and numbers of every part, the sums of the result; the rows themselves are read one by one."""
 READ_TO_VALIDATE = 2
-OPENS_PER_GPU_S = 4
-"""Files opened a second for every GPU while it embeds: the driver's heartbeat (twice), a worker's messages, written
-and read."""
-LISTINGS_PER_LOOK = 2
-"""Folders, of claims and of done units, that an idle worker lists at every poll."""
-UNITS_LOOKED_AT_A_SECOND, MOST_LOOK_INTERVAL_S = 5000, 10.0
-"""As in ``pipeline/unit_claims.py``: seconds between two polls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,7 @@ class Assumptions:
     reads_at_once: float = 16
     """Such reads that the file system does at the same time, of the 64 that are announced ahead."""
     operation_s: float = 0.0005
-    """Seconds of one operation on a name (open, link, remove)."""
+    """Seconds to open a file."""
     names_per_second: float = 1e6
     """Names per second that the file system lists, all hosts together."""
     driver_memory_bytes: float = 256e9
@@ -115,23 +111,23 @@ class Rates:
     """A byte."""
     part_overhead: float
     """Bytes of a part over those of its numbers."""
-    seal_s: tuple[float, float]
-    """Seconds a row, and a byte of its numbers; so the next three."""
+    check_s: tuple[float, float]
+    """Of parts: seconds a row, and a byte of its numbers; so the next three, the first two of which include it."""
     sharded_s: tuple[float, float]
     single_s: tuple[float, float]
     validate_s: tuple[float, float]
     result_memory_bytes: float
     """Peak, a row."""
-    take_s: tuple[float, float]
-    """Seconds to claim a unit, and for each unit of the run."""
-    task_s: float
-    """Prefect's, a task."""
-    start_s: float
-    """From a task to a worker with a small model in memory."""
-    word_s: float
-    """For the driver to read one message of a worker."""
     look_s: float
-    """For the driver to look, a worker."""
+    """For a worker to look for its blocks among the parts, a part."""
+    item_s: float
+    """For the driver to have a unit or a file done by an engine; the slower one."""
+    start_s: float
+    """From a process to a worker with a small model in memory."""
+    messages_s: dict[str, float]
+    """For the driver to get the messages of a worker, each second, by the engine."""
+    message_s: float
+    """For the driver to take in one message."""
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Rates:
@@ -141,14 +137,13 @@ class Rates:
         }
         long, short = found["index_1_000_000"], found["index_1_000_000_short"]
         wide, narrow, plan = found["result_wide"], found["result_narrow"], found["plan_10_000_000"]
-        few_units, all_units = found["claims_1_000"], found["claims_30_000"]
+        engines = {name: found[f"engine_{name}"] for name in ENGINES}
 
         def of_result(what: str) -> tuple[float, float]:
             measured = ((each[what], each["rows"], each["rows"] * each["row_bytes"]) for each in (wide, narrow))
             return _per_row_and_byte(*measured)
 
         indexing = ((each["cpu_s"], each["records"], each["fasta_bytes"]) for each in (long, short))
-        per_unit = (all_units["take_ms"] - few_units["take_ms"]) / (all_units["units"] - few_units["units"]) / 1000
         return cls(
             tokens=found["proteins"]["tokens_mean"],
             record_bytes=long["fasta_bytes"] / long["records"],
@@ -161,16 +156,16 @@ class Rates:
             plan_held_bytes=plan["held_bytes_per_record"],
             part_s=1 / (1e6 * found["part"]["mb_per_cpu_second"]),
             part_overhead=found["part"]["file_bytes_per_row"] / (4 * 2560),
-            seal_s=of_result("seal_cpu_s"),
+            check_s=of_result("check_cpu_s"),
             sharded_s=of_result("sharded_cpu_s"),
             single_s=of_result("single_cpu_s"),
             validate_s=of_result("sharded_validate_cpu_s"),
             result_memory_bytes=narrow["sharded_peak_bytes_per_row"],
-            take_s=(few_units["take_ms"] / 1000, per_unit),
-            task_s=found["prefect"]["task_ms"] / 1000,
+            look_s=found["looking_50_000"]["look_ms"] / found["looking_50_000"]["parts"] / 1000,
+            item_s=max(each["item_ms"] for each in engines.values()) / 1000,
             start_s=found["embedding_8M"]["start_s"],
-            word_s=found["following"]["word_us"] / 1e6,
-            look_s=found["following"]["look_us_per_owner"] / 1e6,
+            messages_s={name: each["messages_ms"] / 1000 for name, each in engines.items()},
+            message_s=found["messages"]["message_us"] / 1e6,
         )
 
 
@@ -198,21 +193,21 @@ def _per_row_and_byte(one: tuple[float, float, float], other: tuple[float, float
 class Design:
     """Which of the proposed changes are made."""
 
-    no_sealing: bool = False
-    """The result is written from parts; no shard of a rank comes between."""
+    only_lost_units_look: bool = False
+    """A worker looks for parts only for a unit that was lost before; the driver knows of the others."""
+    opens_what_it_reads: bool = False
+    """A shard of the result opens only parts that have a row of it."""
     index_by_hosts: bool = False
     """Hosts index pieces of the input, and the plan is a mapped file of block boundaries, not made."""
-    claims_in_small_folders: bool = False
-    """A worker that claims a unit lists one folder of 1,000 units instead of all."""
 
 
 AS_IT_IS = Design()
 CHANGES = {
     "as it is": AS_IT_IS,
-    "1. the result from the parts, without sealing first": Design(no_sealing=True),
-    "2. and index the input in pieces; the plan is mapped": Design(no_sealing=True, index_by_hosts=True),
-    "3. and claims lie in folders of 1,000 units": Design(
-        no_sealing=True, index_by_hosts=True, claims_in_small_folders=True
+    "1. only a unit that was lost looks for its parts": Design(only_lost_units_look=True),
+    "2. and a shard opens only parts with a row of it": Design(only_lost_units_look=True, opens_what_it_reads=True),
+    "3. and index the input in pieces; the plan is mapped": Design(
+        only_lost_units_look=True, opens_what_it_reads=True, index_by_hosts=True
     ),
 }
 """Proposed changes, in this order; each includes those before it."""
@@ -265,7 +260,6 @@ class Run:
             "plan": self._plan_s(),
             "start": self._start_s(),
             "embed": self._embed_s(),
-            "seal": self._seal_s(),
             "aggregate": self._aggregate_s(),
             "validate": self._validate_s(),
         }
@@ -292,7 +286,8 @@ class Run:
         stages = self.stages_s()
         before_s = sum(stages[name] for name in SERIAL)
         if self.is_sharded:
-            return before_s + self.sequences * (self.rates.sharded_s[0] + self.rates.validate_s[0])
+            by_rows_s = self.sequences * (self.rates.sharded_s[0] + self.rates.validate_s[0])
+            return before_s + by_rows_s
         return before_s + stages["aggregate"] + stages["validate"]
 
     def _of(self, rate: tuple[float, float]) -> float:
@@ -318,39 +313,36 @@ class Run:
     def _start_s(self) -> float:
         weights_s = self.moved_s(self.hosts * self.assumed.weights_bytes, self.hosts)
         columns_s = self.moved_s(self.hosts * 16 * self.sequences, self.hosts)  # lengths and representatives
-        plan_s = 0.0 if self.design.index_by_hosts else self._one_plan_s() + columns_s
-        return self.gpus * self.rates.task_s + self.rates.start_s + weights_s + plan_s
+        plans_s = 0.0 if self.design.index_by_hosts else PLANS_OF_WORKER * self._one_plan_s() + columns_s
+        input_s = self.moved_s(self.hosts * min(self.sequences * self.rates.record_bytes, HASHED_BYTES), self.hosts)
+        return self.rates.start_s + weights_s + input_s + plans_s
 
     def _embed_s(self) -> float:
-        """Computing, parts, claims, and the last unit; or as long as the file system takes for the parts."""
+        """Computing, parts, units, and the last of them; or as long as the file system takes for the parts."""
         part_bytes = self.rows_bytes * self.rates.part_overhead
         writing_s = part_bytes * self.rates.part_s / self.gpus
-        take_s = self.rates.take_s[0] + self.rates.take_s[1] * self.units + 6 * self.assumed.operation_s
+        looking_s = self.names_listed() * self.rates.look_s / self.gpus
         listed_s = self.names_listed() / self.assumed.names_per_second
-        claiming_s = max(self.units / self.gpus * take_s, listed_s)
+        units_s = self.units / self.gpus * self.rates.item_s + max(looking_s, listed_s)
         last_s = self.computing_s / MOST_UNITS_OF_A_SHARE
-        own_s = self.computing_s + writing_s + claiming_s + last_s
-        return max(own_s, self.moved_s(part_bytes, self.hosts))
-
-    def _seal_s(self) -> float:
-        if self.design.no_sealing:
-            return 0.0
-        moved = (READ_TO_SEAL + WRITTEN_TO_SEAL) * self.rows_bytes * self.rates.part_overhead
-        names_s = self.gpus * self.parts / self.assumed.names_per_second
-        return self._of(self.rates.seal_s) / self.gpus + self.moved_s(moved, self.hosts) + names_s
+        own_s = self.computing_s + writing_s + units_s + last_s
+        return max(own_s, self.moved_s(part_bytes, self.hosts), self.units * self.rates.item_s)
 
     def _aggregate_s(self) -> float:
         moved = (READ_TO_AGGREGATE + WRITTEN_TO_AGGREGATE) * self.rows_bytes
         scattered = 0 if self.rows_bytes < self.assumed.driver_memory_bytes / 2 else self.sequences
         scattered_s = scattered * self.assumed.scattered_read_s / self.assumed.reads_at_once
+        opened_s = self.parts_opened() * self.assumed.operation_s
         if self.is_sharded:
-            return self._by_all(self.rates.sharded_s, moved + self.rows_bytes) + scattered_s / self.gpus
-        return self._of(self.rates.single_s) + scattered_s + self.moved_s(moved + self.rows_bytes)
+            items_s = (self.parts + self.result_files) * self.rates.item_s
+            of_hosts_s = (scattered_s + opened_s) / self.gpus
+            return self._by_all(self.rates.sharded_s, moved + self.rows_bytes) + items_s + of_hosts_s
+        return self._of(self.rates.single_s) + scattered_s + opened_s + self.moved_s(moved + self.rows_bytes)
 
     def _validate_s(self) -> float:
         moved = READ_TO_VALIDATE * self.rows_bytes
         if self.is_sharded:
-            return self._by_all(self.rates.validate_s, moved)
+            return self._by_all(self.rates.validate_s, moved) + self.result_files * self.rates.item_s
         return self._of(self.rates.validate_s) + self.moved_s(moved)
 
     def _by_all(self, rate: tuple[float, float], moved_bytes: float) -> float:
@@ -372,8 +364,8 @@ class Run:
 
     @property
     def parts(self) -> int:
-        """Most parts in the folder."""
-        return -(-self.sequences // SEQUENCES_PER_PART)
+        """Most parts in the folder: no part has rows of two units."""
+        return -(-self.sequences // SEQUENCES_PER_PART) + self.units
 
     @property
     def result_files(self) -> int:
@@ -388,21 +380,20 @@ class Run:
             "input": self.sequences * self.rates.record_bytes,
             "index": self.sequences * self.index_bytes_per_record,
             "parts": rows,
-            "shards of ranks": rows,
             "result": self.rows_bytes + self.sequences * (self.rates.id_bytes + 32),
         }
 
     def asked_bytes(self) -> float:
-        """Return the free space that a run requires before it begins."""
+        """Return the free space that a run requires before it begins, as if ranks had shards."""
         disk = self.disk_bytes()
-        return disk["parts"] + disk["shards of ranks"] + disk["result"]
+        return 2 * disk["parts"] + disk["result"]
 
     def memory_bytes(self) -> dict[str, float]:
         """Return the memory that grows with the number of sequences, by stage; of the last in every worker."""
         return {
             "index (driver)": self.sequences * self.rates.index_memory_bytes,
             "aggregate (driver)": self.sequences * self.rates.result_memory_bytes,
-            "plan (every worker)": self.sequences * self.rates.plan_memory_bytes,
+            "plan (every worker)": self.sequences * (self.rates.plan_memory_bytes + self.rates.plan_held_bytes),
         }
 
     def fits(self) -> bool:
@@ -417,22 +408,19 @@ class Run:
 
     def continuing_s(self) -> float:
         """Return the seconds in which the driver checks the rows of a run that resumes, here all but finished."""
-        return self._of((0.0, self.rates.validate_s[1])) + self.moved_s(2 * self.rows_bytes)
+        opened_s = self.parts * self.assumed.operation_s
+        return self._of(self.rates.check_s) + self.moved_s(2 * self.rows_bytes) + opened_s
 
     def names_listed(self) -> float:
-        """Return the names of claims that all workers list while they take units: one half of the units a time."""
-        return self.units * (min(self.units, 1000) if self.design.claims_in_small_folders else self.units) / 2
+        """Return the names of parts that all workers list for their units: one half of the parts a time."""
+        return 0.0 if self.design.only_lost_units_look else self.units * self.parts / 2
 
-    def names_per_second_at_the_end(self) -> float:
-        """Return the names listed a second while one half of the workers waits for the last units."""
-        interval_s = min(max(1.0, self.units / UNITS_LOOKED_AT_A_SECOND), MOST_LOOK_INTERVAL_S)
-        return self.gpus / 2 * LISTINGS_PER_LOOK * self.units / interval_s
+    def parts_opened(self) -> float:
+        """Return how often parts are opened to write the result."""
+        rows = -(-self.sequences // self.result_files)
+        return self.result_files * (min(self.parts, rows) if self.design.opens_what_it_reads else self.parts)
 
-    def opens_per_second(self) -> float:
-        """Return the files opened a second while the GPUs compute."""
-        return OPENS_PER_GPU_S * self.gpus + 4 * self.parts / max(1.0, self.computing_s)
-
-    def following_share(self) -> float:
-        """Return the share of one processor of the driver that reading messages takes."""
+    def messages_share(self, engine: str) -> float:
+        """Return the share of one processor of the driver that messages take."""
         blocks_per_second = self.gpus * self.assumed.gpu_tokens_per_second / self.assumed.block_tokens
-        return 2 * blocks_per_second * self.rates.word_s + self.gpus * self.rates.look_s
+        return 2 * blocks_per_second * self.rates.message_s + self.gpus * self.rates.messages_s[engine]

@@ -17,6 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.scale_model import (  # noqa: E402
     CHANGES,
+    ENGINES,
     GPU_RATES,
     GPUS,
     SEQUENCES,
@@ -39,7 +40,7 @@ ASSUMED = {
     "shared_bytes_per_second": "bytes/s of the file system in all",
     "scattered_read_s": "s until a row from anywhere in a large file is there",
     "reads_at_once": "such reads at the same time",
-    "operation_s": "s of an operation on a name",
+    "operation_s": "s to open a file",
     "names_per_second": "names/s listed, of the file system in all",
     "driver_memory_bytes": "bytes of the driver's memory",
 }
@@ -77,11 +78,13 @@ def _measured(report: dict[str, Any]) -> str:
     def several(stem: str, ends: str, what: str, digits: int = 1) -> str:
         return ", ".join(f"{median[stem + end][what]:,.{digits}f}" for end in ends.split())
 
+    def engines(what: str, digits: int) -> str:
+        return ", ".join(f"{median[f'engine_{name}'][what]:,.{digits}f}" for name in ENGINES)
+
     def pair(rate: tuple[float, float]) -> str:
         return f"{1e6 * rate[0]:.2f} µs a row, {1e9 * rate[1]:.2f} ns a byte"
 
-    long, part = median["index_1_000_000"], median["part"]
-    units = "1_000 10_000 30_000"
+    long, part, parts = median["index_1_000_000"], median["part"], "1_000 10_000 50_000"
     own_rate, rate_8m = (median[f"embedding_{name}"]["tokens_per_second"] for name in ("bundled", "8M"))
     in_index = f"{rates.index_file_bytes + rates.id_bytes:.0f}, {rates.index_memory_bytes:.0f}"
     rows = [
@@ -93,24 +96,17 @@ def _measured(report: dict[str, Any]) -> str:
         ["plan, bytes a sequence: peak, held", f"{rates.plan_memory_bytes:.0f}, {rates.plan_held_bytes:.0f}"],
         ["a part of 4,096 rows, MB/s", spread("part", "mb_per_second", 0)],
         ["the same, MB a processor s", f"{part['mb_per_cpu_second']:,.0f}"],
-        ["sealing a rank's shard, processor", pair(rates.seal_s)],
-        ["sealing 20 small parts among 100, 1,000, 4,000 others, processor ms", _among(median)],
+        ["looking for a unit among 1,000, 10,000, 50,000 parts, processor ms", several("looking_", parts, "look_ms")],
+        ["checking parts, processor", pair(rates.check_s)],
         ["result in one file, processor", pair(rates.single_s)],
         ["result in shards, processor", pair(rates.sharded_s)],
         ["validating shards, processor", pair(rates.validate_s)],
         ["result, bytes of memory a row, peak", f"{rates.result_memory_bytes:.0f}"],
-        ["claiming a unit of 1,000, 10,000, 30,000, processor ms", several("claims_", units, "take_ms")],
-        ["marking a unit of as many done, processor ms", several("claims_", units, "settle_ms", 2)],
-        ["counting the done half of as many, processor ms", several("claims_", units, "count_done_ms")],
-        [
-            "attempts lost to others, an owner, when 64, 256 begin at once",
-            several("start_of_", "64 256", "lost_tries_each"),
-        ],
-        ["a task of Prefect, ms", spread("prefect", "task_ms")],
+        ["a unit or file done by an engine, processor ms of the driver: Ray, Dask", engines("item_ms", 2)],
+        ["a worker's messages, each second, processor ms of the driver: Ray, Dask", engines("messages_ms", 3)],
+        ["one message of a worker, processor µs of the driver", spread("messages", "message_us")],
         ["Prefect's own server, s to start", spread("prefect", "start_s", 1)],
         ["a worker, s until ESM-2 8M is in memory", spread("embedding_8M", "start_s")],
-        ["one message of a worker, processor µs of the driver", spread("following", "word_us")],
-        ["a poll for new messages, processor µs a worker", spread("following", "look_us_per_owner")],
         ["one thread of this CPU, tokens/s: bundled encoder, ESM-2 8M", f"{own_rate:,.0f}, {rate_8m:,.0f}"],
         ["this disk, MB/s: written and synced", spread("files", "write_mb_per_second", 0)],
         ["this disk, MB/s: read, not from memory", spread("files", "read_mb_per_second", 0)],
@@ -118,13 +114,10 @@ def _measured(report: dict[str, Any]) -> str:
         ["the same, announced ahead, as the result is written", spread("result_wide", "scattered_row_ms", 3)],
     ]
     where = report["machine"]
-    versions = ", ".join(f"{name} {where[name]}" for name in ("torch", "numpy", "h5py", "prefect"))
-    how = f"{where['cpu']}, {where['system']}, Python {where['python']}, {versions};\n{where['date'][:10]}."
+    packages = ("torch", "numpy", "h5py", "prefect", "ray", "distributed")
+    versions = ", ".join(f"{name} {where[name]}" for name in packages)
+    how = f"{where['cpu']}, {where['system']}, Python {where['python']},\n{versions}; {where['date'][:10]}."
     return _table(["measured here", f"median of {report['rounds']} (range)"], rows) + f"\n\n{how}"
-
-
-def _among(median: dict[str, dict[str, float]]) -> str:
-    return ", ".join(f"{value:.0f}" for value in median["sealing_among_others"].values())
 
 
 def _assumed() -> str:
@@ -180,13 +173,12 @@ def _sizes(rates: Rates) -> str:
         ["opening the result reads", *(size(run.directory_bytes()) if run.is_sharded else "every id" for run in runs)]
     )
     rows.append(["resuming a finished embedding: its check", *(duration(run.continuing_s()) for run in runs)])
-    rows.append(["1,000 GPUs: files opened a second", *(f"{run.opens_per_second():,.0f}" for run in runs)])
     rows.append(["1,000 GPUs: units", *(f"{run.units:,}" for run in runs)])
-    rows.append(["1,000 GPUs: names listed to claim them", *(power(run.names_listed()) for run in runs)])
-    rows.append(["1,000 GPUs: names a second at the end", *(power(run.names_per_second_at_the_end()) for run in runs)])
-    rows.append(
-        ["1,000 GPUs: of a driver's processor, for messages", *(f"{run.following_share():.0%}" for run in runs)]
-    )
+    rows.append(["1,000 GPUs: names listed to look for parts", *(power(run.names_listed()) for run in runs)])
+    rows.append(["1,000 GPUs: parts opened for the result", *(power(run.parts_opened()) for run in runs)])
+    for name in ENGINES:
+        shares = [f"{run.messages_share(name):.0%}" for run in runs]
+        rows.append([f"1,000 GPUs: of a driver's processor, for messages by {name.capitalize()}", *shares])
     return _table(["sequences:", *(f"{count:,}" for count in SEQUENCES)], rows)
 
 

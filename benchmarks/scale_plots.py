@@ -20,12 +20,11 @@ STAGES = {
     "plan": ("#F0E442", ""),
     "start": ("#999999", ""),
     "embed": ("#0072B2", ""),
-    "seal": ("#56B4E9", ".."),
     "aggregate": ("#D55E00", ""),
     "validate": ("#CC79A7", "xx"),
 }
 """Colour and hatching: neighbours differ in both."""
-MARKERS = {"index": "s", "plan": "v", "start": "P", "embed": "o", "seal": "^", "aggregate": "D", "validate": "X"}
+MARKERS = {"index": "s", "plan": "v", "start": "P", "embed": "o", "aggregate": "D", "validate": "X"}
 TIMES_S = {"1 s": 1, "1 min": 60, "1 h": 3600, "1 day": 86400, "1 month": 30 * 86400, "1 year": 365 * 86400}
 CENTURY_S = 100 * 365 * 86400
 
@@ -147,7 +146,7 @@ def _sizes(rates: Rates) -> Any:
     disks = [run.disk_bytes() for run in runs]
     of_disk = (("result", "#D55E00", "D"), ("input", "#009E73", "^"), ("index", "#E69F00", "s"))
     asked = [run.asked_bytes() for run in runs]
-    right.plot(counts, asked, color="black", marker="o", label="required at the start: result, parts, ranks' shards")
+    right.plot(counts, asked, color="black", marker="o", label="required at the start: twice the parts, result")
     for name, colour, marker in of_disk:
         right.plot(counts, [each[name] for each in disks], color=colour, marker=marker, label=name)
     right.set_title("disk, rows of 2,560 numbers")

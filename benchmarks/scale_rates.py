@@ -15,15 +15,17 @@ import argparse
 import gzip
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -32,24 +34,27 @@ from bench_common import EXAMPLES, RESULTS, machine, spread, write_result
 from sharded_output import config_of, make_fasta, vectors_of
 from sharded_output import peak_bytes as peak_bytes_so_far
 
+from flows.clusters.dask_engine import dask_engine
+from flows.clusters.ray_engine import ray_engine
 from virnucpro import durable
 from virnucpro.choices import DEFAULT_MAX_RESIDUES, DEFAULT_PROTEIN_MODEL, SPECIAL_TOKENS, ResultForm
-from virnucpro.config import ModelConfig
+from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.file import write_index
 from virnucpro.data.packing import BlockPlan, make_plan
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.pipeline.blocks.finished_blocks import seal_shard
+from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
-from virnucpro.pipeline.work import unit_claims
-from virnucpro.pipeline.work.unit_claims import UnitClaims, UnitSource, numbers_in, write_units
-from virnucpro.pipeline.work.worker_messages import MessageReader
-from virnucpro.run_layout import RunLayout, UnitsLayout
-from virnucpro.store.parts import BlockRows, SealedBlocks, write_part
+from virnucpro.pipeline.work.units import Unit
+from virnucpro.pipeline.work.worker_messages import apply_entry
+from virnucpro.run_layout import RunLayout
+from virnucpro.store.parts import BlockRows, SealedBlocks, part_paths, write_part
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.snapshot import EmbeddingFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from flows.clusters.engine import Engine
 
 SHARED = Path(os.environ.get("VIRNUCPRO_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 WIDE = 2560
@@ -64,6 +69,11 @@ ROW_BYTES = 4 * WIDE
 
 class Clock:
     """Context manager that takes the seconds of the clock, and of this process's processors."""
+
+    @property
+    def so_far_s(self) -> float:
+        """Seconds since it began."""
+        return time.perf_counter() - self._wall
 
     def __enter__(self) -> Self:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
@@ -269,16 +279,18 @@ def _laid_down(folder: Path, index: SequenceIndex, width: int) -> tuple[RunLayou
 
 
 def _result(folder: Path, count: int, width: int) -> dict[str, float]:
-    """Seal the parts into a shard, write the result in both forms, validate each."""
+    """Check the parts, write the result from them in both forms, validate each."""
     index = short_index(folder, count)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         layout, plan = _laid_down(Path(name), index, width)
         found: dict[str, float] = {"rows": count, "row_bytes": 4 * width}
         os.sync()
+        parts = part_paths(layout.parts_dir)
         with Clock() as clock:
-            seal_shard(0, range(len(plan)), plan, layout, hidden_dim=width)
-        found |= {"seal_wall_s": clock.wall_s, "seal_cpu_s": clock.cpu_s}
-        found |= {"scattered_row_ms": _scattered(layout.shard(0))}
+            for path in parts:
+                SealedBlocks.open(path).check()
+        found |= {"check_wall_s": clock.wall_s, "check_cpu_s": clock.cpu_s}
+        found |= {"scattered_row_ms": _scattered(parts)}
         for form in (ResultForm.SHARDED, ResultForm.SINGLE):
             index.release_pages()
             before = peak_from_here()
@@ -293,14 +305,18 @@ def _result(folder: Path, count: int, width: int) -> dict[str, float]:
     return found
 
 
-def _scattered(shard: Path) -> float:
-    """Read 1,000 rows from all over a shard that is not in memory, as the result's writer does; milliseconds a row."""
-    source = SealedBlocks.open(shard)
-    numbers = np.sort(np.random.default_rng(3).choice(len(source.positions), size=1000, replace=False))
-    _forget(shard)
-    with Clock() as clock:
-        assert sum(len(rows) for _, rows in source.iter_rows_at(numbers)) == len(numbers)
-    return 1000 * clock.wall_s / len(numbers)
+def _scattered(parts: list[Path]) -> float:
+    """Read rows from all over parts that are not in memory, as the result's writer does; milliseconds a row."""
+    wall_s, rows = 0.0, 0
+    for path in parts[:10]:
+        source = SealedBlocks.open(path)
+        count = min(100, len(source.positions))
+        numbers = np.sort(np.random.default_rng(3).choice(len(source.positions), size=count, replace=False))
+        _forget(path)
+        with Clock() as clock:
+            assert sum(len(some) for _, some in source.iter_rows_at(numbers)) == count
+        wall_s, rows = wall_s + clock.wall_s, rows + count
+    return 1000 * wall_s / rows
 
 
 def result_wide(folder: Path) -> dict[str, float]:
@@ -311,116 +327,111 @@ def result_narrow(folder: Path) -> dict[str, float]:
     return _result(folder, 10**6, NARROW)
 
 
-def _claims(folder: Path, units: int) -> dict[str, float]:
-    """Claim and finish units of a folder of which one half is done, and count what it holds."""
-    devices = 4
+def _looking(folder: Path, parts: int) -> dict[str, float]:
+    """Look for the blocks of a unit in a folder with so many parts of other units, as its worker does first."""
+    index = short_index(folder, 1000)
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        where = Path(name)
-        plan = write_units(
-            where,
-            run_id="r",
-            plan_fingerprint="f",
-            blocks=range(32 * units),
-            tokens=np.full(32 * units, 1, np.int64),
-            devices=devices,
-        )
-        units_json = {**vars(plan), "units": [[[32 * unit, 32 * unit + 32]] for unit in range(units)]}
-        durable.write_bytes(UnitsLayout(where).plan, json.dumps(units_json).encode())
-        claims = UnitClaims(UnitSource(where, "a"))
-        for unit in range(units // 2):  # as claiming and settling do, without looking at the folder each time
-            claims._claim(unit)  # noqa: SLF001
-            claims._put(UnitsLayout(where).done_dir, unit)  # noqa: SLF001
-        other = UnitClaims(UnitSource(where, "b"))
-        take_s, settle_s = [], []
-        for _ in range(30):
+        layout, plan = RunLayout(Path(name)), plan_of(index, sequences_per_block=16)
+        durable.make_folder(layout.parts_dir)
+        for number in range(parts):
+            (layout.parts_dir / f"part_{1000 + number:09d}_{number:012x}.h5").touch()
+        worker = UnitWorker(SimpleNamespace(layout=layout), 0, RunLimits())
+        worker._plan = plan  # noqa: SLF001
+        unit, cpu_s = Unit(blocks=range(32)), []
+        for _ in range(10):
             with Clock() as clock:
-                unit = other.take()
-            take_s.append(clock.cpu_s)
-            assert unit is not None
+                assert worker._not_durable(unit) == list(unit.blocks)  # noqa: SLF001
+            cpu_s.append(clock.cpu_s)
+    return {"parts": parts, "look_ms": 1000 * statistics.median(cpu_s)}
+
+
+def looking_1_000(folder: Path) -> dict[str, float]:
+    return _looking(folder, 1000)
+
+
+def looking_10_000(folder: Path) -> dict[str, float]:
+    return _looking(folder, 10_000)
+
+
+def looking_50_000(folder: Path) -> dict[str, float]:
+    return _looking(folder, 50_000)
+
+
+def _items(engine: Engine) -> float:
+    """Return the driver's processor milliseconds to have one of 500 items done by a cluster, as units are."""
+    items = range(500)
+    engine.map(_nothing, items[:4])
+    with Clock() as clock:
+        assert engine.map(_nothing, items) == list(items)
+    return 1000 * clock.cpu_s / len(items)
+
+
+def _nothing(item: int) -> int:
+    return item
+
+
+def engine_ray(_: Path) -> dict[str, float]:
+    """Have items done, and four actors asked for messages every second, by a cluster of Ray of this process."""
+    with ray_engine("", workers=4, on_cpus=True) as engine:
+        found = {"item_ms": _items(engine)}
+        with engine.unit_workers(None, RunLimits()) as workers:  # they get no unit
+            while len(workers._alive) < engine.slots:  # noqa: SLF001
+                workers.look(0.5)
             with Clock() as clock:
-                other.mark_durable(unit.blocks)
-            settle_s.append(clock.cpu_s)
+                while clock.so_far_s < 20:
+                    workers.look(0.5)
+        return {**found, "messages_ms": 1000 * clock.cpu_s / clock.wall_s / engine.slots}
+
+
+def engine_dask(folder: Path) -> dict[str, float]:
+    """Have items done, and take in events of messages, from a scheduler and two workers of Dask."""
+    with _dask_scheduler(folder) as address, dask_engine(address, workers=2, on_cpus=True) as engine:
+        found = {"item_ms": _items(engine)}
+        events: list[Any] = []
+        engine.client.subscribe_topic("messages", events.append)
         with Clock() as clock:
-            numbers_in(UnitsLayout(where).done_dir, refresh=True)
-    return {
-        "units": units,
-        "take_ms": 1000 * statistics.median(take_s),
-        "settle_ms": 1000 * statistics.median(settle_s),
-        "count_done_ms": 1000 * clock.cpu_s,
-    }
+            engine.client.run(_events, 500, on_error="raise")
+            while len(events) < 1000:
+                time.sleep(0.1)
+        engine.client.unsubscribe_topic("messages")
+        return {**found, "messages_ms": 1000 * clock.cpu_s / len(events)}
 
 
-def claims_1_000(folder: Path) -> dict[str, float]:
-    return _claims(folder, 1000)
+def _events(count: int, dask_worker: Any) -> None:
+    for number in range(count):
+        dask_worker.log_event("messages", list(_messages(0, range(number, number + 3))))
 
 
-def claims_10_000(folder: Path) -> dict[str, float]:
-    return _claims(folder, 10_000)
+@contextmanager
+def _dask_scheduler(folder: Path) -> Iterator[str]:
+    """Start a scheduler of Dask with two workers; yield its HOST:PORT."""
+    port = _free_port()
+    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://127.0.0.1:{port}", "--no-nanny"]
+    worker += ["--nthreads", "1", "--local-directory", str(folder), "--no-dashboard"]
+    with (
+        _while_it_runs([*scheduler, "--no-dashboard"], folder / "scheduler.log"),
+        _while_it_runs(worker, folder / "worker-0.log"),
+        _while_it_runs(worker, folder / "worker-1.log"),
+    ):
+        yield f"127.0.0.1:{port}"
 
 
-def claims_30_000(folder: Path) -> dict[str, float]:
-    """As many as 1,000 GPUs have."""
-    return _claims(folder, 30_000)
+@contextmanager
+def _while_it_runs(command: list[str], log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
-class _CountingClaims(UnitClaims):
-    """Claims that count the attempts that another owner won."""
-
-    lost = 0
-
-    def _claim(self, unit: int) -> bool:
-        is_ours = super()._claim(unit)
-        self.lost += not is_ours
-        return is_ours
-
-
-def _start(folder: Path, owners: int) -> dict[str, float]:
-    """Let that many owners take their first unit when all have seen every unit free, as over a slow network."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        tokens = np.full(1000 * owners, 1, np.int64)
-        write_units(
-            Path(name), run_id="r", plan_fingerprint="f", blocks=range(len(tokens)), tokens=tokens, devices=owners
-        )
-        everybody = [_CountingClaims(UnitSource(Path(name), f"owner-{number}")) for number in range(owners)]
-        unit_claims.numbers_in = lambda *_, **__: set()
-        with Clock() as clock:
-            assert all(one.take() for one in everybody)
-    return {"owners": owners, "lost_tries_each": sum(one.lost for one in everybody) / owners, "wall_s": clock.wall_s}
-
-
-def start_of_64(folder: Path) -> dict[str, float]:
-    return _start(folder, 64)
-
-
-def start_of_256(folder: Path) -> dict[str, float]:
-    return _start(folder, 256)
-
-
-def sealing_among_others(folder: Path) -> dict[str, float]:
-    """Seal 20 parts in a folder with more and more parts of other ranks."""
-    index = short_index(folder, 100_000)
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        layout, plan = RunLayout(Path(name)), plan_of(index, 8, sequences_per_block=16)
-        blocks = iter(range(len(plan)))
-        mine = list(islice(blocks, 20))
-
-        def write(numbers: Iterator[int] | list[int]) -> None:
-            for block in numbers:
-                positions = plan.block_positions(block)
-                rows = BlockRows(block, positions, index.sequence_ids(positions), vectors_of(positions, 8))
-                write_part(layout.parts_dir, [rows], plan_fingerprint=plan.fingerprint)
-
-        there = 0
-        for others in (100, 1000, 4000):
-            write(islice(blocks, others - there))
-            there = others
-            write(mine)
-            layout.shard(0).unlink(missing_ok=True)
-            with Clock() as clock:
-                seal_shard(0, frozenset(mine), plan, layout, hidden_dim=8)
-            found[f"seal_ms_among_{others}"] = 1000 * clock.cpu_s
-    return found
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def prefect(_: Path) -> dict[str, float]:
@@ -444,47 +455,43 @@ def prefect(_: Path) -> dict[str, float]:
     return {"start_s": clock.wall_s - first_s, "task_ms": 1000 * some(200) / 200}
 
 
-def following(folder: Path) -> dict[str, float]:
-    """Read the messages of 1,000 owners about 20,000 blocks, then poll again without new ones."""
-    owners, each = 1000, 20
-    count = owners * each
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        facts = EmbeddingFacts(
-            run_id="r",
-            model="m",
-            precision="bf16",
-            token_budget=65_536,
-            devices=tuple((f"task-{number}", str(number)) for number in range(owners)),
-            layout=RunLayout(Path(name)),
-            block_tokens=np.full(count, 65_536),
-            block_rows=np.full(count, SEQUENCES_PER_BLOCK),
-            rows_of=lambda positions: np.ones(len(positions), np.int64),
-            records=count * SEQUENCES_PER_BLOCK,
-            copies=0,
-            skipped=0,
-        )
-        said = Path(name) / "said"
-        said.mkdir()
-        words = 0
-        for rank in range(owners):
-            lines: list[dict[str, Any]] = [{"rank": rank, "assigned": None}]
-            for block in range(rank * each, (rank + 1) * each):
-                progress = {"kind": "progress", "block": block, "rows": SEQUENCES_PER_BLOCK, "sequences": 160}
-                counted = {"tokens": 65_000, "batch_tokens": 65_000, "seconds": 0.81, "oom_splits": 0}
-                lines += [
-                    {"rank": rank, "said": {"kind": "start", "block": block}},
-                    {"rank": rank, "said": {**progress, **counted}},
-                ]
-            runs = [[rank * each, rank * each + each - 1, 1]]
-            lines.append({"rank": rank, "said": {"kind": "durable", "bytes": 42_000_000, "cached": 0, "runs": runs}})
-            words += len(lines)
-            (said / f"host.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reader = MessageReader(said, EmbeddingTelemetry(facts))
-        with Clock() as hearing:
-            reader.read_on()
-        with Clock() as looking:
-            reader.read_on()
-    return {"word_us": 1e6 * hearing.cpu_s / words, "look_us_per_owner": 1e6 * looking.cpu_s / owners}
+def _messages(rank: int, blocks: range) -> Iterator[dict[str, Any]]:
+    """Yield what the worker of a rank says of some blocks."""
+    yield {"rank": rank, "assigned": None}
+    for block in blocks:
+        progress = {"kind": "progress", "block": block, "rows": SEQUENCES_PER_BLOCK, "sequences": 160}
+        counted = {"tokens": 65_000, "batch_tokens": 65_000, "seconds": 0.81, "oom_splits": 0}
+        yield {"rank": rank, "message": {"kind": "start", "block": block}}
+        yield {"rank": rank, "message": {**progress, **counted}}
+    runs = [[blocks[0], blocks[-1], 1]]
+    yield {"rank": rank, "message": {"kind": "durable", "bytes": 42_000_000, "cached": 0, "runs": runs}}
+
+
+def messages(folder: Path) -> dict[str, float]:
+    """Take in the messages of 1,000 workers about 20,000 blocks."""
+    ranks, each = 1000, 20
+    count = ranks * each
+    facts = EmbeddingFacts(
+        run_id="r",
+        host="",
+        model="m",
+        precision="bf16",
+        token_budget=65_536,
+        devices=tuple((f"task-{number}", str(number)) for number in range(ranks)),
+        layout=RunLayout(folder),
+        block_tokens=np.full(count, 65_536),
+        block_rows=np.full(count, SEQUENCES_PER_BLOCK),
+        rows_of=lambda positions: np.ones(len(positions), np.int64),
+        records=count * SEQUENCES_PER_BLOCK,
+        copies=0,
+        skipped=0,
+    )
+    telemetry = EmbeddingTelemetry(facts)
+    entries = [entry for rank in range(ranks) for entry in _messages(rank, range(rank * each, (rank + 1) * each))]
+    with Clock() as clock:
+        for entry in entries:
+            apply_entry(telemetry, entry)
+    return {"message_us": 1e6 * clock.cpu_s / len(entries)}
 
 
 def files(folder: Path) -> dict[str, float]:
@@ -547,14 +554,13 @@ MEASUREMENTS: dict[str, Callable[[Path], dict[str, float]]] = {
         part,
         result_wide,
         result_narrow,
-        claims_1_000,
-        claims_10_000,
-        claims_30_000,
-        start_of_64,
-        start_of_256,
-        sealing_among_others,
+        looking_1_000,
+        looking_10_000,
+        looking_50_000,
         prefect,
-        following,
+        engine_ray,
+        engine_dask,
+        messages,
         files,
     )
 }
@@ -593,7 +599,7 @@ def main() -> None:
         name, folder = options.child
         print(json.dumps(MEASUREMENTS[name](Path(folder))))
         return
-    packages = ("virnucpro", "torch", "numpy", "h5py", "prefect")
+    packages = ("virnucpro", "torch", "numpy", "h5py", "prefect", "ray", "distributed")
     report: dict[str, Any] = {"machine": machine(*packages), "rounds": options.rounds, "rates": {}}
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         for which in options.only:

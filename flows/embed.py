@@ -94,7 +94,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
                 model_config,
                 devices_for(claimed, model_config, fasta_files, workers=workers),
                 limits=RunLimits.of(settings.limits),
-                executor=TaskRanks() if cluster is None else OnCluster(cluster, telemetry.for_hosts),
+                executor=TaskRanks() if cluster is None else OnCluster(cluster),
                 stage_runner=as_tasks(TASKS),
                 telemetry=telemetry,
                 keep_shards=result.keep_shards,

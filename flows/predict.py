@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.clusters.hardware import computing_on, kept
+from flows.clusters.hardware import cluster_here, computing_on, kept
 from flows.embed import embedding_flow
 from flows.run.api import run_here
 from flows.run.artifacts import publish_prediction
@@ -87,14 +87,16 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
             sequences=SequenceRules(allow_empty=True),  # the frames of the contigs, of which there may be none
             result=EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
         )
+        engine = cluster_here()
         with run_telemetry(metrics) as telemetry, kept(claim):
             outcome = run_prediction(
                 input_files,
-                Path(output_dir),
+                Path(output_dir) if engine is None else Path(output_dir).absolute(),
                 config,
                 claim,
                 write_report=write_report,
                 embed=embed,
+                elsewhere=None if engine is None else engine.map,
                 stage_runner=as_tasks(TASKS),
                 telemetry=telemetry,
                 restart=from_scratch(result.restart),

@@ -68,9 +68,9 @@ class SlowRun:
     program: tuple[str, ...]
 
     @classmethod
-    def made(cls, folder):
+    def made(cls, folder, num_proteins=2000):
         """Write what it needs into *folder*."""
-        make_proteins(folder / "slow.fasta", random.Random(3), 2000)
+        make_proteins(folder / "slow.fasta", random.Random(3), num_proteins)
         control = folder / "control.json"
         control.write_text(json.dumps({"how": "none", "times": 0, "before_batch": -1, "slow_s": 0.1}))
         return cls(folder / "slow.fasta", ("tests.faults.hash_command", str(control)))

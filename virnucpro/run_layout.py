@@ -140,12 +140,9 @@ class RunLayout(FolderLayout):
         return self.output_dir / f".host_check.{owner}"
 
     @property
-    def all_units_dir(self) -> Path:
-        """Messages between hosts, one folder for each start of the run."""
-        return self.work_dir / "units"
-
-    def units(self, run_id: str) -> UnitsLayout:
-        return UnitsLayout(self.all_units_dir / run_id)
+    def shared_rows_dir(self) -> Path:
+        """What the hosts of a cluster need to write the shards of a result, and what they have written."""
+        return self.work_dir / "rows"
 
     @property
     def log_dir(self) -> Path:
@@ -168,79 +165,6 @@ class RunLayout(FolderLayout):
         matches = ((SHARD_NAME.fullmatch(path.name), path) for path in self.output_dir.glob("shard_*.h5"))
         found = [(int(match[1]), path) for match, path in matches if match]
         return [path for _, path in sorted(found)]
-
-
-@dataclass(frozen=True)
-class UnitsLayout:
-    """Files by which the hosts of one start of a run distribute its work."""
-
-    folder: Path
-
-    @property
-    def plan(self) -> Path:
-        """Blocks of each unit; also proves that a host sees this very folder."""
-        return self.folder / "units.json"
-
-    @property
-    def claims_dir(self) -> Path:
-        """One file for each claimed unit, naming its owner."""
-        return self.folder / "claims"
-
-    @property
-    def done_dir(self) -> Path:
-        """One file for each unit whose blocks are durable."""
-        return self.folder / "done"
-
-    @property
-    def owners_dir(self) -> Path:
-        """One lease file for each owner."""
-        return self.folder / "owners"
-
-    @property
-    def messages_dir(self) -> Path:
-        """One file of JSON lines for each owner: its worker's messages."""
-        return self.folder / "said"
-
-    @property
-    def readings_dir(self) -> Path:
-        """One file for each owner, where metrics are served: samples of its GPU and worker."""
-        return self.folder / "readings"
-
-    def owner(self, name: str) -> Path:
-        """Lease of an owner."""
-        return self.owners_dir / name
-
-    def messages_of(self, owner: str) -> Path:
-        """Messages of an owner's worker."""
-        return self.messages_dir / f"{owner}.jsonl"
-
-    def reading(self, owner: str) -> Path:
-        """Last sample of an owner."""
-        return self.readings_dir / owner
-
-    @property
-    def result_dir(self) -> Path:
-        """Work on the result that any host may do: one numbered folder for each pass over its files."""
-        return self.folder / "result"
-
-    @property
-    def task(self) -> Path:
-        """What to do with each file of a pass."""
-        return self.folder / "task.json"
-
-    @property
-    def written_dir(self) -> Path:
-        """Files written in a pass, until the driver moves them into place."""
-        return self.folder / "written"
-
-    def answer(self, item: int) -> Path:
-        """Outcome of one file of a pass."""
-        return self.messages_dir / f"{item}.json"
-
-    @property
-    def driver(self) -> Path:
-        """Lease of the driver, with its stop request."""
-        return self.folder / "driver"
 
 
 @dataclass(frozen=True)

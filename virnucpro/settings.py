@@ -260,21 +260,20 @@ class Monitoring(Box):
 
     metrics_port: int | None = knob(
         None, "Port of the metrics",
-        "Serve Prometheus metrics at http://127.0.0.1:PORT/metrics during the run; 0: a free port. On a cluster each "
-        "host serves its own, as the network says.", ge=0, le=MOST_PORT, metavar="PORT", auto="not served",
-        env="VIRNUCPRO_METRICS_PORT"
+        "Serve Prometheus metrics at http://127.0.0.1:PORT/metrics during the run; 0: a free port.",
+        ge=0, le=MOST_PORT, metavar="PORT", auto="not served", env="VIRNUCPRO_METRICS_PORT"
     )
     metrics_targets: str = knob(
         "", "Targets of Prometheus",
-        "Folder of Prometheus' file_sd_configs that gets a file with the address during the run; on a cluster a "
-        "shared folder, with one file per host.", metavar="DIR", auto="none", env="VIRNUCPRO_METRICS_TARGETS"
+        "Folder of Prometheus' file_sd_configs that gets a file with the address during the run.",
+        metavar="DIR", auto="none", env="VIRNUCPRO_METRICS_TARGETS"
     )
     metrics_network: Annotated[
         str, matching(NETWORK, "give an IPv4 network such as 10.1.0.0/16, or an address")
     ] = knob(
         "", "Network of the metrics",
-        "Serve metrics to this IPv4 network, as in 10.1.0.0/16, by each host's address in it: everyone there can read "
-        "them. A cluster's other hosts serve theirs only with it.", pattern="^(\\d{1,3}(\\.\\d{1,3}){3}(/\\d{1,2})?)?$",
+        "Serve metrics to this IPv4 network, as in 10.1.0.0/16, by the address of the run's host in it: everyone "
+        "there can read them.", pattern="^(\\d{1,3}(\\.\\d{1,3}){3}(/\\d{1,2})?)?$",
         metavar="NETWORK", auto="127.0.0.1", env="VIRNUCPRO_METRICS_NETWORK"
     )
     pushgateway: Annotated[

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.clusters.cluster import Cluster
+from flows.clusters.engine import Engine
 from flows.clusters.runners import check_runner_allowed, runner_of, started
+from virnucpro.pipeline.devices import CPU, Device
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_for
-from virnucpro.pipeline.hosts.host_run import device_tasks
 from virnucpro.settings import Hardware
 
 _KEPT: ContextVar[DeviceClaim | None] = ContextVar("_KEPT", default=None)
-_CLUSTER: ContextVar[Cluster | None] = ContextVar("_CLUSTER", default=None)
+_CLUSTER: ContextVar[Engine | None] = ContextVar("_CLUSTER", default=None)
 
 
 @contextmanager
@@ -35,15 +35,17 @@ def computing_on(hardware: Hardware, check: Callable[[], object]) -> Iterator[De
         yield claim_for(hardware)
         return
     check()
-    with started(runner, workers=hardware.workers, on_cpus=hardware.devices.strip() == "cpu") as cluster:
-        token = _CLUSTER.set(cluster)
+    with started(runner, workers=hardware.workers, on_cpus=hardware.devices.strip() == "cpu") as engine:
+        token = _CLUSTER.set(engine)
         try:
-            yield device_tasks(cluster.slots, cluster.device_type)
+            # placeholders for devices of other hosts, by number
+            slots = range(max(1, engine.slots))
+            yield DeviceClaim.of([CPU if engine.device_type == "cpu" else Device(f"task-{slot}") for slot in slots])
         finally:
             _CLUSTER.reset(token)
 
 
-def cluster_here() -> Cluster | None:
+def cluster_here() -> Engine | None:
     """Return the cluster of this flow run, None when it uses this machine's devices."""
     return _CLUSTER.get()
 

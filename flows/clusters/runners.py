@@ -1,5 +1,5 @@
 """
-Where the device tasks of an embedding run: threads of this process, or a cluster of Ray or Dask.
+Where the workers of an embedding run: threads of this process, or a cluster of Ray or Dask.
 
 One setting names it: ``threads``; ``ray`` or ``dask`` for a small cluster on this machine during the run;
 ``ray://HOST:PORT`` or ``dask://HOST:PORT`` for an existing cluster; ``dask://slurm`` for workers started by SLURM
@@ -16,9 +16,9 @@ from typing import Literal
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 
-from flows.clusters.cluster import Cluster, imported
-from flows.clusters.dask_cluster import dask_cluster, slurm_cluster
-from flows.clusters.ray_cluster import ray_cluster, show_token
+from flows.clusters.dask_engine import dask_engine
+from flows.clusters.engine import Engine, imported
+from flows.clusters.ray_engine import ray_engine, show_token
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.settings import RUNNERS
 
@@ -46,8 +46,7 @@ def runner_of(name: str) -> Runner:
         return Runner("threads")
     if engine == "ray" and address:
         show_token()
-    for package in ("prefect_ray", "ray") if engine == "ray" else ("prefect_dask", "distributed"):
-        imported(package, engine)
+    imported("ray" if engine == "ray" else "distributed", engine)
     if address == "slurm":
         imported("dask_jobqueue", engine)
     return Runner("ray" if engine == "ray" else "dask", address)
@@ -71,28 +70,23 @@ def check_runner_allowed(name: str) -> None:
 
 
 @contextmanager
-def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[Cluster]:
+def started(runner: Runner, *, workers: int, on_cpus: bool = False) -> Iterator[Engine]:
     """
     Start a runner, or connect to its cluster.
 
     Args:
         runner: Not ``threads``.
-        workers: Device tasks; 0 means one for each slot of the cluster.
+        workers: At the same time; 0 for as many as the cluster has slots.
         on_cpus: Compute on CPUs, even where slots are GPUs.
     """
-    if runner.engine == "ray":
-        start = ray_cluster(runner.address, workers=workers, on_cpus=on_cpus)
-    elif runner.address == "slurm":
-        start = slurm_cluster(workers=workers or 1, on_cpus=on_cpus)
-    else:
-        start = dask_cluster(runner.address, workers=workers, on_cpus=on_cpus)
-    with start as cluster:
-        if cluster.slots < 1:
+    start = ray_engine if runner.engine == "ray" else dask_engine
+    with start(runner.address, workers=workers, on_cpus=on_cpus) as engine:
+        if engine.slots < 1:
             raise ConfigurationError(f"the cluster of {runner.engine} has no worker that can compute: start some")
-        if runner.address and cluster.device_type == "cpu" and not on_cpus:
+        if runner.address and engine.device_type == "cpu" and not on_cpus:
             get_run_logger().warning(
-                "the cluster of %s declares no GPU: its CPUs compute, in %s tasks (as with --devices cpu)",
+                "the cluster of %s declares no GPU: its CPUs compute, with %s workers (as with --devices cpu)",
                 runner.engine,
-                cluster.slots,
+                engine.slots,
             )
-        yield cluster
+        yield engine

@@ -9,7 +9,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser):
     parser.addoption(
-        "--cluster-proteins", type=int, choices=[400, 20_000], default=400, help="input of the clusters of two nodes"
+        "--cluster-proteins", type=int, choices=[1500, 20_000], default=1500, help="input of the clusters of two nodes"
     )
 
 

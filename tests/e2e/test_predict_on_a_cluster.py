@@ -12,7 +12,7 @@ from tests.trainings import make_genomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
-OF_THE_START = {"run.json", "metrics.prom", "report.html"}
+OF_THE_START = {"run.json", "metrics.prom", "report.html", ".run.lock"}
 """Files that tell when, where and how long."""
 
 
@@ -27,6 +27,7 @@ def results(environment, folder, *arguments):
     command = [sys.executable, "-m", "virnucpro", *arguments, "--output", str(folder), "--devices", "cpu"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stderr
+    assert "it is done here" not in ended.stderr
     files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
     return {
         str(path): (folder / path).read_bytes()

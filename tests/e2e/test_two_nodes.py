@@ -7,7 +7,9 @@ proteins; with fewer it is part of ``make e2e``.
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,8 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # that of the first 
 SLOTS = 2
 """Logical GPUs of a node."""
 RUN_LIMIT_S = 1500.0
-REFUSED_WITHIN_S = 10.0
-"""What is promised of a host that sees something else."""
+TAKES_WORK_WITHIN_S = 30.0
+"""What is promised of a node that comes later."""
+KILLED_FOR_S, KILLED_EVERY_S = 600.0, 60.0
+"""Of the node that vanishes again and again."""
 
 
 class Hosts:
@@ -48,8 +52,8 @@ class Hosts:
         }
 
     @contextmanager
-    def ray(self, *, sees=()):
-        """A cluster of Ray on both nodes; yield its runner's name and what starts the second node again."""
+    def ray(self, *, sees=(), has_second=True):
+        """A cluster of Ray; yield its runner's name and what starts the second node, which may be there already."""
         first, second = self.nodes
         ports = {"head": "6379", "client": "10001"} if self.place.is_real else {"head": "26379", "client": "26001"}
         slots = ["--num-cpus", str(SLOTS), "--num-gpus", str(SLOTS)]
@@ -63,11 +67,12 @@ class Hosts:
             def start_second():
                 self._begin(stack, second, [*ray, *slots, *other], says="Ray runtime started", sees=sees)
 
-            start_second()
+            if has_second:
+                start_second()
             yield f"ray://{first.address}:{ports['client']}", start_second
 
     @contextmanager
-    def dask(self, *, sees=()):
+    def dask(self, *, sees=(), has_first=True, has_second=True):
         """A scheduler of Dask where the driver is, and a worker on each node; yield as ``ray`` does."""
         first, second = self.nodes
         scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", self.place.address]
@@ -85,8 +90,10 @@ class Hosts:
             def start(node, **options):
                 self._begin(stack, node, [*worker, "--host", node.address], says="Registered to", **options)
 
-            start(first)
-            start(second, sees=sees)
+            if has_first:
+                start(first)
+            if has_second:
+                start(second, sees=sees)
             yield address.replace("tcp://", "dask://"), lambda: start(second)
 
     def _begin(self, stack, node, command, *, says, sees=()):
@@ -117,11 +124,15 @@ def hosts(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def proteins(examples_dir, data_dir, request):
-    """The input: the examples, or as many real proteins as were asked for."""
-    return {400: examples_dir / "proteins.fasta", 20_000: data_dir / "proteins" / "uniprot_20000.fasta.gz"}[
-        request.config.getoption("--cluster-proteins")
-    ]
+def proteins(data_dir, tmp_path_factory, request):
+    """The input: as many real proteins as were asked for."""
+    number, path = request.config.getoption("--cluster-proteins"), data_dir / "proteins" / "uniprot_20000.fasta.gz"
+    if number == 20_000:
+        return path
+    few = tmp_path_factory.mktemp("proteins") / "few.fasta"
+    with gzip.open(path, "rt") as file:
+        few.write_text("".join(f">{record}" for record in file.read().split(">")[1 : number + 1]))
+    return few
 
 
 @pytest.fixture(scope="module")
@@ -135,19 +146,13 @@ def expected(proteins, hosts, tmp_path_factory):
     return layout.embeddings.read_bytes()
 
 
-def claimed_by(layout, node):
-    """Return the owners on a node that have claimed something."""
+def ranks_on(layout, node):
+    """Return the log files of workers that a node has had."""
     found = set()
-    for units in layout.all_units_dir.glob("*"):
-        for path in (units / "owners").glob("*"):
-            with suppress(OSError, ValueError):
-                if json.loads(path.read_text())["host"] == node.name:
-                    found |= {path.name}
-        claims = ""
-        for path in (units / "claims").glob("*"):
-            with suppress(OSError):  # it was given back meanwhile
-                claims += path.read_text()
-        found = {owner for owner in found if owner in claims}
+    for path in layout.worker_logs():
+        with suppress(OSError, ValueError, IndexError):  # it is being written
+            if json.loads(path.read_text().splitlines()[0])["host"] == node.name:
+                found.add(path.name)
     return found
 
 
@@ -167,19 +172,18 @@ def test_a_cluster_that_loses_a_node_and_gets_it_back_gives_the_bytes_of_threads
         began_s = time.monotonic()
         with hosts.command(proteins, layout.output_dir, "--runner", runner) as run:
             wait_until(
-                lambda: run.poll() is not None or all(len(claimed_by(layout, node)) == SLOTS for node in hosts.nodes),
+                lambda: run.poll() is not None or all(len(ranks_on(layout, node)) == SLOTS for node in hosts.nodes),
                 limit_s=120,
                 log=run.log,
             )
-            if proteins.suffix == ".gz":  # the shorter run has rows at its end only
-                wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
+            wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
             assert run.poll() is None, run.log.read_text()
-            before = claimed_by(layout, second)
+            before = ranks_on(layout, second)
             second.kill()
             killed_s = time.monotonic()
             start_second()
-            wait_until(lambda: run.poll() is not None or claimed_by(layout, second) - before, limit_s=300, log=run.log)
-            took_part = bool(claimed_by(layout, second) - before)
+            wait_until(lambda: run.poll() is not None or ranks_on(layout, second) - before, limit_s=300, log=run.log)
+            took_part = bool(ranks_on(layout, second) - before)
             print(f"{engine}: the node that came back took part after {time.monotonic() - killed_s:.0f} s: {took_part}")
             assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
         print(f"{engine}: two nodes, one killed and started again: {time.monotonic() - began_s:.0f} s")
@@ -187,29 +191,88 @@ def test_a_cluster_that_loses_a_node_and_gets_it_back_gives_the_bytes_of_threads
     assert not [process for node in hosts.nodes for process in node.processes()]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+def test_a_node_that_joins_while_a_run_computes_takes_work_from_it(engine, hosts, proteins, expected, tmp_path):
+    layout, second = RunLayout(tmp_path / "out"), hosts.nodes[1]
+    with (
+        getattr(hosts, engine)(has_second=False) as (runner, start_second),
+        hosts.command(proteins, layout.output_dir, "--runner", runner) as run,
+    ):
+        wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
+        assert run.poll() is None, run.log.read_text()
+        start_second()
+        joined_s = time.monotonic()
+        wait_until(lambda: run.poll() is not None or ranks_on(layout, second), limit_s=300, log=run.log)
+        took_s = time.monotonic() - joined_s
+        print(f"{engine}: a node that joined took work after {took_s:.1f} s")
+        assert ranks_on(layout, second), run.log.read_text()
+        assert took_s < 3 * TAKES_WORK_WITHIN_S
+        assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
+    assert layout.embeddings.read_bytes() == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+def test_a_driver_that_is_killed_and_started_again_loses_nothing(engine, hosts, proteins, expected, tmp_path):
+    layout = RunLayout(tmp_path / "out")
+    with getattr(hosts, engine)() as (runner, _):
+        with hosts.command(proteins, layout.output_dir, "--runner", runner) as run:
+            wait_until(lambda: run.poll() is not None or rows_done(layout), limit_s=300, log=run.log)
+            assert run.poll() is None, run.log.read_text()
+            run.kill()
+        with hosts.command(proteins, layout.output_dir, "--runner", runner) as run:
+            assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
+    assert layout.embeddings.read_bytes() == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+def test_a_node_that_is_killed_every_minute_costs_its_units_only(engine, hosts, proteins, expected, tmp_path):
+    if proteins.suffix != ".gz":
+        pytest.skip("the short run is over in less than a minute: make clusters has the long one")
+    layout, second = RunLayout(tmp_path / "out"), hosts.nodes[1]
+    with getattr(hosts, engine)() as (runner, start_second):
+        began_s, kills = time.monotonic(), 0
+        with hosts.command(proteins, layout.output_dir, "--runner", runner) as run:
+            while run.poll() is None and time.monotonic() - began_s < KILLED_FOR_S:
+                with suppress(subprocess.TimeoutExpired):
+                    run.wait(KILLED_EVERY_S)
+                    break
+                second.kill()
+                kills += 1
+                start_second()
+            assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
+        print(f"{engine}: a node killed {kills} times: {time.monotonic() - began_s:.0f} s")
+    assert kills
+    assert layout.embeddings.read_bytes() == expected
+
+
 @pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.long)])
-def test_a_node_that_sees_another_input_or_a_folder_that_it_cannot_write_is_named_before_anything_is_embedded(
-    engine, hosts, tmp_path
-):
-    fasta, other, open_dir, closed_dir = (tmp_path / name for name in ("in.fasta", "other.fasta", "open", "closed"))
-    fasta.write_text(">a\nMKTAYIAKQR\n>b\nMKTAYIAKQRQISFVKSHF\n")
-    other.write_text(">a\nMKTAYIAKQR\n>b\nMKTAYIAKQRQISFVKSHW\n")
-    open_dir.mkdir()
-    closed_dir.mkdir()
-    with getattr(hosts, engine)(sees=[(fasta, other), (closed_dir, None)]) as (runner, _):
-        for out, input_path, code, says in (
-            (open_dir / "out", fasta, 78, f"{fasta}: its content is not that of the run's input"),
-            (closed_dir / "out", other, 73, f"{closed_dir / 'out'}: cannot be written to"),
-        ):
-            layout = RunLayout(out)
-            with hosts.command(input_path, out, "--runner", runner) as run:
-                wait_until(lambda out=out: run.poll() is not None or any(out.rglob("units.json")), limit_s=120)
-                began_s = time.monotonic()
-                assert run.wait(60) == code, run.log.read_text()
-                took_s = time.monotonic() - began_s
-            print(f"{engine}: {says!r} after {took_s:.1f} s")
-            assert hosts.nodes[1].name in run.log.read_text()
-            assert says in run.log.read_text()
-            assert took_s < 3 * REFUSED_WITHIN_S
-            assert not rows_done(layout)
-            assert not layout.worker_log(0).exists()
+def test_a_node_that_sees_another_input_is_named_and_computes_nothing(engine, hosts, examples_dir, tmp_path):
+    fasta, other = tmp_path / "in.fasta", tmp_path / "other.fasta"
+    text = (examples_dir / "proteins.fasta").read_text()
+    fasta.write_text(text)
+    other.write_text(text[:-3] + ("A" if text[-3] != "A" else "G") + text[-2:])
+    layout = RunLayout(tmp_path / "out")
+    with (
+        getattr(hosts, engine)(sees=[(fasta, other)]) as (runner, _),
+        hosts.command(fasta, layout.output_dir, "--runner", runner) as run,
+    ):
+        assert run.wait(300) == 0, run.log.read_text()
+        says = f"host {hosts.nodes[1].name} cannot take part in this run: {fasta}: its content is not that of the run's"
+        assert says in run.log.read_text()
+    assert not ranks_on(layout, hosts.nodes[1])
+
+
+@pytest.mark.long
+def test_a_cluster_whose_only_node_cannot_write_the_folder_is_an_error_that_names_it(hosts, examples_dir, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    with (
+        hosts.dask(sees=[(closed, None)], has_first=False) as (runner, _),
+        hosts.command(examples_dir / "proteins.fasta", closed / "out", "--runner", runner) as run,
+    ):
+        assert run.wait(300) == 73, run.log.read_text()
+        assert f"host {hosts.nodes[1].name} cannot take part" in run.log.read_text()
+        assert f"{closed / 'out'}: cannot be written to" in run.log.read_text()

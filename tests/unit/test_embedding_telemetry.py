@@ -405,11 +405,11 @@ def test_what_is_said_of_something_unknown_is_passed_over():
     assert run.snapshot() == before
 
 
-def test_ranks_that_claim_their_blocks_share_what_is_left_and_one_that_does_more_takes_it_from_the_other():
+def test_ranks_that_are_given_blocks_one_by_one_share_what_is_left_and_one_that_does_more_takes_it_from_the_other():
     run = two_ranks()
     shares = [rank.tokens_left for rank in run.snapshot().ranks]
     for rank in range(2):
-        starts(run, rank, None)
+        starts(run, rank, ())
         say(run, rank, {"kind": "found"}, {"kind": "resumed", "sequences": 0})
         say(run, rank, {"kind": "model_loaded", "seconds": 1.0})
     assert [rank.tokens_left for rank in run.snapshot().ranks] == shares

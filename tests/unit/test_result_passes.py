@@ -1,40 +1,35 @@
-"""A sharded result that several hosts put together is the one that one process writes, whoever comes and goes."""
+"""A sharded result whose files several hosts make is the one that one process writes, whoever fails at it."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
+import pickle
 import threading
-import time
-from contextlib import contextmanager
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.strategies import MadeRun, flip_bit
 from virnucpro import durable
 from virnucpro.choices import ResultForm
-from virnucpro.errors import OutputError, ResultError, SourceGoneError
+from virnucpro.errors import OutputError, ResultError, SourceGoneError, VirNucProError
 from virnucpro.pipeline.blocks.finished_blocks import seal_shard
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.hosts import host_watch
 from virnucpro.pipeline.hosts import result_passes as passes
-from virnucpro.pipeline.hosts.result_passes import ResultPasses, help_with_result
+from virnucpro.pipeline.hosts.result_passes import ResultPasses
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.shard_aggregator import aggregate_shards, validate_result
-from virnucpro.pipeline.work import unit_claims
 from virnucpro.store.parts import SealedBlocks
 from virnucpro.store.results import hdf5
 
 SHARDS = 6
 HOST = "a host"
-"""Name of the thread that stands for another host."""
+"""Name of the threads that stand for other hosts."""
 
 
 @pytest.fixture(autouse=True)
-def small_and_quick(monkeypatch):
+def small(monkeypatch):
     monkeypatch.setattr(hdf5, "SHARD_ROWS", 7)
-    monkeypatch.setattr(passes, "LOOK_S", 0.01)
-    monkeypatch.setattr(host_watch, "WATCH_INTERVAL_S", 0.01)
 
 
 @pytest.fixture
@@ -59,6 +54,42 @@ def run(tmp_path):
     return made
 
 
+class Hosts:
+    """Does each item in a thread, as an engine does: it sends pickles, and what a host cannot do is done here."""
+
+    def __init__(self):
+        self.done = Counter()
+        """Name of the function -> items."""
+
+    def __call__(self, function, items):
+        data = [pickle.dumps((function, item)) for item in items]
+        with ThreadPoolExecutor(2, thread_name_prefix=HOST) as pool:
+            futures = [pool.submit(self._item, one) for one in data]
+        answers = []
+        for future, item in zip(futures, items, strict=True):
+            try:
+                answers.append(pickle.loads(future.result()))
+            except VirNucProError:
+                answers.append(function(item))
+        return answers
+
+    def _item(self, data):
+        function, item = pickle.loads(data)
+        answer = function(item)
+        self.done[getattr(function, "func", function).__name__] += 1
+        return pickle.dumps(answer)
+
+
+@pytest.fixture
+def elsewhere():
+    return Hosts()
+
+
+@pytest.fixture
+def hosts(run, elsewhere):
+    return ResultPasses(run.prepared, elsewhere)
+
+
 def aggregate(run, hosts=None):
     return aggregate_shards(
         run.layout,
@@ -81,245 +112,127 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@contextmanager
-def host(run, *, stop=None, lease_s=60.0):
-    """Another host, here a thread; yields what it has done, or why it left, once it has ended."""
-    ended = []
-
-    def take_part():
-        try:
-            ended.append(help_with_result(run.prepared, stop=stop, lease_s=lease_s))
-        except Exception as error:  # noqa: BLE001  # the test looks at it
-            ended.append(error)
-
-    thread = threading.Thread(target=take_part, name=HOST)
-    thread.start()
-    try:
-        yield ended
-    finally:
-        thread.join(60)
-        assert not thread.is_alive(), "it was told to stop"
-
-
 def is_host():
-    return threading.current_thread().name == HOST
+    return threading.current_thread().name.startswith(HOST)
 
 
-@pytest.fixture
-def together(monkeypatch):
-    """The driver does nothing of a pass before the host has begun with it, so that both have their share."""
-    begun = {}
-
-    def with_the_host(make):
-        def made(run, layout, task):
-            do, host_has = make(run, layout, task), begun.setdefault(layout.folder, threading.Event())
-
-            def done(item):
-                if is_host():
-                    host_has.set()
-                assert host_has.wait(30)
-                return do(item)
-
-            return done
-
-        return made
-
-    monkeypatch.setattr(unit_claims, "LOOK_INTERVAL_S", 0.01)
-    for kind, make in passes._KINDS.items():
-        monkeypatch.setitem(passes._KINDS, kind, with_the_host(make))
-    return begun
-
-
-def test_what_hosts_write_together_is_what_one_process_writes(run, together):
+def test_what_hosts_write_is_what_one_process_writes(run, hosts, elsewhere):
     alone = aggregate(run)
     before = bytes_of(alone.output_path)
     assert len(before) == SHARDS + 1
-    with ResultPasses(run.prepared) as hosts, host(run) as done:
-        result = aggregate(run, hosts)
-        validate(run, result, hosts)
-        hosts.end()
+    result = aggregate(run, hosts)
+    validate(run, result, hosts)
     assert result == alone
     assert bytes_of(result.output_path) == before
-    assert len(together) == 3
-    assert all(host_has.is_set() for host_has in together.values()), "it had files to check, to write and to validate"
-    assert 3 <= done[0] <= 3 + 2 * SHARDS
+    assert elsewhere.done == {"_seal": 3, "_write": SHARDS, "_holds": SHARDS}
 
 
-def test_the_driver_needs_nobody(run):
-    alone = bytes_of(aggregate(run).output_path)
-    with ResultPasses(run.prepared) as hosts:
-        result = aggregate(run, hosts)
-        validate(run, result, hosts)
-    assert bytes_of(result.output_path) == alone
-
-
-@pytest.mark.usefixtures("together")
-def test_what_is_missing_is_missing_whoever_writes(run):
+def test_what_is_missing_is_missing_whoever_writes(run, hosts):
     run.layout.shard(0).unlink()
     alone = aggregate(run)
     before = bytes_of(alone.output_path)
     assert alone.num_missing
-    with ResultPasses(run.prepared) as hosts, host(run) as done:
-        result = aggregate(run, hosts)
-        validate(run, result, hosts)
-        hosts.end()
+    result = aggregate(run, hosts)
+    validate(run, result, hosts)
     assert result == alone
     assert bytes_of(result.output_path) == before
-    assert done[0] > 0
 
 
-def test_rows_that_two_files_hold_are_taken_once(run):
+def test_rows_that_two_files_hold_are_taken_once(run, hosts):
     run.write_part([0])
     run.write_part(range(len(run.plan) // 2 + 1))
     alone = aggregate(run)
     before = bytes_of(alone.output_path)
-    with ResultPasses(run.prepared) as hosts:
-        assert aggregate(run, hosts) == alone
+    assert aggregate(run, hosts) == alone
     assert bytes_of(alone.output_path) == before
 
 
-def _die_in_the_middle(prepared):
-    write, written = passes.write_file, []
-
-    def die_at_the_second(path, rows):
-        if written:
-            passes.os.kill(passes.os.getpid(), 9)
-        write(path, rows)
-        written.append(path)
-
-    passes.write_file = die_at_the_second
-    passes.LOOK_S = 0.01
-    help_with_result(prepared)
-
-
-def test_the_files_of_a_host_that_died_are_done_by_others(run, monkeypatch):
-    alone = bytes_of(aggregate(run).output_path)
-    host_process = multiprocessing.get_context("fork").Process(target=_die_in_the_middle, args=(run.prepared,))
-    write = passes.write_file
-
-    def once_it_is_dead(path, rows):
-        host_process.join(30)
-        write(path, rows)
-
-    with ResultPasses(run.prepared, lease_s=1.2) as hosts:
-        host_process.start()
-        monkeypatch.setattr(passes, "write_file", once_it_is_dead)
-        result = aggregate(run, hosts)
-    assert host_process.exitcode == -9
-    assert bytes_of(result.output_path) == alone
-
-
-@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("method", ["check", "open"])
-def test_a_host_that_cannot_read_a_file_is_not_believed(run, monkeypatch, method):
+def test_a_host_that_cannot_read_a_file_is_not_believed(run, hosts, elsewhere, monkeypatch, method):
     alone = bytes_of(aggregate(run).output_path)
-    original = getattr(SealedBlocks, method)
+    original, refused = getattr(SealedBlocks, method), []
 
     def refused_to_the_host(*args, **settings):
-        if is_host():
+        if is_host() and not elsewhere.done["_write"] and len(refused) < 3:
+            refused.append(args)
             raise OSError(5, "Input/output error")
         return original(*args, **settings)
 
     monkeypatch.setattr(SealedBlocks, method, refused_to_the_host)
-    with ResultPasses(run.prepared) as hosts, host(run):
-        result = aggregate(run, hosts)
-        hosts.end()
+    result = aggregate(run, hosts)
+    assert len(refused) == 3
     assert result.is_complete
     assert bytes_of(result.output_path) == alone
 
 
-@pytest.mark.usefixtures("together")
-def test_a_host_that_cannot_write_leaves_and_the_others_write(run, monkeypatch):
+def test_what_a_host_cannot_write_is_written_by_another(run, hosts, monkeypatch):
     alone = bytes_of(aggregate(run).output_path)
-    write = passes.write_file
+    write, refused = passes.write_file, []
 
     def refused_to_the_host(path, rows):
         if is_host():
+            refused.append(path)
             raise OutputError(path, "Read-only file system")
         write(path, rows)
 
     monkeypatch.setattr(passes, "write_file", refused_to_the_host)
-    with ResultPasses(run.prepared) as hosts, host(run) as done:
-        result = aggregate(run, hosts)
-        hosts.end()
-    assert "Read-only" in str(done[0])
+    result = aggregate(run, hosts)
+    assert len(refused) == SHARDS
     assert bytes_of(result.output_path) == alone
 
 
-@pytest.mark.usefixtures("together")
-@pytest.mark.parametrize("who", ["driver", "host"])
-def test_where_a_source_went_all_is_read_again(run, monkeypatch, who):
+def test_where_a_source_went_all_is_read_again(run, hosts, monkeypatch):
     alone = bytes_of(aggregate(run).output_path)
     write, gone = passes.write_file, []
 
-    def gone_once(path, rows):
-        if not gone and is_host() == (who == "host"):
+    def gone_twice(path, rows):
+        if len(gone) < 2:
             gone.append(path)
             raise SourceGoneError(path)
         write(path, rows)
 
-    monkeypatch.setattr(passes, "write_file", gone_once)
-    with ResultPasses(run.prepared) as hosts, host(run) as done:
-        result = aggregate(run, hosts)
-        validate(run, result, hosts)
-        hosts.end()
-    assert gone
+    monkeypatch.setattr(passes, "write_file", gone_twice)
+    monkeypatch.setattr(hosts, "_do", lambda function, items: [function(item) for item in items])
+    result = aggregate(run, hosts)
+    validate(run, result, hosts)
+    assert len(gone) == 2
     assert bytes_of(result.output_path) == alone
-    assert isinstance(done[0], int), "it takes part in what comes next"
 
 
-@pytest.mark.usefixtures("together")
-def test_a_damaged_shard_is_named_whoever_finds_it(run):
-    with ResultPasses(run.prepared) as hosts, host(run):
-        result = aggregate(run, hosts)
-        flip_bit(sorted(result.output_path.glob("shard-*"))[2], 9000)
-        try:
-            with pytest.raises(ResultError, match="damaged") as caught:
-                validate(run, result, hosts)
-        finally:
-            hosts.end()
+def test_a_damaged_shard_is_named_though_a_host_found_it(run, hosts):
+    result = aggregate(run, hosts)
+    flip_bit(sorted(result.output_path.glob("shard-*"))[2], 9000)
+    with pytest.raises(ResultError, match="damaged") as caught:
+        validate(run, result, hosts)
     assert "shard-00002-of" in caught.value.path
 
 
-def test_an_index_of_other_ids_is_found_though_hosts_looked_at_the_shards(run):
-    with ResultPasses(run.prepared) as hosts:
-        result = aggregate(run, hosts)
-        index = result.output_path / "ids.index"
-        flip_bit(index, 8 * (index.stat().st_size - 16))
-        files = {**result.files, "embeddings/ids.index": durable.sha256_of(index)}
-        with pytest.raises(ResultError, match=r"ids\.index"):
-            validate_result(result.output_path, run.index, expected_rows=41, expected_files=files, hosts=hosts)
+def test_an_index_of_other_ids_is_found_though_hosts_looked_at_the_shards(run, hosts):
+    result = aggregate(run, hosts)
+    index = result.output_path / "ids.index"
+    flip_bit(index, 8 * (index.stat().st_size - 16))
+    files = {**result.files, "embeddings/ids.index": durable.sha256_of(index)}
+    with pytest.raises(ResultError, match=r"ids\.index"):
+        validate_result(result.output_path, run.index, expected_rows=41, expected_files=files, hosts=hosts)
 
 
-def test_a_host_ends_when_it_is_told_when_the_driver_is_gone_and_when_the_folder_is(run):
-    stop = threading.Event()
-    with ResultPasses(run.prepared) as hosts:
-        with host(run, stop=stop) as done:
-            stop.set()
-        assert done == [0]
-        with host(run) as done:
-            hosts.end()
-        assert done == [0]
-    driver = run.layout.units(run.prepared.run_id).result_dir / "driver"
-    driver.write_text(json.dumps({"host": "gone"}))
-    began_s = time.monotonic()
-    with host(run, lease_s=0.6) as done:
-        pass
-    assert done == [0]
-    assert 0.5 < time.monotonic() - began_s < 30
-
-
-def test_hosts_write_where_only_the_driver_moves_it_from(run, monkeypatch):
-    places = []
-    write = passes.write_file
+def test_a_shard_that_is_written_twice_is_written_under_names_of_their_own_and_nothing_is_left(
+    run, elsewhere, monkeypatch
+):
+    places, write = [], passes.write_file
 
     def noted(path, rows):
         places.append(path)
         write(path, rows)
 
+    def twice(function, items):
+        """As an engine that has lost sight of a host and asks another."""
+        elsewhere(function, items)
+        return elsewhere(function, items)
+
     monkeypatch.setattr(passes, "write_file", noted)
-    with ResultPasses(run.prepared) as hosts:
-        aggregate(run, hosts)
-    assert len(places) == SHARDS
-    assert all(run.layout.all_units_dir in path.parents for path in places)
-    assert not any(path.exists() for path in places)
+    result = aggregate(run, ResultPasses(run.prepared, twice))
+    assert len(set(places)) == 2 * SHARDS
+    assert {path.parent for path in places} == {run.layout.shared_rows_dir}
+    assert not run.layout.shared_rows_dir.exists()
+    validate(run, result, None)

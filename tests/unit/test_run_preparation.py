@@ -226,12 +226,12 @@ def test_an_input_that_is_missing_is_bad_input_whatever_the_folder_holds(tmp_pat
         prepare(tmp_path, [fasta])
 
 
-def test_what_hosts_told_each_other_and_wrote_in_an_earlier_start_is_removed(tmp_path, fasta):
+def test_what_hosts_wrote_in_an_earlier_start_is_removed(tmp_path, fasta):
     leave_work(prepare(tmp_path, [fasta]))
-    written = prepare(tmp_path, [fasta], run_id="two").layout.units("two").result_dir / "000001" / "written"
+    written = prepare(tmp_path, [fasta], run_id="two").layout.shared_rows_dir
     written.mkdir(parents=True)
-    (written / "000000.h5").write_bytes(b"a shard that the driver did not live to move")
-    assert not prepare(tmp_path, [fasta], run_id="three").layout.all_units_dir.exists()
+    (written / "0.01234567.h5").write_bytes(b"a shard that the driver did not live to move")
+    assert not prepare(tmp_path, [fasta], run_id="three").layout.shared_rows_dir.exists()
 
 
 def test_what_a_killed_run_was_writing_is_removed(tmp_path, fasta):

@@ -12,8 +12,9 @@ from benchmarks import scale_model, scale_page
 from benchmarks.scale_model import CHANGES, GPUS, SEQUENCES, SERIAL, Assumptions, Rates, Run
 from virnucpro.choices import AUTO_SHARDED_BYTES, AUTO_SHARDED_ROWS
 from virnucpro.config import ModelConfig
-from virnucpro.pipeline.work import unit_claims
-from virnucpro.pipeline.work.unit_claims import cut_units
+from virnucpro.pipeline.hosts import host_check
+from virnucpro.pipeline.work import units
+from virnucpro.pipeline.work.units import UnitBook
 from virnucpro.store.results import hdf5
 from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.id_index import write_id_index
@@ -38,13 +39,13 @@ def test_the_stages_are_the_whole_time_and_the_gpus_compute_in_one_of_them(run):
 
 
 @pytest.mark.parametrize("count", SEQUENCES)
-def test_more_gpus_compute_faster_and_less_of_the_time_and_the_driver_takes_as_long(count):
+def test_more_gpus_compute_faster_and_less_of_the_time_and_the_driver_takes_no_less(count):
     runs = [Run(count, gpus, RATES) for gpus in GPUS]
     for fewer, more in pairwise(runs):
         assert more.computing_s < fewer.computing_s
         assert more.efficiency() < fewer.efficiency()
         assert more.idle_gpu_hours() > fewer.idle_gpu_hours()
-        assert more.alone_s() == fewer.alone_s() < more.total_s()
+        assert fewer.alone_s() <= more.alone_s() < more.total_s()
         for stage in SERIAL:
             assert more.stages_s()[stage] == fewer.stages_s()[stage]
 
@@ -78,12 +79,14 @@ def test_rates_a_row_and_a_byte_are_those_that_both_measurements_have():
 
 def test_what_the_model_takes_from_the_program_is_still_so(tmp_path):
     assert ModelConfig.__dataclass_fields__["sequences_per_part"].default == scale_model.SEQUENCES_PER_PART
-    assert unit_claims.PIECES_OF_A_SHARE == scale_model.PIECES_OF_A_SHARE
-    assert unit_claims.MOST_UNITS_OF_A_SHARE == scale_model.MOST_UNITS_OF_A_SHARE
-    assert unit_claims.UNITS_LOOKED_AT_A_SECOND == scale_model.UNITS_LOOKED_AT_A_SECOND
+    assert units.PIECES_OF_A_SHARE == scale_model.PIECES_OF_A_SHARE
+    assert units.MOST_UNITS_OF_A_SHARE == scale_model.MOST_UNITS_OF_A_SHARE
+    assert host_check.HASHED_BYTES == scale_model.HASHED_BYTES
     assert (hdf5.SHARD_BYTES, hdf5.SHARD_ROWS) == (scale_model.SHARD_BYTES, scale_model.SHARD_ROWS)
-    units = cut_units(np.full(200_000, 65_536), devices=100)
-    assert len(units) == pytest.approx(100 * scale_model.UNITS_PER_GPU, rel=0.05)
+    book = UnitBook(range(200_000), np.full(200_000, 65_536))
+    assert sum(1 for _ in iter(lambda: book.next(100), None)) == pytest.approx(
+        100 * scale_model.UNITS_PER_GPU, rel=0.05
+    )
     run = Run(10**8, 1, RATES)
     assert run.result_files == 1 + len(shard_bounds(10**8, rows_per_shard=most_rows_of_shard(2560)))
     for count in (AUTO_SHARDED_ROWS - 1, AUTO_SHARDED_ROWS):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import another_user
 from virnucpro.errors import OutputError
-from virnucpro.telemetry.metrics.exposition import TargetFile, remove_targets_of_hosts
+from virnucpro.telemetry.metrics.exposition import TargetFile
 
 HOST = socket.gethostname()
 RUN = (
@@ -50,28 +50,6 @@ def test_it_says_where_the_run_is_and_goes_with_it(tmp_path):
     target.stop()
     target.stop()
     assert names(folder) == []
-
-
-def test_what_a_host_serves_stands_beside_the_run_with_the_hosts_name(tmp_path, monkeypatch):
-    run = TargetFile(tmp_path, "0123456789ab", "10.1.0.1:9100")
-    run.start()
-    hosts = []
-    for name in ("node-1", "node-2"):
-        monkeypatch.setenv("VIRNUCPRO_HOST_NAME", name)
-        hosts.append(TargetFile(tmp_path, "0123456789ab", "10.1.0.2:9100", is_of_host=True))
-        hosts[-1].start()
-    of_hosts = [f"virnucpro-{name}-0123456789ab.host.json" for name in ("node-1", "node-2")]
-    assert names(tmp_path) == sorted([run.path.name, *of_hosts])
-    assert json.loads(hosts[1].path.read_bytes()) == [
-        {"targets": ["10.1.0.2:9100"], "labels": {"run_id": "0123456789ab", "host": "node-2"}}
-    ]
-    hosts[1].stop()
-    assert not hosts[1].path.exists()
-    another = tmp_path / "virnucpro-node-1-ba9876543210.host.json"
-    another.write_text("[]")
-    remove_targets_of_hosts(tmp_path, "0123456789ab")
-    assert names(tmp_path) == sorted([run.path.name, another.name])
-    run.stop()
 
 
 def test_what_a_killed_run_left_goes_at_the_next_start_and_a_living_run_stays(tmp_path):

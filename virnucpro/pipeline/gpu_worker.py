@@ -33,7 +33,7 @@ from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_
 from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
-from virnucpro.store.locks.worker_lock import hold_worker_lock
+from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 from virnucpro.this_host import host_name
 
@@ -68,8 +68,8 @@ def gpu_worker(
         index_path: The sequence index.
         output_dir: The run's folder.
         model_config: What to compute.
-        assignment: Whether it asks its parent for blocks or claims them, and what is known of earlier failures; by
-            default it computes the stride of its rank.
+        assignment: Whether it asks its parent for blocks, and what is known of earlier failures; by default it computes
+            the stride of its rank.
 
     Raises:
         SystemExit: The work failed; its code tells the class of the failure, the report tells the reason.
@@ -77,8 +77,10 @@ def gpu_worker(
     layout = RunLayout(Path(output_dir))
     begin_logging(rank, layout, model_config, results_queue, assignment)
     with failure_reported(rank, results_queue):
-        is_shared = assignment is not None and assignment.units is not None
-        hold_worker_lock(layout.output_dir, rank, run_id=assignment.run_id if assignment and is_shared else None)
+        if assignment is not None and assignment.is_on_cluster:
+            take_part(layout.output_dir)
+        else:
+            hold_worker_lock(layout.output_dir, rank)
         stop = _stop_on_sigterm()
         device = own_device(model_config)
         index = SequenceIndex.open(Path(index_path))

@@ -269,6 +269,8 @@ class ResultRows:
         places = self.places[in_order]
         of_sources = pairwise(np.searchsorted(places, self.starts).tolist())
         for source, start, (first, end) in zip(self.sources, self.starts.tolist(), of_sources, strict=False):
+            if first == end:  # a shard of the result has rows of few sources
+                continue
             targets = in_order[first:end]
             for some, rows in source.iter_rows_at(places[first:end] - start):
                 by_target = np.argsort(targets[some], kind="stable")

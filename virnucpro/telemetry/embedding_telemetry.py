@@ -23,7 +23,7 @@ from virnucpro.telemetry.worker_logging import log_end_of_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from virnucpro.telemetry.snapshot import EmbeddingFacts, ProcessEnd
+    from virnucpro.telemetry.snapshot import EmbeddingFacts, GpuSample, ProcessEnd
 
     IntArray = np.ndarray[Any, np.dtype[np.int64]]
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -51,9 +51,7 @@ class EmbeddingTelemetry:
         on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.facts = facts
-        self.ranks: Sequence[Rank] = [
-            Rank(rank=number, device=label) for number, (label, _) in enumerate(facts.devices)
-        ]
+        self.ranks = [Rank(rank=number, device=label) for number, (label, _) in enumerate(facts.devices)]
         self._on_gpu, self._on_log, self._on_failure = on_gpu, on_log, on_failure
         self._lock = threading.RLock()
         num_blocks = len(facts.block_tokens)
@@ -69,12 +67,20 @@ class EmbeddingTelemetry:
         self._tokens_before = 0
         """Planned tokens of the blocks that the first process of each rank has found."""
         self._has_messages = self._is_over = False
+        self._gpus_elsewhere: dict[int, tuple[GpuSample, ...]] = {}
+        """Rank -> of its host."""
 
-    def assigned(self, rank: int, blocks: Sequence[int] | None) -> None:
-        """Take in what the next process of *rank* is given; None where it claims its blocks from units."""
-        if blocks is not None:
-            with self._lock:
-                self._owner[np.fromiter(blocks, np.int64, len(blocks))] = rank
+    def assigned(self, rank: int, blocks: Sequence[int]) -> None:
+        """Take in what the next process of *rank* is given."""
+        with self._lock:
+            self._owner[np.fromiter(blocks, np.int64, len(blocks))] = rank
+
+    def rank(self, number: int) -> Rank:
+        """Return the record of a rank; a cluster may get more workers than it had at first."""
+        with self._lock:
+            while number >= len(self.ranks):
+                self.ranks.append(Rank(rank=len(self.ranks), device=self.facts.devices[0][0]))
+            return self.ranks[number]
 
     def on_message(self, rank: int, message: Mapping[str, Any]) -> None:
         """Take in what a message, which was applied to its rank before, says of blocks, GPUs and the log."""
@@ -187,6 +193,20 @@ class EmbeddingTelemetry:
         with self._lock:
             if self.ranks[rank].pid == pid:
                 self.ranks[rank].cpu_s, self.ranks[rank].resident_bytes = cpu_s, resident_bytes
+
+    def sampled(self, rank: int, used: Mapping[str, Any] | None, gpus: tuple[GpuSample, ...]) -> None:
+        """Take in what another host has sampled: *cpu_s* and *resident_bytes* of the rank's process, and its GPU."""
+        with self._lock:
+            self._gpus_elsewhere[rank] = gpus
+            if used is not None:
+                self.ranks[rank].cpu_s = float(used["cpu_s"])
+                self.ranks[rank].resident_bytes = int(used["resident_bytes"])
+
+    def gpus(self) -> tuple[GpuSample, ...]:
+        """Return the last samples of GPUs of other hosts whose processes run."""
+        with self._lock:
+            sampled = [] if self._is_over else list(self._gpus_elsewhere.items())
+            return tuple(gpu for rank, gpus in sampled if self.ranks[rank].phase in _HAS_PROCESS for gpu in gpus)
 
     def costs(self) -> tuple[WorkerCost, ...]:
         """Return what the ranks have used whose processes were looked at here."""

@@ -29,11 +29,10 @@ from virnucpro.telemetry.metrics.exposition import (
     MetricsServer,
     TargetFile,
     own_address,
-    remove_targets_of_hosts,
     wait_for_last_scrape,
 )
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
-from virnucpro.telemetry.metrics.options import HostMetricsOptions, MetricsOptions, metrics_options
+from virnucpro.telemetry.metrics.options import MetricsOptions, metrics_options
 from virnucpro.telemetry.metrics.process_monitor import ProcessMonitor
 from virnucpro.telemetry.metrics.pushgateway import Pushgateway
 from virnucpro.telemetry.metrics.table import RunCollector
@@ -41,7 +40,6 @@ from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
-from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +125,6 @@ class RunTelemetry:
             if self._server is not None:
                 ending.callback(self._server.stop)
             if self._target is not None:
-                ending.callback(self._guarded, remove_targets_of_hosts, self._target.path.parent, self._target.run_id)
                 ending.callback(self._target.stop)  # first, so that no scraper finds a dead target
             self._close_views()
             has_failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
@@ -206,18 +203,6 @@ class RunTelemetry:
         """Whether an embedding run is under way of which some worker has sent a message."""
         return any(embedding.has_workers for embedding in self._embeddings)
 
-    def for_hosts(self) -> HostMetricsOptions | None:
-        """Return where the hosts of a cluster serve what only they know; None where metrics are not served."""
-        if self._options.port is None:
-            return None
-        return HostMetricsOptions(
-            run_id=self._run_id,
-            port=self._options.port,
-            network=self._options.network,
-            driver=host_name(),
-            targets_dir=self._options.targets_dir,
-        )
-
     def say(self, text: str) -> None:
         """Show lines to the user, soon; never waits."""
         self._sayings.put(text)
@@ -233,7 +218,7 @@ class RunTelemetry:
             now=time.time(),
             stages=self._stages_now(),
             embeddings=tuple(embedding.snapshot() for embedding in embeddings),
-            gpus=self._gpu_samples,
+            gpus=(*self._gpu_samples, *(gpu for embedding in embeddings for gpu in embedding.gpus())),
             costs=tuple(cost for embedding in embeddings for cost in embedding.costs()),
             disk_free_bytes=free,
             disk_size_bytes=size,

@@ -1,9 +1,9 @@
 """
-The work of one worker process: the blocks that it is given or claims, each computed and made durable, and its shard.
+The work of one worker process: the blocks that it is given, each computed and made durable, and its shard.
 
-Blocks come in units, whenever the loader needs more: from the parent, or claimed in a shared folder; a worker without
-either has one unit, its stride. The model stays loaded and the device busy from one to the next. What is finished or in
-the cache is sorted out before; suspects come last.
+Blocks come from the parent whenever the loader needs more; a worker that is called without has one unit, its stride.
+The model stays loaded and the device busy from one unit to the next. What is finished or in the cache is sorted out
+before; suspects come last.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import torch
 from virnucpro import spans
 from virnucpro.data.collators import VarlenCollator, create_async_dataloader
 from virnucpro.data.sequence_dataset import IndexBasedDataset
-from virnucpro.errors import ConfigurationError, StoppedError
+from virnucpro.errors import StoppedError
 from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 from virnucpro.pipeline.blocks.block_writer import BlockCache, BlockWriter
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks, seal_shard
-from virnucpro.pipeline.blocks.handed_blocks import HandedBlocks, HandedUnit
-from virnucpro.pipeline.work.unit_claims import FixedBlocks, UnitClaims
-from virnucpro.telemetry.ranks import claimed_messages, durable_messages
+from virnucpro.pipeline.blocks.handed_blocks import FixedBlocks, HandedBlocks, HandedUnit
+from virnucpro.telemetry.ranks import durable_messages
 
 if TYPE_CHECKING:
     import threading
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.pipeline.async_inference import InferenceResult, PackedEncoder
     from virnucpro.pipeline.work.block_pool import Assignment
-    from virnucpro.pipeline.work.unit_claims import ClaimedUnit
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import RunLayout
     from virnucpro.store.parts import BlockRows
@@ -69,7 +67,7 @@ class BlockWork:
     stop: threading.Event
     load_model: Callable[[], tuple[PackedEncoder, Tokenizer]]
     """Called once, when there is something to compute."""
-    _units: FixedBlocks | HandedBlocks | UnitClaims = field(init=False)
+    _units: FixedBlocks | HandedBlocks = field(init=False)
     _left: set[int] = field(default_factory=set)
     """Blocks of our units that are to be computed, and have not been."""
     _suspects: list[int] = field(default_factory=list)
@@ -86,38 +84,26 @@ class BlockWork:
     _compute_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.assignment.units is not None:
-            self._units = UnitClaims(self.assignment.units)
-            if self._units.plan.plan_fingerprint != self.plan.fingerprint:
-                raise ConfigurationError(
-                    "this host plans other blocks than the run's driver: it needs the same input, model and versions"
-                )
-        elif self.assignment.is_handed_out:
+        if self.assignment.is_handed_out:
             self._units = HandedBlocks(self.assignment, self.reports, self.stop, self._step)
         else:
             self._units = FixedBlocks(self.assignment.blocks)
 
     def do(self, rank: int, device: torch.device) -> int:
-        """Compute what is not finished, seal the rank's shard, and return its rows; raises StoppedError."""
+        """Compute what is not finished, seal the rank's shard, and return the rows; raises StoppedError."""
         config, units = self.config, self._units
         with BlockCache(config, self.index, self.plan, self.reports) as cache:
             writer = self._writer(reports=self.reports, cache=cache)
             while (unit := units.wait(self.stop, self._step)) is not None:
-                is_suspect = isinstance(unit, HandedUnit) and bool(unit.suspects)
-                blocks = self._blocks_to_compute(chain([unit], () if is_suspect else units.iter_now()), cache)
+                blocks = self._blocks_to_compute(chain([unit], () if unit.suspects else units.iter_now()), cache)
                 first = next(blocks, None)
                 if (first is not None or self._suspects) and not self.stop.is_set():
                     self._compute(chain([] if first is None else [first], blocks), device, writer)
                 units.mark_durable(self._rowless)  # nothing is left that could prove this process
                 self._rowless.clear()
         if self._left or not units.all_done():
-            units.release()
             raise StoppedError(signal.SIGTERM)
-        hidden_dim = config.hidden_dim if self._model is None else self._model[0].model.hidden_dim
-        with spans.span(spans.SEALING):
-            rows = seal_shard(
-                rank, _among(units.own_blocks()), self.plan, self.layout, hidden_dim=hidden_dim, on_step=self._step
-            )
+        rows = writer.sequences if self.assignment.is_on_cluster else self._sealed(rank)
         log.info(
             "shard.finished",
             rows=rows,
@@ -129,15 +115,22 @@ class BlockWork:
         )
         return rows
 
+    def _sealed(self, rank: int) -> int:
+        """Seal the rank's shard, and return its rows."""
+        hidden_dim = self.config.hidden_dim if self._model is None else self._model[0].model.hidden_dim
+        own = _among(self._units.own_blocks())
+        with spans.span(spans.SEALING):
+            return seal_shard(rank, own, self.plan, self.layout, hidden_dim=hidden_dim, on_step=self._step)
+
     # --- what is to be computed; on a GPU this runs in the loader's thread ---
 
-    def _blocks_to_compute(self, units: Iterable[ClaimedUnit], cache: BlockCache) -> Iterator[int]:
+    def _blocks_to_compute(self, units: Iterable[HandedUnit], cache: BlockCache) -> Iterator[int]:
         """Yield the blocks of *units* to compute; suspects are kept for later."""
         for unit in units:
-            if isinstance(unit, HandedUnit):
+            if self.assignment.is_handed_out:
                 self._learn(unit)
             todo = self._sorted_out(unit, cache)
-            if isinstance(unit, HandedUnit) and unit.to_check:
+            if unit.to_check:
                 continue
             self._left.update(todo)
             self._suspects += [block for block in todo if block in self.assignment.suspects]
@@ -153,12 +146,9 @@ class BlockWork:
             quarantined=unit.quarantined,
         )
 
-    def _sorted_out(self, unit: ClaimedUnit, cache: BlockCache) -> list[int]:
+    def _sorted_out(self, unit: HandedUnit, cache: BlockCache) -> list[int]:
         """Return the blocks of *unit* that are neither finished, nor in the cache, nor quarantined as a whole."""
         blocks = unit.blocks
-        if self.assignment.units is not None:
-            for message in claimed_messages(blocks):
-                self.reports.put(message)
         finished = set() if unit.is_fresh else self._finished(blocks)
         todo = [block for block in blocks if block not in finished and len(self._positions(block))]
         resumed = sum(len(self._positions(block)) for block in blocks if block in finished)
@@ -179,6 +169,8 @@ class BlockWork:
 
     def _finished(self, blocks: Sequence[int]) -> set[int]:
         """Return those of *blocks* that are durable, and report them."""
+        if not blocks:
+            return set()
         with spans.span(spans.PREPARING, name="check what is done"):
             found = find_finished_blocks(
                 self.layout,

@@ -1,7 +1,7 @@
 """
 The blocks of a worker whose parent hands them out: each request gets a few, asked for before they are needed.
 
-The interface is that of ``UnitClaims``, which a worker of a cluster has in its place.
+A worker that was given its blocks once has them in ``FixedBlocks``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.pipeline.work.unit_claims import ClaimedUnit
 from virnucpro.telemetry.ranks import done_messages, whole_blocks
 
 if TYPE_CHECKING:
@@ -24,9 +23,13 @@ ANSWER_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class HandedUnit(ClaimedUnit):
+class HandedUnit:
     """Some blocks, and what is known of failures in them."""
 
+    blocks: Sequence[int]
+    """Ascending."""
+    is_fresh: bool
+    """Whether their files were looked for before; otherwise some may be durable."""
     to_check: bool = False
     """Whether to look for their files only: what is not done is handed out afterwards."""
     suspects: tuple[tuple[int, int], ...] = ()
@@ -59,7 +62,7 @@ class HandedBlocks:
         """Return blocks as soon as there are some, or None once everything is done; the caller has nothing left."""
         if self._first is not None:
             own, self._first = self._first, None
-            return HandedUnit(0, own.blocks, is_fresh=False, to_check=True, quarantined=own.quarantined)
+            return HandedUnit(own.blocks, is_fresh=False, to_check=True, quarantined=own.quarantined)
         if self._has_asked and (unit := self._answer()) is not None:
             return unit
         while not self._is_over and not self._stop.is_set():
@@ -90,9 +93,6 @@ class HandedBlocks:
     def own_blocks(self) -> Sequence[int]:
         """Return the blocks that this process has marked."""
         return sorted(self._own)
-
-    def release(self) -> None:
-        """Do nothing: the parent takes back what an ended process had."""
 
     def _ask(self, *, idle: bool) -> None:
         if not self._has_asked:
@@ -125,7 +125,6 @@ class HandedBlocks:
         if kind == "compute" and not suspects:
             self._ask(idle=False)
         return HandedUnit(
-            0,
             whole_blocks(answer).tolist(),
             is_fresh=kind == "compute",
             to_check=kind == "check",
@@ -133,3 +132,30 @@ class HandedBlocks:
             lone_suspects=frozenset(answer.get("lone_suspects", ())),
             quarantined=quarantined,
         )
+
+
+class FixedBlocks:
+    """The blocks of a worker whose parent hands out none."""
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self._blocks = blocks
+        self._is_given = False
+
+    def wait(self, _stop: Event, _on_wait: Callable[[], None] = lambda: None) -> HandedUnit | None:
+        """Return the blocks on the first call."""
+        if self._is_given:
+            return None
+        self._is_given = True
+        return HandedUnit(self._blocks, is_fresh=False)
+
+    def iter_now(self) -> Iterator[HandedUnit]:
+        return iter(())
+
+    def all_done(self) -> bool:
+        return True
+
+    def mark_durable(self, blocks: Iterable[int]) -> None:
+        pass
+
+    def own_blocks(self) -> Sequence[int]:
+        return self._blocks

@@ -29,6 +29,7 @@ from virnucpro.pipeline.run.run import failure_noted, is_intact, running
 from virnucpro.pipeline.run.stages import Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.contig_table import Call
+from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.manifest import RunManifest
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
+    from virnucpro.pipeline.hosts.result_passes import ItemMap
     from virnucpro.pipeline.prediction.preparation import PredictionRun
     from virnucpro.pipeline.prediction.result import PredictionResult, ReportWriter
     from virnucpro.pipeline.prediction.settings import PredictionConfig
@@ -56,6 +58,7 @@ def run_prediction(
     workers: int | None = None,
     limits: RunLimits | None = None,
     embed: Callable[[EmbeddingJob], RunResult] | None = None,
+    elsewhere: ItemMap | None = None,
     stage_runner: StageRunner = call_stage,
     telemetry: RunTelemetry | None = None,
     stop: threading.Event | None = None,
@@ -71,6 +74,7 @@ def run_prediction(
         workers: Number of CPU workers; None for as many as the machine bears.
         limits: Attempts and time limits of the embedding runs.
         embed: Does an embedding run; by default with processes of this machine.
+        elsewhere: Has the frames and contigs classified on another host; None for this process.
         stage_runner: Does each other stage; by default in place.
         telemetry: Shows the run; by default one of its own, which reports failures on standard error.
         stop: Set it to end the run at the next batch boundary.
@@ -103,7 +107,7 @@ def run_prediction(
                     seconds = stages.seconds()[job.stage]
                     run.record_embedding(job.stage, result, counts, seconds=seconds, notes=result.notes())
                     embeddings.append(result)
-            stages.do("classify", lambda: run.do(classify_stage(run, stop)))
+            stages.do("classify", lambda: run.do(classify_stage(run, stop, elsewhere)))
             stages.do("contigs", lambda: call(run, stop))
             return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
@@ -136,33 +140,41 @@ def embedding_jobs(run: PredictionRun) -> list[EmbeddingJob]:
     return [job for job in map(run.embedding_job, EMBEDDING_STAGES) if not _has_moved_whole(run, job)]
 
 
-def classify_stage(run: PredictionRun, stop: threading.Event | None = None) -> Stage:
-    """Score every frame that has its embeddings and, by a contig model, the contigs."""
+def classify_stage(run: PredictionRun, stop: threading.Event | None = None, elsewhere: ItemMap | None = None) -> Stage:
+    """Return the stage that does ``classify``, on another host where *elsewhere* is given."""
     layout, config = run.layout, run.config
     written = [layout.frame_scores, layout.prediction_results, layout.highest_score]
     if config.card.contig_model is not None:
         written += [layout.contig_scores, layout.window_scores]
 
-    def work() -> object:
-        # they import torch, which this process does without until its workers have ended
-        from virnucpro.calls.classification import classify_frames  # noqa: PLC0415
-        from virnucpro.models.classifier import load_classifier  # noqa: PLC0415
-
-        order, (dna, protein) = run.frame_order(), (_rows_of(run, stage) for stage in EMBEDDING_STAGES)
-        classifier, threads = load_classifier(config.classifier_dir), config.dna.settings.hardware.threads
-        counts = classify_frames(order, classifier, layout, dna=dna, protein=protein, threads=threads, stop=stop)
-        if config.card.contig_model is not None:
-            model = load_contig_model(config.classifier_dir, config.card)
-            score_contigs(order, model, layout, dna=dna, protein=protein, stop=stop)
-        return counts
-
     return Stage(
         name="classify",
         fingerprint=run.fingerprint,
         files=written,
-        work=work,
+        work=lambda: classify(run, stop) if elsewhere is None else elsewhere(_classify_for, [run])[0],
         is_whole=lambda record: record.counts.get("scored") == record.counts.get("frames"),
     )
+
+
+def classify(run: PredictionRun, stop: threading.Event | None = None) -> dict[str, int]:
+    """Score every frame that has its embeddings and, by a contig model, the contigs; return their numbers."""
+    # they import torch, which this process does without until its workers have ended
+    from virnucpro.calls.classification import classify_frames  # noqa: PLC0415
+    from virnucpro.models.classifier import load_classifier  # noqa: PLC0415
+
+    layout, config = run.layout, run.config
+    order, (dna, protein) = run.frame_order(), (_rows_of(run, stage) for stage in EMBEDDING_STAGES)
+    classifier, threads = load_classifier(config.classifier_dir), config.dna.settings.hardware.threads
+    counts = classify_frames(order, classifier, layout, dna=dna, protein=protein, threads=threads, stop=stop)
+    if config.card.contig_model is not None:
+        model = load_contig_model(config.classifier_dir, config.card)
+        score_contigs(order, model, layout, dna=dna, protein=protein, stop=stop)
+    return counts
+
+
+def _classify_for(run: PredictionRun) -> dict[str, int]:
+    with taking_part(run.layout.output_dir):
+        return classify(run)
 
 
 def call(run: PredictionRun, stop: threading.Event | None = None) -> None:

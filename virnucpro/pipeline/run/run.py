@@ -321,7 +321,7 @@ def remove_run(layout: RunLayout) -> None:
     if not layout.output_dir.is_dir():
         return
     start_from_scratch(layout)
-    durable.remove_tree(layout.all_units_dir)
+    durable.remove_tree(layout.shared_rows_dir)
     folders = (layout.parts_dir, layout.unpacked_dir, layout.worker_locks_dir, layout.work_dir, layout.log_dir)
     with taking_part(layout.output_dir):
         for folder in (layout.output_dir, *folders):

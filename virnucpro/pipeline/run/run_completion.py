@@ -184,7 +184,7 @@ def _restore_failed_list(run: PreparedRun, manifest: RunManifest) -> None:
 
 def _remove_what_resumes(layout: RunLayout, *, keep_shards: bool) -> None:
     """Remove what a complete run no longer needs; what cannot be removed is left for the next start."""
-    durable.remove_tree(layout.all_units_dir)
+    durable.remove_tree(layout.shared_rows_dir)
     remove_unpacked(layout)
     with suppress(OutputError):
         remove_results(layout, is_partial=True)

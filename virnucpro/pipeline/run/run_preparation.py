@@ -208,7 +208,7 @@ def prepare_run(
             )
     index = indexed()
     sweep(layout)
-    durable.remove_tree(layout.all_units_dir)  # of earlier starts, whose tasks on hosts stop without it
+    durable.remove_tree(layout.shared_rows_dir)  # of an earlier start
     warn_of_dna(index)
     probes: list[dict[str, Any]] = earlier.plan.get("probes", []) if earlier is not None else []
     if earlier is None and claim.type == "cuda" and len(index):

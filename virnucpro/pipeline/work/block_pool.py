@@ -18,7 +18,6 @@ from virnucpro.telemetry.ranks import ITEMS_IN_A_MESSAGE, runs_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from virnucpro.pipeline.work.unit_claims import UnitSource
     from virnucpro.telemetry.ranks import Rank
 
 SINGLY, NEVER_WHOLE = 2, 3
@@ -39,8 +38,8 @@ class Assignment:
     """Its blocks, where they are known; where blocks are handed out, those whose files it checks first."""
     is_handed_out: bool = False
     """Whether it asks its parent for the blocks that it computes."""
-    units: UnitSource | None = None
-    """Where it claims its blocks, where other hosts share the work."""
+    is_on_cluster: bool = False
+    """Whether the run's driver is another process than its parent: then it holds no lock, and seals no shard."""
     suspects: dict[int, int] = field(default_factory=dict)
     """Block -> times that a process ended while it was computed. Other ranks' blocks may be among them."""
     lone_suspects: frozenset[int] = frozenset()
@@ -86,6 +85,8 @@ class BlockPool:
     Args:
         ranks: The records, which say how fast each rank is and whether it was ever started.
     """
+
+    is_on_cluster = False
 
     def __init__(self, num_blocks: int, ranks: Sequence[Rank]) -> None:
         self._num_blocks = num_blocks

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.work.block_pool import Grant
-    from virnucpro.pipeline.work.unit_claims import UnitSource
     from virnucpro.telemetry.ranks import Rank
 
 log = structlog.get_logger(__name__)
@@ -114,8 +113,8 @@ class Standing:
 class RankObserver(Protocol):
     """Follows ranks; called from their threads, with messages that were applied to the rank's record before."""
 
-    def assigned(self, rank: int, blocks: Sequence[int] | None, /) -> None:
-        """Take in what the next process of *rank* begins with; None where it claims its blocks from units."""
+    def assigned(self, rank: int, blocks: Sequence[int], /) -> None:
+        """Take in what the next process of *rank* begins with."""
 
     def on_message(self, rank: int, message: dict[str, Any], /) -> None:
         """Take in a message of a worker."""
@@ -137,7 +136,7 @@ class Recovery:
         num_blocks: Of the plan.
         limits: How many fruitless processes in a row a rank may have.
         oom_kills: The kernel's count; by default that of our own control group.
-        units: Where processes claim their blocks; then none are handed out.
+        pool: Hands out the blocks; by default all of the plan, each rank's stride first.
     """
 
     def __init__(
@@ -149,15 +148,14 @@ class Recovery:
         oom_kills: OomKills | None = None,
         run_id: str = "",
         observer: RankObserver | None = None,
-        units: UnitSource | None = None,
+        pool: BlockPool | None = None,
     ) -> None:
         self.ranks = ranks
         self.limits = limits
         self.oom_kills = OomKills() if oom_kills is None else oom_kills
         self._observer = _Unobserved() if observer is None else observer
         self._run_id = run_id
-        self._units = units
-        self._pool = BlockPool(num_blocks if units is None else 0, ranks)
+        self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
         self._standings = {rank.rank: Standing(rank) for rank in ranks}
         self._evidence = Evidence()
         self._block_of: dict[int, int] = {}
@@ -169,13 +167,12 @@ class Recovery:
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
         """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
-            standing, is_handed_out = self._standings[rank], self._units is None
-            blocks = self._pool.begin(rank) if is_handed_out else ()
-            self._observer.assigned(rank, blocks if is_handed_out else None)
+            standing, blocks = self._standings[rank], self._pool.begin(rank)
+            self._observer.assigned(rank, blocks)
             assignment = Assignment(
                 blocks=blocks,
-                is_handed_out=is_handed_out,
-                units=self._units,
+                is_handed_out=True,
+                is_on_cluster=self._pool.is_on_cluster,
                 suspects=self._suspects(),
                 lone_suspects=frozenset(self._evidence.lone),
                 quarantined=frozenset(self._quarantined()),
@@ -211,6 +208,7 @@ class Recovery:
         with self._changed:
             if message.get("kind") == "done":
                 self._pool.done(rank, whole_blocks(message).tolist())
+                self._changed.notify_all()
             elif message.get("kind") == "resumed":
                 self._pool.checked(rank)
         self._observer.on_message(rank, message)
@@ -218,8 +216,6 @@ class Recovery:
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:
         """Return the answer to the process of *rank*, which has asked for blocks; none while it has to wait."""
         with self._changed:
-            if self._units is not None:
-                return []
             idle = self._standings[rank].record.attempt.wants == "idle"
             grant = self._grant(rank, idle=idle)
             if grant is None:

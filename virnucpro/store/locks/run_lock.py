@@ -156,7 +156,7 @@ def _refuse_foreign_work(layout: RunLayout) -> None:
         layout.parts_dir,
         layout.worker_locks_dir,
         layout.unpacked_dir,
-        layout.all_units_dir,
+        layout.shared_rows_dir,
     ):
         try:
             found = folder.lstat()

@@ -8,7 +8,10 @@ checks that the folder is still its parent's; so one of the two always sees the 
 
 The files may be forged: a process is killed only if its start time matches, it belongs to our user, and its environment
 names this folder (``run_folders.is_worker_for``). Without ``flock`` a worker of this host is found by its process
-number; one of another host ends by itself when its driver's heartbeat stops.
+number.
+
+Workers of a cluster hold no such lock: what they compute twice has the same bytes, and they look before each unit
+whether the folder is still their run's.
 """
 
 from __future__ import annotations
@@ -43,12 +46,9 @@ _held: list[durable.NewFile] = []
 """Kept open until this process ends."""
 
 
-def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) -> None:
+def hold_worker_lock(output_dir: Path, rank: int) -> None:
     """
     Hold the lock of this worker until it ends; called once, before it writes anything.
-
-    Args:
-        run_id: Set where another host, not our parent, holds the folder for this run.
 
     Raises:
         RunLockedError: The folder belongs to another run: ours is dead.
@@ -66,16 +66,19 @@ def hold_worker_lock(output_dir: Path, rank: int, *, run_id: str | None = None) 
     _held.append(file)
     holder = read_lease(layout.lock)
     run_folders.enter(output_dir, _mark_in(holder))
-    if "pid" in holder:
-        of_our_parent = holder.get("pid") in (os.getpid(), os.getppid())
-        if not (of_our_parent if run_id is None else holder.get("run_id") == run_id):
-            raise RunLockedError(output_dir, json.dumps(holder))
+    if "pid" in holder and holder["pid"] not in (os.getpid(), os.getppid()):
+        raise RunLockedError(output_dir, json.dumps(holder))
+
+
+def take_part(output_dir: Path) -> None:
+    """Mark what this process and its workers write as the files of the run that holds the folder, on another host."""
+    run_folders.enter(output_dir, _mark_in(read_lease(RunLayout(output_dir).lock)))
 
 
 @contextmanager
 def taking_part(output_dir: Path) -> Iterator[None]:
-    """Mark the workers started in the block as those of the run that holds the folder."""
-    run_folders.enter(output_dir, _mark_in(read_lease(RunLayout(output_dir).lock)))
+    """``take_part`` for the time of the block."""
+    take_part(output_dir)
     try:
         yield
     finally:

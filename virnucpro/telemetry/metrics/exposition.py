@@ -4,7 +4,7 @@ A run's metrics over HTTP while it runs, and the files by which Prometheus finds
 Each scrape collects the registry anew. A slow client holds up only itself. A scraper that comes regularly is awaited
 at the end of a run, so that it sees the last values.
 
-There is one target file for each run, or host of a cluster run. It is locked (``flock``) while its run lives and
+There is one target file for each run. It is locked (``flock``) while its run lives and
 removed at its end. One left by a killed run shows its target as down, until the next run or Prefect worker of this host
 removes it.
 """
@@ -233,20 +233,17 @@ def _ended_by_signals() -> Iterator[None]:
 
 class TargetFile:
     """
-    The file of one run, or of one host's share of it.
+    The file of one run.
 
     Args:
         folder: Named by ``file_sd_configs`` as ``FOLDER/*.json``; made when absent. Hosts may share it where its
             addresses mean the same to all.
         address: HOST:PORT of the metrics.
-        is_of_host: The metrics are this host's only; its name becomes the label ``host``.
     """
 
-    def __init__(self, folder: Path, run_id: str, address: str, *, is_of_host: bool = False) -> None:
-        labels = {"run_id": run_id} | ({"host": host_name()} if is_of_host else {})
-        self.run_id = run_id
-        self.path = folder / f"virnucpro-{host_name()}-{run_id}{'.host' * is_of_host}.json"
-        self._content = [{"targets": [address], "labels": labels}]
+    def __init__(self, folder: Path, run_id: str, address: str) -> None:
+        self.path = folder / f"virnucpro-{host_name()}-{run_id}.json"
+        self._content = [{"targets": [address], "labels": {"run_id": run_id}}]
         self._descriptor: int | None = None
 
     def start(self) -> None:
@@ -288,19 +285,6 @@ def remove_forgotten_targets(folder: Path) -> None:
         if of_this_host.fullmatch(path.name):
             with suppress(OSError):  # its run is alive, or another user owns it, or it is being removed
                 _remove_unless_held(path)
-
-
-def remove_targets_of_hosts(folder: Path, run_id: str) -> None:
-    """
-    Remove the files of all hosts of a finished run; a killed host left its own.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
-    for path in folder.iterdir():
-        if path.name.startswith("virnucpro-") and path.name.endswith(f"-{run_id}.host.json"):
-            with suppress(OSError):  # another process removed it
-                path.unlink()
 
 
 def _remove_unless_held(path: Path) -> None:

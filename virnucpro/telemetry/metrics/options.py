@@ -45,22 +45,6 @@ class MetricsOptions:
             _check_address(self.pushgateway)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostMetricsOptions:
-    """Where the hosts of a cluster serve what only they know of a run; results never depend on it."""
-
-    run_id: str
-    """By which the run is known to Prometheus: of the run as a whole, of which an embedding may be a part."""
-    port: int
-    """Port on each host, 0 for a free one."""
-    network: str
-    """As in ``MetricsOptions``, of each host; where it is empty, only the driver's host serves, on 127.0.0.1."""
-    driver: str
-    """The driver's host."""
-    targets_dir: str | None
-    """Folder of ``file_sd_configs`` that gets a file for each host."""
-
-
 def _check_address(url: str) -> None:
     """Refuse an address that cannot be a pushgateway's, or that holds a password, which would stand in messages."""
     try:
