@@ -8,20 +8,19 @@ lost, and gives tasks to workers that come later. Workers' messages are Dask's e
 import importlib
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from flows.clusters.dask_plugin import Plugin, embed_unit, end_units
 from flows.clusters.engine import Engine, UnitWorkers, imported, lost_entry
 from flows.clusters.slurm import slurm_cluster, wait_for_worker
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.devices import count_gpus
 from virnucpro.pipeline.hardware.device_claim import usable_cores
-from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
 
@@ -31,14 +30,10 @@ ANSWER_S = 10.0
 """Seconds for the scheduler to say which workers it has."""
 SLOTS_INTERVAL_S = 2.0
 """Seconds between two looks at the workers."""
-MESSAGES_INTERVAL_S = 1.0
-"""Seconds between two events of a worker."""
 AHEAD = 2
 """Units at the scheduler for each slot: one that waits keeps a later run from taking the slot in between."""
 REST_S = 60.0
 """Seconds after which a worker whose host was refused is asked again."""
-CLOSE_S = 60.0
-"""Seconds that workers have to end their processes."""
 
 
 @contextmanager
@@ -134,86 +129,6 @@ class _DaskEngine(Engine):
                 call.cancel()
 
 
-class Plugin:
-    """
-    Keeps the unit workers of one run on one of Dask's workers.
-
-    Args:
-        name: Of the plugin, and of what the run has at the scheduler.
-    """
-
-    def __init__(self, name: str, run: PreparedRun, limits: RunLimits) -> None:
-        self.name, self._run, self._limits = name, run, limits
-
-    def setup(self, worker: Any) -> None:
-        self._dask_worker = worker
-        self._lock, self._is_over = threading.Lock(), threading.Event()
-        self._all: list[UnitWorker] = []
-        self._free: list[UnitWorker] = []
-        threading.Thread(target=self._speak, name="unit-messages", daemon=True).start()
-
-    def teardown(self, worker: Any) -> None:
-        del worker
-        threading.Thread(target=self.end, kwargs={"at_once": True}, name="unit-end").start()  # this is the event loop
-
-    def compute(self, unit: Unit) -> tuple[str, UnitRecord]:
-        """Compute a unit with a unit worker that is free; return our address as well."""
-        with self._lock:
-            one = self._free.pop() if self._free else None
-        if one is None:
-            for other in self._dask_worker.plugins.values():  # of other runs, whose turn it is not
-                if isinstance(other, Plugin) and other is not self:
-                    other.end_idle()
-            one = UnitWorker(self._run, self._next_rank(), self._limits)
-            with self._lock:
-                self._all.append(one)
-        try:
-            return self._dask_worker.address, one.compute(unit)
-        finally:
-            with self._lock:
-                self._free.append(one)
-            self._send()
-
-    def end(self, *, at_once: bool = False) -> None:
-        """End every process."""
-        for one in list(self._all):
-            one.close(at_once=at_once)
-        self._send()
-        self._is_over.set()
-
-    def end_idle(self) -> None:
-        """End the processes that wait for a unit: another run has their slots now."""
-        with self._lock:
-            for one in self._free:
-                one.close()
-
-    def _next_rank(self) -> int:
-        distributed = importlib.import_module("distributed")
-        number = distributed.Variable(self.name, client=distributed.get_client())
-        with distributed.Lock(self.name):
-            rank = int(number.get())
-            number.set(rank + 1)
-        return rank
-
-    def _speak(self) -> None:
-        while not self._is_over.wait(MESSAGES_INTERVAL_S):
-            self._send()
-
-    def _send(self) -> None:
-        for one in list(self._all):
-            if entries := one.messages():
-                self._dask_worker.log_event(self.name, [self._dask_worker.address, entries])
-
-
-def embed_unit(name: str, unit: Unit) -> tuple[str, UnitRecord]:
-    found: tuple[str, UnitRecord] = importlib.import_module("distributed").get_worker().plugins[name].compute(unit)
-    return found
-
-
-def _end(name: str, dask_worker: Any) -> None:
-    dask_worker.plugins[name].end()
-
-
 class _Tasks(UnitWorkers):
     """A task a unit."""
 
@@ -276,7 +191,7 @@ class _Tasks(UnitWorkers):
         """End every process, then the plugin."""
         if self._client.status == "running" and not self._computing:
             with suppress(Exception):  # a worker is lost
-                self._client.run(_end, self._name, on_error="ignore")
+                self._client.run(end_units, self._name, on_error="ignore")
                 time.sleep(0.2)  # for their last events
             with suppress(Exception):
                 self._client.unregister_worker_plugin(self._name)

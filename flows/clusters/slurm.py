@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ _SQUEUE_S = 20.0
 """Seconds to wait for squeue; an absent controller is no reason to give up."""
 
 
-def slurm_cluster(workers: int) -> Any:
+@contextmanager
+def slurm_cluster(workers: int) -> Iterator[Any]:
     """
-    Return a cluster of dask-jobqueue that starts at least one job, and more while there is work for *workers*.
+    Yield a cluster of dask-jobqueue that starts at least one job, and more while there is work for *workers*.
 
     Each worker has one thread, so takes one unit, and may start processes. Scheduler and workers use TLS with
     certificates made for this run, so no other user can send them work.
@@ -69,8 +72,32 @@ def slurm_cluster(workers: int) -> Any:
         security=True,
         shared_temp_directory=settings["shared-temp-directory"] or str(Path.cwd()),
     )
+    _submit_the_first(cluster)
     cluster.adapt(minimum_jobs=1, maximum_jobs=-(-workers // processes), target_duration="60s", wait_count=30)
-    return cluster
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        for name in ("ca_file", "cert", "key"):  # temporary files, left behind by a process that ends at once
+            if (file := getattr(cluster, f"_job_{name}", None)) is not None:
+                file.close()
+
+
+def _submit_the_first(cluster: Any) -> None:
+    """Submit one job ourselves: what SLURM says against it is not told by an adaptive cluster."""
+
+    async def submitted() -> None:
+        await cluster
+
+    cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        cluster.sync(submitted)
+    except (RuntimeError, OSError, ValueError) as error:
+        reasons = [line for line in str(error).splitlines() if line.startswith("sbatch: ")] or [str(error)]
+        for job in cluster.workers.values():  # it has no number to be cancelled by
+            job.status = importlib.import_module("distributed.core").Status.failed
+        cluster.close()
+        raise ConfigurationError(f"SLURM refuses the jobs: {printable(' '.join(reasons))}") from error
 
 
 def wait_for_worker(cluster: Any) -> None:
@@ -84,22 +111,19 @@ def wait_for_worker(cluster: Any) -> None:
     looked_s = -LOOK_S
     while not cluster.scheduler_info["workers"]:
         numbers = {str(job.job_id) for job in cluster.workers.values() if job.job_id is not None}
-        if time.monotonic() - looked_s > LOOK_S and numbers and (queue := _queue()) is not None:
-            looked_s = time.monotonic()
+        is_due = bool(numbers) and time.monotonic() - looked_s > LOOK_S
+        looked_s = time.monotonic() if is_due else looked_s
+        if is_due and (queue := _queue()) is not None:
             states = Counter(state for number, state in queue.items() if number in numbers)
             if queued_before and not states:
-                log = cluster.workers and next(iter(cluster.workers.values())).log_directory
-                raise ConfigurationError(
-                    f"jobs {', '.join(sorted(numbers))} of SLURM ended before a worker connected: see "
-                    + ", ".join(f"{log or '.'}/*{number}*" for number in sorted(numbers))
-                )
+                logs = importlib.import_module("dask").config.get("jobqueue.slurm.log-directory") or "."
+                where = ", ".join(f"{logs}/*{number}*" for number in sorted(numbers))
+                raise ConfigurationError(f"the jobs of SLURM ended before a worker connected: see {where}")
             queued_before = True
             summary = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
             if summary != logged:
-                get_run_logger().info("waiting for the first job of SLURM: %s", summary)
+                get_run_logger().warning("waiting for the first job of SLURM: %s", summary)
                 logged = summary
-        if cluster.status.name == "failed":
-            raise ConfigurationError("SLURM refuses the jobs: sbatch says why above")
         time.sleep(1)
 
 
