@@ -71,9 +71,10 @@ def computed(control):
 class KillInTheMiddle(threading.Thread):
     """Once some of a run is durable: stop its workers, note what is durable, kill one, let the others go."""
 
-    def __init__(self, out, sequences):
+    def __init__(self, out, sequences, control):
         super().__init__(daemon=True)
-        self.out, self.sequences = out, sequences
+        self.out, self.sequences, self.control = out, sequences, control
+        self.num_computed = 0
         self.durable: set[str] = set()
         self.killed: int | None = None
 
@@ -84,6 +85,7 @@ class KillInTheMiddle(threading.Thread):
             worker.suspend()
         wait_until(lambda: all(worker.status() == psutil.STATUS_STOPPED for worker in workers), what="a standstill")
         self.durable = durable_sequences(self.out, self.sequences)
+        self.num_computed = len(computed(self.control))
         self.killed = workers[0].pid
         kill_landed(workers[0])
         for worker in workers[1:]:
@@ -101,17 +103,14 @@ def hash_flow(monkeypatch, tmp_path):
 
 
 def recomputed(control, killer):
-    """What was durable when the process was killed and was computed by another one afterwards."""
-    pids = [pid for pid, _ in computed(control)]
-    last = len(pids) - pids[::-1].index(killer.killed)
-    later = {letters for pid, letters in computed(control)[last:] if pid != killer.killed}
-    return later & killer.durable
+    """What was durable when the process was killed and was computed afterwards."""
+    return {letters for _, letters in computed(control)[killer.num_computed :]} & killer.durable
 
 
 def test_a_tasks_retry_computes_nothing_again_that_is_durable(tmp_path, proteins, hash_flow, soak_table):
     fasta, sequences = proteins
     out = tmp_path / "out"
-    killer = KillInTheMiddle(out, sequences)
+    killer = KillInTheMiddle(out, sequences, hash_flow)
     killer.start()
     state = flows.embed.embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)
     killer.join(DEADLINE_S)
@@ -128,7 +127,7 @@ def test_a_tasks_retry_computes_nothing_again_that_is_durable(tmp_path, proteins
 def test_a_flow_that_is_run_again_computes_nothing_again_that_is_durable(tmp_path, proteins, hash_flow, soak_table):
     fasta, sequences = proteins
     out = tmp_path / "out"
-    killer = KillInTheMiddle(out, sequences)
+    killer = KillInTheMiddle(out, sequences, hash_flow)
     killer.start()
     state = flows.embed.embed(
         [str(fasta)],
