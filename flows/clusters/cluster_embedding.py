@@ -6,7 +6,7 @@ Whatever is lost with a worker or host is found undone, and given to another. Th
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,8 @@ class OnCluster(Executor):
             except BaseException as error:
                 if not isinstance(error, ClusterLostError):
                     get_run_logger().warning("stopping: workers end at their next batch boundary")
-                    workers.stop()
+                    with suppress(Exception):  # Ctrl-C ends a cluster on this machine as well
+                        workers.stop()
                 raise
         self._hear(workers, telemetry)
 

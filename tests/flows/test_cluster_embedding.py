@@ -355,6 +355,14 @@ def test_who_interrupts_a_run_ends_its_workers_at_their_next_batch(embed, monkey
     assert "stopping: workers end at their next batch boundary" in caplog.messages
 
 
+def test_an_interruption_that_ends_the_cluster_as_well_is_still_the_interruption(embed, monkeypatch):
+    cluster = Threads()
+    monkeypatch.setattr(cluster.workers, "look", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cluster.workers, "stop", lambda: (_ for _ in ()).throw(OSError("the stream is closed")))
+    with pytest.raises(KeyboardInterrupt):
+        embed(cluster)
+
+
 def test_of_a_cluster_that_is_lost_nothing_more_is_asked(embed, monkeypatch):
     cluster = Threads()
 
