@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from flows.clusters.dask_plugin import Plugin, embed_unit, end_units
-from flows.clusters.engine import Engine, UnitWorkers, imported, lost_entry
+from flows.clusters.engine import REST_S, SLOTS_INTERVAL_S, Engine, UnitWorkers, imported, lost_entry
 from flows.clusters.slurm import slurm_cluster, wait_for_worker
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
@@ -28,12 +28,8 @@ START_S = 60
 """Seconds for the first worker to appear."""
 ANSWER_S = 10.0
 """Seconds for the scheduler to say which workers it has."""
-SLOTS_INTERVAL_S = 2.0
-"""Seconds between two looks at the workers."""
 AHEAD = 2
 """Units at the scheduler for each slot: one that waits keeps a later run from taking the slot in between."""
-REST_S = 60.0
-"""Seconds after which a worker whose host was refused is asked again."""
 
 
 @contextmanager

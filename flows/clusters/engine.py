@@ -25,6 +25,10 @@ Item = TypeVar("Item")
 
 NOTICE_S = 10.0
 """Seconds after which a wait for a GPU or a slot is logged."""
+SLOTS_INTERVAL_S = 2.0
+"""Seconds between two looks at the slots."""
+REST_S = 60.0
+"""Seconds after which a worker whose host was refused is asked again."""
 _LOOK_S = 0.1
 
 

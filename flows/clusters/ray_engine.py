@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from flows.clusters.engine import Engine, UnitWorkers, imported, lost_entry
+from flows.clusters.engine import REST_S, SLOTS_INTERVAL_S, Engine, UnitWorkers, imported, lost_entry
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
 from virnucpro.pipeline.hardware.device_claim import usable_cores
@@ -23,12 +23,8 @@ from virnucpro.pipeline.hosts.unit_worker import UnitWorker
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
 
-SLOTS_INTERVAL_S = 2.0
-"""Seconds between two looks at the nodes."""
 MESSAGES_INTERVAL_S = 1.0
 """Seconds between two questions for messages."""
-REST_S = 60.0
-"""Seconds after which a host that was refused is asked again."""
 CLOSE_S = 60.0
 """Seconds that actors have to end their processes."""
 

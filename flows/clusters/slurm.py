@@ -84,7 +84,7 @@ def slurm_cluster(workers: int) -> Iterator[Any]:
 
 
 def _submit_the_first(cluster: Any) -> None:
-    """Submit one job ourselves: what SLURM says against it is not told by an adaptive cluster."""
+    """Submit one job ourselves: an adaptive cluster does not report why SLURM refuses it."""
 
     async def submitted() -> None:
         await cluster

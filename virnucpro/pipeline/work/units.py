@@ -2,7 +2,7 @@
 Units: the pieces of a run that tasks of a cluster compute one by one, and the driver's book of them.
 
 The book knows blocks, not engines. A unit that comes back unfinished, or is lost with its host, is handed out again:
-what was durable by then is found on disk by whoever computes it next.
+what was durable by then is found on disk by the worker that computes it next.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class UnitBook:
         """Take in how a unit went."""
         self._out -= 1
         if record.error is not None:
-            self._again.append(unit)  # nobody has tried
+            self._again.append(unit)  # no worker has tried
             return
         if not record.is_proved and record.quarantined and not unit.losses:
             self._again.append(Unit(blocks=unit.blocks, losses=1))  # by another worker, perhaps

@@ -44,7 +44,6 @@ class Lease:
         path: The file; its folder exists.
         about: The owner, ready for JSON.
         guard: Called before each renewal; False means another owner has the file, which is then left alone.
-        is_kept: Keep the file at the end, with its last content.
     """
 
     def __init__(
@@ -54,13 +53,11 @@ class Lease:
         *,
         lease_s: float = LEASE_S,
         guard: Callable[[], bool] = lambda: True,
-        is_kept: bool = False,
     ) -> None:
         self.path = path
         self._about = dict(about)
         self._interval_s = lease_s / RENEWALS_IN_A_LEASE
         self._guard = guard
-        self._is_kept = is_kept
         self._renewals = 0
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -75,11 +72,6 @@ class Lease:
                 write_over(descriptor, {**self._about, "renewals": self._renewals})
             finally:
                 os.close(descriptor)
-
-    def update(self, **fields: str | int | bool) -> None:
-        """Add fields to the file and renew it. Raises OSError: the file cannot be written."""
-        self._about |= fields
-        self.renew()
 
     def _keep(self) -> None:
         while not self._ending.wait(self._interval_s):
@@ -101,7 +93,7 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._thread.join()
-        if not self._is_kept and self._guard():
+        if self._guard():
             with suppress(OSError):
                 self.path.unlink()
 
