@@ -194,6 +194,12 @@ def fail(how: str) -> None:
     DEATHS[how]()
 
 
+def _memory_error():
+    import torch
+
+    return torch.OutOfMemoryError("CUDA out of memory, said the fake")
+
+
 def _device_error():
     import torch
 
@@ -205,6 +211,7 @@ ERRORS = {
     "refuse": lambda: ConfigurationError("a fault that the test asked for"),
     "import_error": lambda: ImportError("no such package, said the fake"),
     "device_error": _device_error,
+    "memory_error": _memory_error,
 }
 
 

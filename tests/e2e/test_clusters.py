@@ -103,11 +103,13 @@ def test_the_shards_of_a_result_are_written_by_the_tasks_of_a_cluster(examples_d
 
 
 @pytest.mark.parametrize("engine", ["ray", pytest.param("dask", marks=pytest.mark.long)])
-def test_a_sequence_that_ends_its_process_on_a_cluster_costs_its_own_row(tmp_path, environment, engine):
+def test_a_sequence_that_no_process_of_a_cluster_can_compute_costs_its_own_row(tmp_path, environment, engine):
     slow = SlowRun.made(tmp_path, num_proteins=200)
     sequences = [record.split("\n", 1)[1].replace("\n", "") for record in slow.fasta.read_text().split(">")[1:]]
-    poison = {sequences[20]: "segfault", sequences[150]: "sigkill"}  # the second as by a lack of memory
-    Path(slow.program[1]).write_text(json.dumps({"how": "none", "times": 0, "before_batch": -1, "poison": poison}))
+    # it crashes; ends as by a lack of the host's memory; hangs; does not fit into its device's memory
+    poison = dict(zip(sequences[20::40], ["segfault", "sigkill", "hang", "memory_error"], strict=False))
+    plan = {"how": "none", "times": 0, "before_batch": -1, "poison": poison, "limits": {"progress_timeout_s": 5.0}}
+    Path(slow.program[1]).write_text(json.dumps(plan))
     layout = RunLayout(tmp_path / engine / "out")
     options = ("--runner", engine, "--devices", "cpu", "--allow-partial")
     with slow.on(environment, layout.output_dir, *options) as run:

@@ -138,9 +138,34 @@ def proteins(data_dir, tmp_path_factory, request):
 @pytest.fixture(scope="module")
 def expected(proteins, hosts, tmp_path_factory):
     """The bytes that a run without a cluster gives."""
-    layout = RunLayout(tmp_path_factory.mktemp("threads") / "out")
+    return computed_by_threads(hosts, proteins, tmp_path_factory.mktemp("threads"))
+
+
+@pytest.fixture(scope="module")
+def twice_the_proteins(proteins, tmp_path_factory):
+    """Real proteins and the same ones reversed: more than ten minutes of work for two cores."""
+    if proteins.suffix != ".gz":
+        pytest.skip("the short run is over in less than a minute: make clusters has the long one")
+    path = tmp_path_factory.mktemp("twice") / "proteins.fasta"
+    with gzip.open(proteins, "rt") as file:
+        records = [record.partition("\n") for record in file.read().split(">")[1:]]
+    found = [(name.split()[0], letters.replace("\n", "")) for name, _, letters in records]
+    found += [(f"{name}_reversed", letters[::-1]) for name, letters in found]
+    path.write_text("".join(f">{name}\n{letters}\n" for name, letters in found))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected_of_twice(twice_the_proteins, hosts, tmp_path_factory):
+    """The bytes that a run without a cluster gives."""
+    return computed_by_threads(hosts, twice_the_proteins, tmp_path_factory.mktemp("threads"))
+
+
+def computed_by_threads(hosts, fasta, folder):
+    """Embed on this machine; return the bytes."""
+    layout = RunLayout(folder / "out")
     began_s = time.monotonic()
-    with hosts.command(proteins, layout.output_dir, "--workers", "2") as run:
+    with hosts.command(fasta, layout.output_dir, "--workers", "2") as run:
         assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
     print(f"threads: {time.monotonic() - began_s:.0f} s")
     return layout.embeddings.read_bytes()
@@ -228,13 +253,13 @@ def test_a_driver_that_is_killed_and_started_again_loses_nothing(engine, hosts, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["ray", "dask"])
-def test_a_node_that_is_killed_every_minute_costs_its_units_only(engine, hosts, proteins, expected, tmp_path):
-    if proteins.suffix != ".gz":
-        pytest.skip("the short run is over in less than a minute: make clusters has the long one")
+def test_a_node_that_is_killed_every_minute_costs_its_units_only(
+    engine, hosts, twice_the_proteins, expected_of_twice, tmp_path
+):
     layout, second = RunLayout(tmp_path / "out"), hosts.nodes[1]
     with getattr(hosts, engine)() as (runner, start_second):
         began_s, kills = time.monotonic(), 0
-        with hosts.command(proteins, layout.output_dir, "--runner", runner) as run:
+        with hosts.command(twice_the_proteins, layout.output_dir, "--runner", runner) as run:
             while run.poll() is None and time.monotonic() - began_s < KILLED_FOR_S:
                 with suppress(subprocess.TimeoutExpired):
                     run.wait(KILLED_EVERY_S)
@@ -245,7 +270,7 @@ def test_a_node_that_is_killed_every_minute_costs_its_units_only(engine, hosts, 
             assert run.wait(RUN_LIMIT_S) == 0, run.log.read_text()
         print(f"{engine}: a node killed {kills} times: {time.monotonic() - began_s:.0f} s")
     assert kills
-    assert layout.embeddings.read_bytes() == expected
+    assert layout.embeddings.read_bytes() == expected_of_twice
 
 
 @pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.long)])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import virnucpro.cli
 from tests import fake_gpus, fakes
 from virnucpro.commands import embed
+from virnucpro.config import RunLimits
 from virnucpro.models import configuration
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def main() -> None:
     config = hash_config_of(control)
     if "--runner" in sys.argv:  # the hosts of a cluster look whether they have the same weights
         config = replace(config, weights_sha256=hashlib.sha256(Path(control).read_bytes()).hexdigest())
+    if limits := json.loads(Path(control).read_text()).get("limits"):
+        RunLimits.of = classmethod(lambda *_: RunLimits(**limits))
     embed.configure_model = lambda *_, **__: config
     configuration.configure_model = embed.configure_model  # the flow, imported later, takes it from here
     if fake_gpus.VARIABLE in os.environ:
