@@ -47,7 +47,7 @@ def train(labelled: PathTexts, output_dir: PathText, **fields: Any) -> State[Any
     Args:
         labelled: FASTA files of genomes, or folders of them; their names say what they hold, unless a table does.
         output_dir: Folder of the classifier. A second run in it continues the first.
-        labels: Table of labels, tab-separated: accession or file, label, group, genome. Empty: names say it.
+        genomes: Table, tab-separated: id or file, label, group, genome. Empty: names of files say it.
         annotations: Proteins of the genomes, GenBank flat files or FASTA, that reading frames must be part of.
         leave_out: Genomes or contigs that the classifier will be judged by; relatives of them are not used.
         training: Encoders, chunks, pieces and passes, and what chance begins with.
@@ -71,11 +71,11 @@ def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> 
         encoders={f"{kind}_model": model for kind, model in encoders.items()},
         labelled=labelled,
         output_dir=output_dir,
-        labels=settings.labels,
+        genomes=settings.genomes,
         annotations=settings.annotations,
         leave_out=settings.leave_out,
     )
-    others = [Path(path) for path in (settings.labels, *settings.annotations, *settings.leave_out) if path]
+    others = [Path(path) for path in (settings.genomes, *settings.annotations, *settings.leave_out) if path]
     check_files([Path(path) for path in labelled], *others)
     metrics = metrics_options(settings.monitoring)
     with computing_on(settings.hardware, partial(configure_training, settings, device_type=CPU.type)) as claim:

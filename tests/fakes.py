@@ -318,6 +318,21 @@ def write_classifier(folder, module, **changes):
     return card
 
 
+def one_split(number, threshold):
+    """Boosted trees of one node: an input above the threshold is for a virus."""
+    import numpy as np
+
+    from virnucpro.models.contigs.boosted_trees import BoostedTrees
+
+    return BoostedTrees(
+        input_N=np.array([number], dtype=np.int16),
+        threshold_N=np.array([threshold]),
+        children_N2=np.array([[~0, ~1]], dtype=np.int32),
+        roots_T=np.array([0], dtype=np.int32),
+        values_L=np.array([-0.5, 0.5]),
+    )
+
+
 def add_contig_model(folder, card, *, seed=7):
     """Write a random contig model, which uses embeddings, into a classifier's folder; return the card with it."""
     from dataclasses import replace
@@ -336,6 +351,7 @@ def add_contig_model(folder, card, *, seed=7):
         for out, into in widths
     ]
     weights = ContigWeights(
+        trees=one_split(0, 0.01),
         log_odds={
             table.name: chooser.integers(-40, 40, (table.slots, groups), dtype=np.int8, endpoint=True)
             for table in TABLES

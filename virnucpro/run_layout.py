@@ -328,6 +328,15 @@ class TrainingLayout(FolderLayout):
         return self.work_dir / "pieces.fasta"
 
     @property
+    def further_pieces(self) -> Path:
+        """Pieces of which only the letters are used, as FASTA."""
+        return self.work_dir / "further_pieces.fasta"
+
+    @property
+    def further_pieces_table(self) -> Path:
+        return self.work_dir / "further_pieces.tsv"
+
+    @property
     def pieces_table(self) -> Path:
         """Origin and label of each of them."""
         return self.work_dir / "pieces.tsv"

@@ -329,6 +329,11 @@ class Training(Box):
         "many stop the training, and a sixth measure it.", ge=LEAST_PIECES, le=10**8, option="--pieces", metavar="N",
         decides=True, recorded="pieces"
     )
+    embedded_pieces: int = knob(
+        0, "Embedded pieces",
+        "Pieces that train whose frames are embedded, too; if there are others, the contig model takes letters alone.",
+        ge=0, le=10**8, metavar="N", auto="all", decides=True, recorded="embedded pieces"
+    )
     held_out_share: float = knob(
         DEFAULT_HELD_OUT_SHARE, "Held out",
         "Share of each group's nucleotides that only measures, and as much that stops and calibrates.", gt=0,
@@ -349,6 +354,11 @@ class Training(Box):
         {}, "Weights of groups", "How many of a label's pieces come from this group, against the others.",
         option="--group-weight", metavar="GROUP=NUMBER", auto="the root of the group's nucleotides", decides=True,
         recorded="group weights"
+    )
+    leave_groups_out: bool = knob(
+        False, "Leave groups out",
+        "Measure for the card how each group ranks when nothing like it trains: half a minute a group.", decides=True,
+        recorded="leave groups out"
     )
     shuffle_labels: bool = knob(
         False, "Shuffle labels",
@@ -415,10 +425,11 @@ class PredictionSettings(RunSettings):
 class TrainingSettings(RunSettings):
     """Settings of ``virnucpro train``."""
 
-    labels: str = knob(
-        "", "Labels",
-        "Tab-separated, with a header: accession (of a record) or file, label (virus or nonviral), and optionally "
-        "group and genome.", metavar="TABLE", auto="what the names of the files say", decides=True
+    genomes: str = knob(
+        "", "Genomes",
+        "Tab-separated, with a header: id (of a record) or file, label (virus or nonviral), and optionally group and "
+        "genome; records without a line are labelled by the names of their files.", metavar="TABLE",
+        auto="what the names of the files say", decides=True
     )
     annotations: list[_PATH] = knob(
         [], "Annotations",

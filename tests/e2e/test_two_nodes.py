@@ -148,7 +148,7 @@ def twice_the_proteins(proteins, tmp_path_factory):
         pytest.skip("the short run is over in less than a minute: make clusters has the long one")
     path = tmp_path_factory.mktemp("twice") / "proteins.fasta"
     with gzip.open(proteins, "rt") as file:
-        records = [record.partition("\n") for record in file.read().split(">")[1:]]
+        records = [record.partition("\n") for record in f"\n{file.read()}".split("\n>")[1:]]
     found = [(name.split()[0], letters.replace("\n", "")) for name, _, letters in records]
     found += [(f"{name}_reversed", letters[::-1]) for name, letters in found]
     path.write_text("".join(f">{name}\n{letters}\n" for name, letters in found))

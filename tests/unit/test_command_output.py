@@ -74,7 +74,7 @@ def test_a_result_that_standard_output_cannot_take_is_an_error(tmp_path, command
         "predict nowhere.fa -o out --dna-model {model}",
         "evaluate nowhere.fa -o out --truth truth.tsv --classifier nonesuch",
         "train nowhere.fa -o out --dna-model {model}",
-        "train truth.tsv -o out --labels nowhere.fa --dna-model {model}",
+        "train truth.tsv -o out --genomes nowhere.fa --dna-model {model}",
     ],
 )
 def test_a_missing_input_is_told_before_any_model_is_looked_for(tmp_path, monkeypatch, command):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.fakes import one_split
 from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
@@ -27,11 +28,12 @@ from virnucpro.training.fitting.contig_training import (
     fit_networks,
 )
 from virnucpro.training.genomes.related import reverse_complement
-from virnucpro.training.training_settings import ContigSettings
+from virnucpro.training.training_settings import ContigSettings, TreeSettings
 
 GROUPS = 2
 IS_VIRAL = np.array([False, True])
-SETTINGS = ContigSettings(folds=2, members=1, hidden_dims=(8, 4), most_epochs=3, batch_contigs=16)
+TREES = TreeSettings(trees=5, least_contigs=2)
+SETTINGS = ContigSettings(folds=2, members=1, hidden_dims=(8, 4), most_epochs=3, batch_contigs=16, trees=TREES)
 
 
 def letters_of(length, seed):
@@ -58,6 +60,7 @@ def weights(tables):
         mean_I=np.zeros(inputs, dtype=np.float32),
         deviation_I=np.ones(inputs, dtype=np.float32),
         members=(layers,),
+        trees=one_split(0, 0.01),
         temperature=1.5,
     )
 

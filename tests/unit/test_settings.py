@@ -119,9 +119,9 @@ def test_a_command_refuses_it_as_a_mistake_of_usage(arguments, code, says, tmp_p
 
 def test_a_command_line_is_recorded_for_the_card_with_what_differs_from_the_defaults(tmp_path):
     training = Training(name="mine", also_chunk_nt=[300], num_pieces=240, group_weights={"a b": 2}, shuffle_labels=True)
-    settings = TrainingSettings(labels=str(tmp_path / "labels.tsv"), leave_out=["x/y.fa", "z.fa"], training=training)
+    settings = TrainingSettings(genomes=str(tmp_path / "labels.tsv"), leave_out=["x/y.fa", "z.fa"], training=training)
     assert command_of([tmp_path / "virus.fa"], settings) == (
-        "virnucpro train virus.fa -o DIR --labels labels.tsv --leave-out y.fa --leave-out z.fa --name mine "
+        "virnucpro train virus.fa -o DIR --genomes labels.tsv --leave-out y.fa --leave-out z.fa --name mine "
         "--also-chunk 300 --pieces 240 --group-weight 'a b=2' --shuffle-labels --seed 1"
     )
 

@@ -70,7 +70,7 @@ def test_a_training_that_is_interrupted_ends_with_130_and_goes_on_and_predict_sc
 
 def test_a_mistake_is_told_in_a_sentence_and_leaves_no_folder(tmp_path):
     (tmp_path / "virus.fa").write_text(">a\nACGT\n")
-    done = run("train", tmp_path / "virus.fa", "-o", tmp_path / "out", "--devices", "cpu", "--labels", "absent.tsv")
+    done = run("train", tmp_path / "virus.fa", "-o", tmp_path / "out", "--devices", "cpu", "--genomes", "absent.tsv")
     assert done.code == 65, done.err
     assert "absent.tsv: No such file" in done.err
     assert "Traceback" not in done.err

@@ -137,7 +137,7 @@ def test_bad_labels_end_with_65_and_leave_no_folder(finished, tmp_path):
     files, _, _ = finished
     table = tmp_path / "labels.tsv"
     table.write_text("file\tlabel\nvirus_phage.fa\tvirus\nnone.fa\tvirus\n")
-    refused = train_forked(files, tmp_path / "out", hash_training(labels=table))
+    refused = train_forked(files, tmp_path / "out", hash_training(genomes=table))
     assert refused.code == ExitCode.BAD_INPUT
     assert f"{table}:3: it matches no record of the input" in refused.errors
     assert not (tmp_path / "out").exists()

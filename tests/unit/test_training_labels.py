@@ -30,7 +30,7 @@ def test_a_name_tells_label_and_group(name, is_virus, group):
 
 @pytest.mark.parametrize("name", ["genomes.fna", "phage_host.fna", "antiviral.fna", "virus_nonviral.fa"])
 def test_a_name_that_tells_nothing_or_both_is_refused_with_the_rule(name):
-    with pytest.raises(BadInputError, match=r"virus, viral or phage.*--labels TABLE"):
+    with pytest.raises(BadInputError, match=r"virus, viral or phage.*--genomes TABLE"):
         label_of_name(Path(name))
 
 

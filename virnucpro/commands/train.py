@@ -37,7 +37,7 @@ def train(
         typer.Argument(
             readable=False,
             metavar="LABELLED",
-            help="FASTA files of genomes, plain or gzip, or folders of them. A file's name says what it holds, unless --labels does: train_virus_phages.fna.gz, nonviral-bacteria.fa.",
+            help="FASTA files of genomes, plain or gzip, or folders of them. A file's name says what it holds, unless --genomes does: train_virus_phages.fna.gz, nonviral-bacteria.fa.",
             show_default=False,
         ),
     ],
@@ -62,7 +62,7 @@ def train(
     The genomes are split into three parts by relatedness: most train, some stop the training and calibrate it, the
     others only measure. Starting the same command again continues a training that was stopped.
     """
-    others = [Path(path) for path in (settings.labels, *settings.annotations, *settings.leave_out) if path]
+    others = [Path(path) for path in (settings.genomes, *settings.annotations, *settings.leave_out) if path]
     check_files(labelled, *others)  # before weights are searched for or fetched
     name = settings.training.name or output.absolute().name
     named = settings.training.model_copy(update={"name": name})
@@ -91,7 +91,7 @@ def command_of(labelled: Sequence[Path], settings: TrainingSettings) -> str:
     parts = ["virnucpro", "train", *(path.name for path in labelled), "-o", "DIR"]
     for setting in settings_of(TrainingSettings, face="command"):
         box, name = setting.path[0], setting.path[-1]
-        if box not in {"labels", "annotations", "leave_out", "training"} or name in _NOT_ON_THE_CARD:
+        if box not in {"genomes", "annotations", "leave_out", "training"} or name in _NOT_ON_THE_CARD:
             continue
         value: Any = reduce(getattr, setting.path, settings)
         if value == setting.info.default and name != "seed":

@@ -164,16 +164,21 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
 
     def work() -> dict[str, int]:
         found = read_split(run)
-        pieces = []
+        pieces, further = [], []
         for part in SPLITS:
             rules = piece_rules(config, part, found.of_part(part))
             count = config.asked.num_pieces if part == TRAIN else config.measured_pieces
-            pieces += cut_pieces(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
+            of_part = cut_pieces(found.of_part(part), count, rules, part=part, seed=config.asked.seed)
+            embedded = config.embedded_pieces(part)
+            pieces += of_part[:embedded]
+            further += of_part[embedded:]
         write_pieces(pieces, layout.pieces, layout.pieces_table)
+        write_pieces(further, layout.further_pieces, layout.further_pieces_table)
         counts = asdict(cut_frames(layout, config.asked.chunk_nt, stop))
         for chunk_nt, other in others.items():
             write_pieces([piece for piece in pieces if piece.part == TEST], other.pieces, other.pieces_table)
             cut_frames(other, chunk_nt, stop)
+        pieces += further
         by_part = Counter(piece.part for piece in pieces)
         return {
             **{f"{part} pieces": by_part[part] for part in SPLITS},
@@ -183,6 +188,7 @@ def pieces_stage(run: TrainingRun, stop: threading.Event | None = None) -> Stage
 
     names = ("pieces", "pieces_table", "contig_index", "nucleotide_frames", "protein_frames", "open_frames")
     written = [getattr(one, name) for one in (layout, *others.values()) for name in names]
+    written += [layout.further_pieces, layout.further_pieces_table]
     return Stage(name="pieces", fingerprint=run.fingerprint, files=written, work=work)
 
 

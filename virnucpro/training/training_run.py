@@ -80,7 +80,7 @@ def prepare_training(
     """
     layout = TrainingLayout(Path(output_dir))
     files = files_of([Path(path) for path in inputs])
-    read = [*files, *([config.labels] if config.labels else []), *config.annotations, *config.leave_out]
+    read = [*files, *([config.genomes] if config.genomes else []), *config.annotations, *config.leave_out]
     earlier = TrainingManifest.read(layout.manifest) if layout.manifest.exists() else None
     settings = config.settings(device_type)
     if earlier is not None and not restart:
@@ -105,7 +105,7 @@ def prepare_training(
             run.manifest, run.already_complete = earlier, True
             return run
         manifest.devices, manifest.stages = earlier.devices, earlier.stages
-    run.labelled = read_labelled(files, config.labels)
+    run.labelled = read_labelled(files, config.genomes)
     sweep(layout)
     if restart and earlier is not None:
         remove_files(layout, reversed(run.results()), with_manifest=False)

@@ -56,6 +56,28 @@ class ClassifierSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TreeSettings:
+    """How the boosted trees of a contig model are fitted."""
+
+    trees: int = 700
+    """One after the other."""
+    leaves: int = 47
+    """Of a tree, at most."""
+    learning_rate: float = 0.06
+    """Share of a tree's values that counts."""
+    inputs_share: float = 0.2
+    """Share of the inputs that a tree may use."""
+    contigs_share: float = 0.7
+    """Share of the contigs that a tree is fitted on."""
+    least_contigs: int = 40
+    """Contigs in a leaf, at least."""
+    l2: float = 5.0
+    """Penalty of large leaf values."""
+    seed: int = 1
+    """Seed of the choice of inputs and contigs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContigSettings:
     """How a contig model is trained."""
 
@@ -79,6 +101,8 @@ class ContigSettings:
     """Passes over the contigs, at most."""
     patience_epochs: int = 10
     """Passes without a lower loss on validation after which training ends."""
+    trees: TreeSettings = TreeSettings()
+    """How its boosted trees are fitted."""
     seed: int = 1
     """Seed of folds, first weights, the order of the contigs and dropout."""
 
@@ -95,8 +119,8 @@ class TrainingConfig:
     """How nucleotides of frames are embedded."""
     protein: ModelConfig
     """How proteins of frames are embedded."""
-    labels: Path | None = None
-    """Table of labels; None takes them from the names of the files."""
+    genomes: Path | None = None
+    """Table of genomes; None takes labels from the names of the files."""
     annotations: tuple[Path, ...] = ()
     """Annotated proteins, which frames must be part of."""
     leave_out: tuple[Path, ...] = ()
@@ -113,20 +137,27 @@ class TrainingConfig:
         """Pieces of validation, and of test."""
         return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.asked.num_pieces))
 
+    def embedded_pieces(self, part: str) -> int:
+        """Return how many pieces of a part have their frames embedded, at most."""
+        of_training = self.asked.embedded_pieces or self.asked.num_pieces
+        return of_training if part == "train" else max(LEAST_PIECES // 3, int(MEASURED_SHARE * of_training))
+
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
         return {
             "name": self.asked.name,
             "chunk length": self.asked.chunk_nt,
             "other chunk lengths": list(self.also_chunk_nt),
-            "labels by": "names" if self.labels is None else "table",
+            "labels by": "names" if self.genomes is None else "table",
             "files of annotated proteins": len(self.annotations),
             "files whose relatives are left out": len(self.leave_out),
             "pieces": self.asked.num_pieces,
+            "embedded pieces": self.asked.embedded_pieces,
             "held-out share": self.asked.held_out_share,
             "lengths of pieces": {str(length): weight for length, weight in sorted(self.lengths_nt.items())},
             "group weights": dict(sorted(self.asked.group_weights.items())),
             "seed": self.asked.seed,
+            "leave groups out": self.asked.leave_groups_out,
             "shuffled labels": self.asked.shuffle_labels,
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
@@ -159,12 +190,12 @@ def configure_training(
         also_chunk_nt=tuple(sorted(set(asked.also_chunk_nt) - {asked.chunk_nt})),
         dna=encoder(asked.dna_model, SequenceKind.DNA),
         protein=encoder(asked.protein_model, SequenceKind.PROTEIN),
-        labels=Path(settings.labels) if settings.labels else None,
+        genomes=Path(settings.genomes) if settings.genomes else None,
         annotations=tuple(map(Path, settings.annotations)),
         leave_out=tuple(map(Path, settings.leave_out)),
         lengths_nt=_lengths(asked.length_weights),
         classifier=ClassifierSettings(seed=asked.seed, most_epochs=asked.most_epochs or DEFAULT_EPOCHS),
-        contig=ContigSettings(seed=asked.seed),
+        contig=ContigSettings(seed=asked.seed, trees=TreeSettings(seed=asked.seed)),
     )
 
 

@@ -3,9 +3,10 @@ The contig model: features of a whole contig in, a calibrated P(virus) out.
 
 Inputs are the features of ``sequence_features`` and, where the model was trained with them, the means of the embeddings
 of the contig's frames. A few small networks, trained alike from other initial weights, give each group of genomes a
-logit; the score is the log-odds of the viral groups against the others, averaged over the networks and divided by the
-temperature. Computed in float64, so that a row's score does not depend on the other rows. Imports no torch. Legend: C
-contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups, I inputs.
+logit; their log-odds of the viral groups against the others are averaged. Boosted trees give log-odds of their own. The
+score is the mean of the two, divided by the temperature. Computed in float64, so that a row's score does not depend on
+the other rows. Imports no torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of
+the embeddings, G groups, I inputs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors.numpy import load, save
 
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
+from virnucpro.models.contigs.boosted_trees import BoostedTrees
 from virnucpro.models.contigs.sequence_features import SequenceFeatures
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ FARTHEST = 6.0
 _NUM_COUNTS = 2
 """Inputs for the number of embedded frames, besides the embeddings."""
 _DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numbers that give no score"
-_TABLE, _MEMBER = "log_odds.", "members."
+_TABLE, _MEMBER, _TREES = "log_odds.", "members.", "trees."
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,14 @@ class ContigWeights:
     deviation_I: FloatArray
     """Standard deviation of each, above 0, float32 (I,)."""
     members: tuple[tuple[Layer, ...], ...]
+    """The networks."""
+    trees: BoostedTrees
     temperature: float
 
     def to_bytes(self) -> bytes:
         tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
         tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
+        tensors |= {_TREES + name: values for name, values in self.trees.tensors().items()}
         tensors["temperature"] = np.array([self.temperature], dtype=np.float32)
         for member, layers in enumerate(self.members):
             for number, layer in enumerate(layers):
@@ -86,6 +91,7 @@ class ContigWeights:
                 mean_I=tensors["mean"],
                 deviation_I=tensors["deviation"],
                 members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
+                trees=BoostedTrees.of_tensors({name.removeprefix(_TREES): x for name, x in tensors.items()}),
                 temperature=float(tensors["temperature"][0]),
             )
         except (SafetensorError, KeyError, IndexError, TypeError) as error:
@@ -119,6 +125,7 @@ class ContigWeights:
         )
         if not is_sound:
             raise ValueError(_DO_NOT_FIT)
+        self.trees.check(len(self.mean_I))
 
 
 class ContigModel:
@@ -158,7 +165,7 @@ class ContigModel:
             x_CI = join_inputs(sequence_CS, dna_CD, protein_CE, frames_C, chunks_C)
         weights = self._weights
         logits = network_logits(x_CI, weights.mean_I, weights.deviation_I, weights.members)
-        log_odds_C = mean_log_odds(logits, weights.is_viral_G)
+        log_odds_C = (mean_log_odds(logits, weights.is_viral_G) + weights.trees.log_odds(x_CI)) / 2
         return np.asarray(1 / (1 + np.exp(-log_odds_C / weights.temperature)), dtype=np.float32)
 
 

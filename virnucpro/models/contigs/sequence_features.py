@@ -87,12 +87,13 @@ class KmerTable:
 
 TABLES = (
     KmerTable("residues_3", is_protein=True, places=(0, 1, 2), letters=20),
+    KmerTable("residues_3_of_4", is_protein=True, places=(0, 2, 3), letters=20),
+    KmerTable("residues_3_of_5", is_protein=True, places=(0, 1, 4), letters=20),
+    KmerTable("residues_3_of_8", is_protein=True, places=(0, 3, 7), letters=20),
     KmerTable("residues_4", is_protein=True, places=(0, 1, 2, 3), letters=20),
-    KmerTable("reduced_6", is_protein=True, places=(0, 1, 2, 3, 4, 5), letters=10, hash_bits=19),
-    KmerTable("reduced_6_of_8", is_protein=True, places=(0, 1, 3, 5, 6, 7), letters=10, hash_bits=19),
+    KmerTable("reduced_6", is_protein=True, places=(0, 1, 2, 3, 4, 5), letters=10, hash_bits=18),
+    KmerTable("reduced_6_of_8", is_protein=True, places=(0, 1, 3, 5, 6, 7), letters=10, hash_bits=18),
     KmerTable("nucleotides_7", is_protein=False, places=tuple(range(7)), letters=4),
-    KmerTable("nucleotides_9", is_protein=False, places=tuple(range(9)), letters=4),
-    KmerTable("nucleotides_11", is_protein=False, places=tuple(range(11)), letters=4, hash_bits=19),
 )
 """k is odd for nucleotides: the base in the middle then separates a k-mer from its reverse complement."""
 

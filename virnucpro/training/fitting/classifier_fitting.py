@@ -40,9 +40,17 @@ from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.evaluation.strata import evaluate
 from virnucpro.training.evaluation.tables import KnownContigs
 from virnucpro.training.fitting.classifier_cards import Trained, card_values, worth_of
-from virnucpro.training.fitting.contig_training import LabelledRecords, TrainingContigs, train_contig_model
+from virnucpro.training.fitting.contig_training import (
+    EMBEDDINGS,
+    SEQUENCE,
+    LabelledRecords,
+    TrainingContigs,
+    train_contig_model,
+)
 from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
+from virnucpro.training.fitting.group_left_out import leave_each_group_out
 from virnucpro.training.fitting.model_card import card_text
+from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.training_run import OUTCOME_NAME
 
@@ -54,6 +62,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
     from virnucpro.config import ModelConfig
     from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
+    from virnucpro.training.fitting.pieces import Piece
     from virnucpro.training.genomes.genome_split import SplitGenomes
     from virnucpro.training.genomes.labelled_genomes import LabelledGenome
     from virnucpro.training.training_run import TrainingRun
@@ -95,13 +104,24 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     embedded = read_embedded(run.layout, config.asked.chunk_nt, annotations)
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
+    further = read_pieces(run.layout.further_pieces, run.layout.further_pieces_table)
     contig_weights, contig_outcome = train_contig_model(
         _records(split.of_part(TRAIN)),
-        _contigs(embedded, TRAIN),
-        _contigs(embedded, VALIDATION),
+        _contigs(embedded, further, TRAIN),
+        _contigs(embedded, further, VALIDATION),
         config.contig,
+        kinds=(SEQUENCE,) if further else (SEQUENCE, EMBEDDINGS),
         stop=stop,
     )
+    left_out = {}
+    if config.asked.leave_groups_out:
+        left_out = leave_each_group_out(
+            _records(split.of_part(TRAIN)),
+            _contigs(embedded, further, TRAIN),
+            _contigs(embedded, [], TEST),
+            config.contig,
+            stop=stop,
+        )
     weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
     contig_data = contig_weights.to_bytes()
     card = ClassifierCard(
@@ -120,7 +140,12 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     in_validation_C = embedded.of_part(VALIDATION)
     scores_C = score_pieces(folder, embedded, in_validation_C)
     threshold = choose_threshold(scores_C, embedded.is_virus_C[in_validation_C])
-    outcome_of_all = {"frames": asdict(outcome), "contigs": contig_outcome, "threshold": threshold}
+    outcome_of_all = {
+        "frames": asdict(outcome),
+        "contigs": contig_outcome,
+        "groups_left_out": left_out,
+        "threshold": threshold,
+    }
     durable.write_bytes(folder / OUTCOME_NAME, (json.dumps(outcome_of_all, indent=1) + "\n").encode())
     return {"frames that train": len(training.is_virus_F), "frames that stop": len(validation.is_virus_F)}
 
@@ -261,18 +286,24 @@ def _records(genomes: Sequence[LabelledGenome]) -> LabelledRecords:
     )
 
 
-def _contigs(embedded: EmbeddedPieces, part: str) -> TrainingContigs:
+def _contigs(embedded: EmbeddedPieces, further: Sequence[Piece], part: str) -> TrainingContigs:
+    """Return the contigs of one part; *further* ones, without embeddings, come last."""
     mine_C = embedded.of_part(part)
-    pieces = [embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()]
+    others = [piece for piece in further if piece.part == part]
+    pieces = [*(embedded.pieces[number] for number in np.flatnonzero(mine_C).tolist()), *others]
+
+    def with_zeros(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.concatenate([values[mine_C], np.zeros((len(others), *values.shape[1:]), dtype=values.dtype)])
+
     return TrainingContigs(
         codes=[encode(piece.letters.encode()) for piece in pieces],
-        is_virus_C=embedded.is_virus_C[mine_C],
+        is_virus_C=np.array([piece.is_virus for piece in pieces]),
         groups=[piece.group for piece in pieces],
         sources=[piece.source for piece in pieces],
-        dna_CD=embedded.dna_CD[mine_C],
-        protein_CE=embedded.protein_CE[mine_C],
-        frames_C=embedded.frames_C[mine_C],
-        chunks_C=embedded.chunks_C[mine_C],
+        dna_CD=with_zeros(embedded.dna_CD),
+        protein_CE=with_zeros(embedded.protein_CE),
+        frames_C=with_zeros(embedded.frames_C),
+        chunks_C=with_zeros(embedded.chunks_C),
     )
 
 

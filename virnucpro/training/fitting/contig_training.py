@@ -1,9 +1,10 @@
 """
-Train the contig model: tables of k-mers, networks on top of them, and their calibration.
+Train the contig model: tables of k-mers, networks and boosted trees on top of them, and their calibration.
 
-The training part's genomes give the tables. The networks learn from its contigs, each with log-odds from tables that
-have not seen its genome; validation's contigs stop the training, decide whether embeddings are inputs, and set the
-temperature. A network predicts a contig's group (cross-entropy), since groups differ more than the two labels do.
+The training part's genomes give the tables. Networks and trees learn from its contigs, each with log-odds from tables
+that have not seen its genome; validation's contigs stop the networks, decide whether embeddings are inputs, and set the
+temperature. A network predicts a contig's group (cross-entropy), since groups differ more than the two labels do; trees
+predict the label.
 Seeded, on one thread: the same contigs give the same weights on the same kind of CPU. Legend: C contigs,
 I inputs, G groups, M networks.
 """
@@ -24,6 +25,7 @@ from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
 from virnucpro.models.contigs.sequence_features import SequenceFeatures
 from virnucpro.training.fitting.kmer_log_odds import KmerCounts
+from virnucpro.training.fitting.tree_fitting import fit_trees
 
 if TYPE_CHECKING:
     import threading
@@ -51,6 +53,15 @@ class LabelledRecords:
     groups: Sequence[str]
     """Group of each; the same name under another label is another group."""
     sources: Sequence[str]
+
+    def take(self, numbers: Sequence[int]) -> LabelledRecords:
+        """Return some of the records."""
+        return LabelledRecords(
+            codes=[self.codes[at] for at in numbers],
+            is_virus_C=self.is_virus_C[numbers],
+            groups=[self.groups[at] for at in numbers],
+            sources=[self.sources[at] for at in numbers],
+        )
 
     def group_names(self) -> list[tuple[bool, str]]:
         """Return label and name of every group, non-viral ones first."""
@@ -111,10 +122,13 @@ def train_contig_model(
     validation: TrainingContigs,
     settings: ContigSettings,
     *,
+    kinds: Sequence[str] = (SEQUENCE, EMBEDDINGS),
     stop: threading.Event | None = None,
 ) -> tuple[ContigWeights, dict[str, Any]]:
     """
     Train and calibrate a contig model; return how it went, too, for its card.
+
+    Of the *kinds* of inputs, that with the lower loss on validation is used.
 
     *genomes* are the records that *training* was cut from, with the same names of genomes and groups. *validation* has
     contigs of other genomes, of groups that *training* has. Both have both labels.
@@ -130,7 +144,7 @@ def train_contig_model(
     held_out_CS = np.stack([features.of(codes) for codes in validation.codes])
     training_CS = features_out_of_fold(training, counts, fold_of_source, is_viral_G, stop=stop)
     by_kind = {}
-    for kind in (SEQUENCE, EMBEDDINGS):
+    for kind in kinds:
         by_kind[kind] = fit_networks(
             Examples(x_CI=training.inputs(training_CS, kind), group_C=training.group_numbers(names)),
             Examples(x_CI=validation.inputs(held_out_CS, kind), group_C=validation.group_numbers(names)),
@@ -141,19 +155,31 @@ def train_contig_model(
         _log.info("contig model on %s: validation loss %.4f", kind, by_kind[kind].validation_loss)
     chosen = min(by_kind, key=lambda kind: by_kind[kind].validation_loss)
     networks = by_kind[chosen]
-    temperature = choose_temperature(networks.validation_log_odds_C, validation.is_virus_C)
+    trees = fit_trees(training.inputs(training_CS, chosen), training.is_virus_C, settings.trees, stop=stop)
+    by_trees_C = trees.log_odds(validation.inputs(held_out_CS, chosen))
+    log_odds_C = (networks.validation_log_odds_C + by_trees_C) / 2
+    temperature = choose_temperature(log_odds_C, validation.is_virus_C)
     weights = ContigWeights(
         log_odds=tables,
         is_viral_G=is_viral_G,
         mean_I=networks.mean_I,
         deviation_I=networks.deviation_I,
         members=networks.members,
+        trees=trees,
         temperature=temperature,
     )
     outcome = {
         "inputs": chosen,
         "validation_losses": {kind: round(networks.validation_loss, 5) for kind, networks in by_kind.items()},
         "best_epochs": networks.best_epochs,
+        "losses_of_parts": {
+            name: round(binary_loss(found_C, validation.is_virus_C), 5)
+            for name, found_C in (
+                ("networks", networks.validation_log_odds_C),
+                ("trees", by_trees_C),
+                ("both", log_odds_C),
+            )
+        },
         "temperature": temperature,
         "groups": [name for _, name in names],  # in the order of the networks' outputs
     }
@@ -194,13 +220,18 @@ def features_out_of_fold(
     fold_of_source: Mapping[str, int],
     is_viral_G: BoolArray,
     *,
+    without_group: int | None = None,
     stop: threading.Event | None = None,
 ) -> FloatArray:
-    """Return the sequence features of contigs from tables that have not seen their genomes, float32 (C, S)."""
+    """
+    Return the sequence features of contigs from tables that have not seen their genomes, float32 (C, S).
+
+    *is_viral_G* is of the groups in the tables, which may lack one.
+    """
     folds_C = np.array([fold_of_source[source] for source in contigs.sources])
     rows: list[FloatArray | None] = [None] * len(folds_C)
-    for fold in range(counts.num_folds):
-        features = SequenceFeatures(counts.log_odds(without_fold=fold), is_viral_G)
+    for fold in sorted(set(folds_C.tolist())):
+        features = SequenceFeatures(counts.log_odds(without_fold=fold, without_group=without_group), is_viral_G)
         for number in np.flatnonzero(folds_C == fold).tolist():
             _check(stop)
             rows[number] = features.of(contigs.codes[number])

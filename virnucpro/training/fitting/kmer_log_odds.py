@@ -59,16 +59,20 @@ class KmerCounts:
         """F."""
         return len(self._num_nt)
 
-    def log_odds(self, without_fold: int | None = None) -> dict[str, TableArray]:
-        """Return int8 tables (slots, G) by name, in units of 1 / ``UNITS_PER_NAT``; None uses all folds."""
+    def log_odds(self, without_fold: int | None = None, without_group: int | None = None) -> dict[str, TableArray]:
+        """Return int8 tables (slots, G) by name, in units of 1 / ``UNITS_PER_NAT``; without a group it has one less."""
         used = np.arange(self.num_folds) != (-1 if without_fold is None else without_fold)
-        num_nt_G = self._num_nt[used].sum(axis=0)
-        return {name: self._table(counts[used].sum(axis=0), num_nt_G) for name, counts in self._counts.items()}
+        groups = np.flatnonzero(np.arange(len(self._shares)) != (-1 if without_group is None else without_group))
+        num_nt_G = self._num_nt[used].sum(axis=0)[groups]
+        return {
+            name: self._table(counts[used].sum(axis=0)[groups], num_nt_G, self._shares[groups])
+            for name, counts in self._counts.items()
+        }
 
-    def _table(self, counts_GS: FloatArray, num_nt_G: DoubleArray) -> TableArray:
+    def _table(self, counts_GS: FloatArray, num_nt_G: DoubleArray, shares_G: DoubleArray) -> TableArray:
         totals_G = counts_GS.sum(axis=1, dtype=np.float64)
         known_G = totals_G > 0
-        shares_G = np.where(known_G, self._shares, 0)
+        shares_G = np.where(known_G, shares_G, 0)
         in_all_S = (shares_G / np.where(known_G, totals_G, 1)) @ counts_GS.astype(np.float64)
         in_all_S = in_all_S / max(shares_G.sum(), np.finfo(float).tiny) / 2 + 1 / (2 * counts_GS.shape[1])
         pseudo_G = PSEUDO_COUNT * totals_G / np.maximum(num_nt_G, 1)

@@ -76,6 +76,7 @@ By group; one that is all viral, or has no virus, is measured against all pieces
 
 {_table(["group", "viral", "others", *_MEASURES.values()], _rows(evaluation["by_group"]))}
 
+{_groups_left_out(card["training"]["groups_left_out"])}\
 Calibration, over bins of equal numbers of pieces:
 
 {_table(["pieces", "mean P(virus)", "share that is viral", "95 % interval"], _calibration(evaluation["calibration"]))}
@@ -109,16 +110,19 @@ found in one record of another part is {split["largest_share"]:.4f}.
 
 def _training(card: Mapping[str, Any]) -> str:
     training = card["training"]
-    losses = ", ".join(f"{loss:.4f} ({kind})" for kind, loss in training["contigs"]["validation_losses"].items())
+    contigs = training["contigs"]
+    losses = ", ".join(f"{loss:.4f} ({kind})" for kind, loss in contigs["validation_losses"].items())
+    of_parts = ", ".join(f"{loss:.4f} ({name})" for name, loss in contigs["losses_of_parts"].items())
     return f"""## Training
 
 {training["pieces"]["train"]:,} pieces train ({training["nucleotides"]:,} nt). The frame classifier: AdamW on the \
 cross-entropy, both labels weighing the same; {training["frames"]["epochs"]} passes, the weights are a copy of those \
 of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss"]:.4f} nats a frame on validation \
 (0.6931 is to know nothing). The contig model, from k-mers of the training part's genomes counted out of fold, the \
-letters' composition, and the means of the frames' embeddings: validation loss by what it takes \
-{losses}; what is lower is used. Its log-odds are divided by \
-{training["contigs"]["temperature"]:.2f}, by validation, so that P(virus) means what it says. {training["repeatable"]}
+letters' composition and, where they lower the loss, the means of the frames' embeddings: validation loss of the \
+networks by what they take {losses}; of networks, boosted trees and their mean, which is used, {of_parts}. Its \
+log-odds are divided by {contigs["temperature"]:.2f}, by validation, so that P(virus) means what it says. \
+{training["repeatable"]}
 
 Command: `{training["command"]}`
 
@@ -128,11 +132,33 @@ Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["secon
 """
 
 
+def _groups_left_out(found: Mapping[str, Any]) -> str:
+    if not found:
+        return ""
+    rows = [
+        [
+            name,
+            one["label"],
+            f"{one['pieces']:,}",
+            f"{one['auroc']:.3f}",
+            "" if (recall := one["recall_at_1_percent_false_positives"]) is None else f"{recall:.3f}",
+        ]
+        for name, one in sorted(found.items(), key=lambda item: item[1]["auroc"])
+    ]
+    return f"""Each group left out of training in turn, worst first: how its pieces rank against the test part's \
+pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces.
+
+{_table(["group left out", "label", "pieces", "AUROC", "recall at 1 % false positives"], rows)}
+
+"""
+
+
 def _contig_model(card: Mapping[str, Any]) -> str:
     how = card["training"]["contigs"]
     return (
-        f"{len(how['best_epochs'])} networks that take the contig's {how['inputs']}, for {len(how['groups'])} groups "
-        f"of genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 `{card['contig_model']['weights_sha256']}`"
+        f"{len(how['best_epochs'])} networks and boosted trees that take the contig's {how['inputs']}, for "
+        f"{len(how['groups'])} groups of genomes, calibrated; `{CONTIG_WEIGHTS_NAME}`, sha256 "
+        f"`{card['contig_model']['weights_sha256']}`"
     )
 
 

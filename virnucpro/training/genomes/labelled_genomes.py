@@ -2,11 +2,11 @@
 Genomes with labels: read from FASTA files, labelled by the names of the files or by a table.
 
 By name: one of the words of a file's name (between ``_``, ``-`` and ``.``) is its label, and the words after it are its
-group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table (``--labels TABLE``), a line
-each, tab-separated or CSV: ``accession`` of a record, or ``file`` for all records of a file (a record's own line wins);
-``label``; and optionally ``group`` and ``genome`` (records of one genome stay in one part of every split). Records with
-the same id and letters are kept once; those with other letters get a number after their id, and stay in one part with
-the first one.
+group: ``train_nonviral_bacteria.fna.gz`` holds bacteria, which are not viral. By table (``--genomes TABLE``), a line
+each, tab-separated or CSV: ``id`` (or ``accession``) of a record, or ``file`` for all records of a file (a record's own
+line wins); ``label``; and optionally ``group`` and ``genome`` (records of one genome stay in one part of every split).
+Records without a line are labelled by name. Records with the same id and letters are kept once; those with other
+letters get a number after their id, and stay in one part with the first one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SUFFIX = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})?(\.gz)?$", re.IGN
 _OTHER_LETTER = re.compile(f"[^{DNA_LETTERS.decode()}]")
 NAME_RULE = (
     "a name contains virus, viral or phage, or nonviral, nonvirus, host, cellular or others, as separate words "
-    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); otherwise give --labels TABLE"
+    "(train_virus_phages.fna, nonviral-bacteria.fa.gz); otherwise give --genomes TABLE"
 )
 
 
@@ -129,16 +129,16 @@ def check_files(inputs: Sequence[Path], *others: Path | None) -> None:
 
 
 def read_labelled(files: Sequence[Path], table: Path | None = None) -> LabelledInput:
-    """Read every record with its label, from *table* or, if None, from the files' names."""
+    """Read every record with its label, from *table* or, if it has no line there, from its file's name."""
     labels = None if table is None else read_labels(table)
-    by_name = {path: label_of_name(path) for path in files} if labels is None else {}
     genomes: list[LabelledGenome] = []
     problems: list[InputProblem] = []
     for path in files:
+        by_name = label_of_name(path) if labels is None else _label_of_name_or_none(path)
         for record in _records(path):
-            label = by_name[path] if labels is None else labels.of(record.accession, path)
+            label = (labels and labels.of(record.accession, path)) or by_name
             if label is None:
-                what, remedy = f"no line of {table} is for this record", "add a line with its accession, or its file"
+                what, remedy = f"no line of {table} is for this record", "add a line with its id, or its file"
                 problems.append(InputProblem(str(path), record.line, what, remedy, record.accession))
             else:
                 genomes.append(_labelled(record, label, path))
@@ -161,6 +161,13 @@ def label_of_name(path: Path) -> Label:
     place, is_virus = labels[0]
     group = "_".join(parts[place + 1 :]) or "_".join(parts)
     return Label(is_virus=is_virus, group=group)
+
+
+def _label_of_name_or_none(path: Path) -> Label | None:
+    try:
+        return label_of_name(path)
+    except BadInputError:
+        return None
 
 
 def _records(path: Path) -> list[Record]:
@@ -235,9 +242,10 @@ def read_labels(path: Path) -> Labels:
     """Read a table of labels, tab-separated or CSV, plain or gzip."""
     table = DelimitedTable(path)
     table.column("label")
-    places = {name: table.find(name) for name in ("accession", "file", "label", "group", "genome")}
+    places = {name: table.find(name) for name in ("file", "label", "group", "genome")}
+    places["accession"] = table.find("id", "accession")
     if places["accession"] is None and places["file"] is None:
-        table.problems.refuse(1, "neither a column accession nor a column file", "add one of them")
+        table.problems.refuse(1, "neither a column id nor a column file", "add one of them")
     labels = Labels(path)
     for row in table.rows(*places.values()):
         cells = {name: "" if place is None else row.cells[place] for name, place in places.items()}

@@ -1,0 +1,94 @@
+"""
+Boosted trees as a contig model has them: the values of the leaves that a contig reaches add up to its log-odds.
+
+Only what is needed to compute them is here, in NumPy: ``virnucpro train`` fits them by LightGBM. Legend: C contigs, I
+inputs, N inner nodes of all trees, T trees, L leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from virnucpro.arrays import DoubleArray, FloatArray
+
+    Int16Array = np.ndarray[Any, np.dtype[np.int16]]
+    Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+CONTIGS_AT_ONCE = 1 << 10
+"""Bounds memory: a contig takes some bytes for each tree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoostedTrees:
+    """Nodes and leaves of all trees, end to end; what follows a node has a greater number, so every way ends."""
+
+    input_N: Int16Array
+    """int16 (N,): the input that a node compares."""
+    threshold_N: DoubleArray
+    """float64 (N,): the first child is taken where the input is at most this, else the second."""
+    children_N2: Int32Array
+    """int32 (N, 2): a node, or the complement (~) of a leaf's number."""
+    roots_T: Int32Array
+    """int32 (T,): likewise."""
+    values_L: DoubleArray
+    """float64 (L,)."""
+
+    def log_odds(self, x_CI: FloatArray) -> DoubleArray:
+        """Return the sum of each contig's leaves, nats, float64 (C,)."""
+        starts = range(0, len(x_CI), CONTIGS_AT_ONCE)
+        return np.concatenate([np.zeros(0), *(self._of(x_CI[at : at + CONTIGS_AT_ONCE]) for at in starts)])
+
+    def _of(self, x_CI: FloatArray) -> DoubleArray:
+        reached_CT = np.broadcast_to(self.roots_T, (len(x_CI), len(self.roots_T)))
+        rows_C1 = np.arange(len(x_CI))[:, None]
+        while (is_inner_CT := reached_CT >= 0).any():
+            node_CT = np.maximum(reached_CT, 0)
+            is_above_CT = x_CI[rows_C1, self.input_N[node_CT]] > self.threshold_N[node_CT]
+            next_CT = self.children_N2[node_CT, is_above_CT.astype(np.int8)]
+            reached_CT = np.where(is_inner_CT, next_CT, reached_CT)
+        return np.asarray(self.values_L[~reached_CT].sum(axis=1))
+
+    def check(self, num_inputs: int) -> None:
+        """Raise ValueError where the parts do not fit together, or numbers are not finite."""
+        nodes, leaves = len(self.input_N), len(self.values_L)
+        next_ = np.concatenate([self.children_N2.ravel(), self.roots_T])
+        is_sound = (
+            self.children_N2.shape == (nodes, 2)
+            and self.threshold_N.shape == (nodes,)
+            and self.input_N.ndim == self.roots_T.ndim == self.values_L.ndim == 1
+            and [x.dtype for x in (self.input_N, self.children_N2, self.roots_T)] == [np.int16, np.int32, np.int32]
+            and self.threshold_N.dtype == self.values_L.dtype == np.float64
+            and bool(((self.input_N >= 0) & (self.input_N < num_inputs)).all())
+            and bool(((next_ < nodes) & (next_ >= -leaves)).all())
+            and bool(((self.children_N2 > np.arange(nodes)[:, None]) | (self.children_N2 < 0)).all())
+            and bool(np.isfinite(self.threshold_N).all() and np.isfinite(self.values_L).all())
+        )
+        if not is_sound:
+            raise ValueError("the trees of the contig model do not fit together")
+
+    def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the arrays by their names in a file."""
+        return {
+            "input": self.input_N,
+            "threshold": self.threshold_N,
+            "children": self.children_N2,
+            "roots": self.roots_T,
+            "values": self.values_L,
+        }
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, np.ndarray[Any, Any]]) -> BoostedTrees:
+        """Return what ``tensors`` gave; KeyError where one is absent."""
+        return cls(
+            input_N=tensors["input"],
+            threshold_N=tensors["threshold"],
+            children_N2=tensors["children"],
+            roots_T=tensors["roots"],
+            values_L=tensors["values"],
+        )
