@@ -17,8 +17,9 @@ from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
+from virnucpro.training.evaluation.curves import CURVE_POINTS
 from virnucpro.training.evaluation.metrics import counts_of
-from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
+from virnucpro.training.evaluation.strata import evaluate, length_classes
 from virnucpro.training.evaluation.tables import KnownContigs, join, read_scores, read_truth
 from virnucpro.training.genomes import delimited_tables
 
