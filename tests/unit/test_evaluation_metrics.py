@@ -206,9 +206,12 @@ def test_contigs_that_only_repeat_their_genome_make_no_interval_narrower():
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_a_sample_of_genomes_has_whole_genomes_and_as_many_of_each_class_as_there_are(pairs):
     genomes, virus = np.array([genome for genome, _ in pairs]), np.array([is_viral for _, is_viral in pairs])
+    for label in (True, False):  # contigs of a single genome are drawn one by one
+        if len(set(genomes[virus == label].tolist())) == 1:
+            genomes[virus == label] = 100 + np.flatnonzero(virus == label)
     samples = []
     bootstrap(lambda drawn: samples.append(drawn) or {"it": 0.0}, virus, genomes_C=genomes, seed=1, samples=5)
-    whole = [np.flatnonzero((genomes == one) & (virus == label)) for label in (True, False) for one in range(6)]
+    whole = [np.flatnonzero((genomes == one) & (virus == label)) for label in (True, False) for one in set(genomes)]
     for drawn in samples:
         times = np.bincount(drawn, minlength=len(pairs))
         drawn_genomes = {True: 0, False: 0}
@@ -216,6 +219,18 @@ def test_a_sample_of_genomes_has_whole_genomes_and_as_many_of_each_class_as_ther
             assert len(set(times[members].tolist())) == 1
             drawn_genomes[bool(virus[members[0]])] += times[members[0]]
         assert drawn_genomes == {label: len(set(genomes[virus == label].tolist())) for label in (True, False)}
+
+
+def test_the_contigs_of_a_single_genome_are_drawn_one_by_one():
+    random = np.random.default_rng(5)
+    scores, virus = random.random(40), np.arange(40) < 20
+    ranked = RankedContigs(scores, virus)
+    apart, one = (
+        bootstrap(lambda drawn: {"it": ranked.counts(drawn).recall(0.5)}, virus, genomes_C=genomes, seed=1, samples=50)
+        for genomes in (np.arange(40), np.where(virus, 0, np.arange(40)))
+    )
+    assert one == apart
+    assert one["it"].low < one["it"].high
 
 
 def test_samples_in_which_a_measure_has_no_meaning_do_not_take_its_interval_away():

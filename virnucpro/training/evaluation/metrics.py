@@ -220,10 +220,11 @@ def bootstrap(
     Return each measure on all contigs, with the 2.5th and 97.5th percentiles of its bootstrap samples.
 
     Genomes are drawn with replacement, each with all its contigs (the cluster bootstrap: Field and Welsh, Bootstrapping
-    clustered data, J. R. Stat. Soc. B 69:369-390, 2007). *genomes_C* numbers each contig's genome; without it contigs
-    are drawn. Those of viral and of other contigs are drawn separately, so every sample has as many of each as the
-    input. *measures* takes positions of contigs (int64, some more than once) and returns values by name; two scores of
-    the same contigs are compared by a measure that is their difference. Samples in which a measure is NaN are skipped.
+    clustered data, J. R. Stat. Soc. B 69:369-390, 2007). *genomes_C* numbers each contig's genome; without it, and in a
+    class of one genome, which could not vary, contigs are drawn. Those of viral and of other contigs are drawn
+    separately, so every sample has as many of each as the input. *measures* takes positions of contigs (int64, some
+    more than once) and returns values by name; two scores of the same contigs are compared by a measure that is their
+    difference. Samples in which a measure is NaN are skipped.
     """
     random = np.random.default_rng(seed)
     contigs = np.arange(len(is_virus_C))
@@ -243,6 +244,8 @@ class _Genomes:
     """Positions of the contigs of one class, genome by genome."""
 
     def __init__(self, contigs_C: IntArray, genomes_C: IntArray) -> None:
+        if len(np.unique(genomes_C)) == 1:
+            genomes_C = contigs_C
         self.contigs_C = contigs_C[np.argsort(genomes_C, kind="stable")]
         _, self.contigs_G = np.unique(genomes_C, return_counts=True)
         self.starts_G = np.cumsum(self.contigs_G) - self.contigs_G
