@@ -68,6 +68,14 @@ def test_the_page_says_what_the_document_says_without_other_files(tmp_path):
     assert page.says("50 bootstrap samples of genomes, seed 1")
 
 
+def test_what_is_noted_of_every_table_stands_once(tmp_path):
+    page, document = page_of(tmp_path, num_tables=plots.MOST_TABLES)
+    notes = document["tables"][0]["notes"]
+    assert len(notes) > 1
+    assert [page.text.count(note) for note in notes] == [1] * len(notes)
+    assert page.says("scores5: precision at the threshold")
+
+
 def test_no_name_of_the_input_becomes_markup(tmp_path):
     for folder in ("plain", "hostile"):
         (tmp_path / folder).mkdir()

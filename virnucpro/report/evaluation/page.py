@@ -130,11 +130,14 @@ def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
             for table in tables
         ]
         shown = rows_of(header, rows, numbers=range(1, len(header)))
+    shared = [note for note in tables[0]["notes"] if all(note in table["notes"] for table in tables)]
     notes = [
         f"{cut(printable(table['name']), 60)}: {note}" if len(tables) > 1 else note
         for table in tables
         for note in (*_thresholds(table), *table["notes"])
+        if note not in shared
     ]
+    notes += shared
     listed = element("ul", *(element("li", printable(note)) for note in notes[:_SHOWN_NOTES]), class_="notes")
     return element("section", shown, listed, aria_label="Overview")
 

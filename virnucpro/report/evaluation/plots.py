@@ -126,9 +126,10 @@ def recall_of_strata(tables: Sequence[Table], kind: str) -> go.Figure:
         )
     lay_out(figure, max(220, 110 + 44 * len(names)))
     labels = [hover_text(name, _LABEL_CHARACTERS) for name in names]
-    figure.update_layout(showlegend=len(tables) > 1, margin={"l": 150})
+    figure.update_layout(showlegend=len(tables) > 1)
     figure.update_xaxes(title_text="recall at 1 % false positives", range=[-0.02, 1.02], dtick=0.2)
-    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=labels, range=[len(names) - 0.5, -0.5])
+    rows = {"tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5]}
+    figure.update_yaxes(automargin=True, **rows)
     return figure
 
 

@@ -356,7 +356,7 @@ def _notes_on_strata(overall: Stratum, by_group: dict[str, Stratum]) -> Iterator
         yield f"intervals resample {overall.genomes:,} genomes, each with all its contigs"
         few = [name for name, one in by_group.items() if one.genomes is not None and one.genomes < FEW_GENOMES]
         if few:
-            yield f"of fewer than {FEW_GENOMES} genomes, so intervals are too narrow: {', '.join(few)}"
+            yield f"groups of fewer than {FEW_GENOMES} genomes, whose intervals are too narrow: {', '.join(few)}"
     if len(by_group) > 1:
         yield f"groups: lowest AUROC first, those of fewer than {FEW_CONTIGS} contigs after the others"
     if by_group:
