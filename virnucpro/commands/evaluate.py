@@ -136,8 +136,9 @@ def evaluate(
     """
     Measure scores against the truth: AUROC, average precision, F1, recall at 1 % false positives, calibration.
 
-    Overall, by length class and by group, lowest AUROC first, with 95 % intervals of resampled genomes: OUT/evaluation.json, OUT/evaluation.tsv, and
-    OUT/evaluation.html to look at. Contigs are scored as `predict` does; starting again continues what is missing.
+    Overall, by length class and by group, lowest AUROC first, with 95 % intervals of resampled genomes:
+    OUT/evaluation.json, OUT/evaluation.tsv, and OUT/evaluation.html to look at. Contigs are scored as `predict` does;
+    starting again continues what is missing.
     """
     _check(contigs, scores, id_column=id_column, score_column=score_column, classifier=classifier, threshold=threshold)
     if prevalence is not None and not 0 < prevalence < 1:
