@@ -65,6 +65,22 @@ def test_tables_with_columns_of_their_own_are_compared(folder):
     assert other["threshold"] is None
 
 
+def test_genomes_and_a_prevalence_are_said_on_terminal_page_and_in_the_document(folder):
+    lines = [line + ("\tgenome" if line.startswith("contig") else f"\tg{line[:2]}") for line in TRUTH.splitlines()]
+    (folder / "genomes.tsv").write_text("\n".join(lines))
+    arguments = ["--scores", "scores.tsv", "--truth", "genomes.tsv", "--threshold", "0.4", "--prevalence", "0.01"]
+    done = command(folder, *arguments, "-o", "out")
+    assert done.exit_code == 0, done.output
+    (table,) = json.loads((folder / "out" / "evaluation.json").read_text())["tables"]
+    assert table["overall"]["precision"]["value"] == round(0.01 / (0.01 + 0.99 * 4 / 20), 6)
+    assert (table["prevalence"], table["resampled"], table["overall"]["genomes"]) == (0.01, "genomes", 20)
+    page = (folder / "out" / "evaluation.html").read_text()
+    assert "intervals resample 20 genomes" in done.stdout
+    assert "intervals resample 20 genomes" in page
+    assert "where 1 % of all contigs are viral" in done.stdout
+    assert "where 1\u00a0% of all contigs are viral" in page
+
+
 def test_the_same_command_gives_the_same_bytes_and_another_seed_other_intervals(folder):
     arguments = ["--scores", "scores.tsv", "--truth", "truth.tsv", "-o", "out"]
     written = []
@@ -84,6 +100,9 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_other_intervals(
         (["contigs.fa", "--id-column", "x"], "--id-column"),
         (["--scores", "scores.tsv", "--threshold", "nan"], "--threshold"),
         (["contigs.fa", "--threshold", "7"], "above 0 and below 1"),
+        (["--scores", "scores.tsv", "--prevalence", "0"], "--prevalence"),
+        (["--scores", "scores.tsv", "--prevalence", "1"], "--prevalence"),
+        (["--scores", "scores.tsv", "--prevalence", "nan"], "--prevalence"),
         (["--scores", "scores.tsv", "--length-classes", "500,100"], "--length-classes"),
         (["--scores", "scores.tsv", "--length-classes", ""], "--length-classes"),
         (["--scores", "scores.tsv", "--length-classes", "9" * 5000], "--length-classes"),

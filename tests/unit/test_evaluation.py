@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import tracemalloc
@@ -16,9 +17,10 @@ from tests.made_prediction import make_prediction
 from virnucpro.errors import BadInputError
 from virnucpro.run_layout import EvaluationLayout
 from virnucpro.store.contig_table import COLUMNS
+from virnucpro.training.evaluation.curves import CURVE_POINTS
 from virnucpro.training.evaluation.document import evaluate_tables, write_evaluation
 from virnucpro.training.evaluation.metrics import counts_of
-from virnucpro.training.evaluation.strata import CURVE_POINTS, evaluate, length_classes
+from virnucpro.training.evaluation.strata import FEW_CONTIGS, LEAST_CONTIGS, evaluate, length_classes
 from virnucpro.training.evaluation.tables import KnownContigs, join, read_scores, read_truth
 from virnucpro.training.genomes import delimited_tables
 
@@ -46,6 +48,7 @@ def known_contigs(num=400, seed=1, *, groups=("phage", "giant"), lengths=(300, 9
         is_virus_C=virus,
         groups=[groups[number % len(groups)] if viral else "bacteria" for number, viral in enumerate(virus)],
         lengths_nt_C=random.choice(lengths, num),
+        genomes=[f"g{number // 4}" for number in range(num)],
     )
 
 
@@ -77,6 +80,34 @@ def test_a_truth_is_read_whatever_wrote_it(tmp_path, content):
     assert known.is_virus_C.tolist() == [True, False, True, False]
     assert known.groups == ["phage", "bacteria", "phage", ""]
     assert known.lengths_nt_C.tolist() == [300, 900, 5000, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "genomes"),
+    [
+        ("genome\taccession\tsource", ["A", "", "A", "C:x"]),
+        ("source\taccession\tother", ["NC_1.1", "NC_1.1", "NC_1.1", "B"]),
+        ("other\tSource\tthird", ["NC_1.1", "NC_1.1", "NC_1.1", "B"]),
+        ("other\tsecond\tthird", None),
+    ],
+)
+def test_genomes_are_read_from_the_first_column_of_theirs_without_the_range_of_a_window(tmp_path, columns, genomes):
+    lines = ["a\t1\tA\tNC_1.1:5-90\tx", "b\t0\t\tNC_1.1\tx", "c\t1\tA\tNC_1.1:c90-5\tx", "d\t0\tC:x\tB\tx"]
+    known = read_truth(write(tmp_path / "truth", "\n".join([f"contig\tlabel\t{columns}", *lines])))
+    assert known.genomes == genomes
+    if genomes is None:
+        assert known.genome_numbers() is None
+    else:
+        first_seen = {genome: number for number, genome in reversed(list(enumerate(genomes)))}
+        same = known.genome_numbers()[:, None] == known.genome_numbers()
+        for one, other in itertools.combinations(range(4), 2):
+            assert same[one, other] == (genomes[one] != "" and first_seen[genomes[one]] == first_seen[genomes[other]])
+        assert known.take(np.array([3, 0])).genomes == [genomes[3], genomes[0]]
+
+
+def test_windows_of_a_real_genome_count_once(data_dir):
+    known = read_truth(data_dir / "genomes" / "dev_truth.tsv")
+    assert (len(known), len(set(known.genome_numbers().tolist()))) == (643, 215)
 
 
 @pytest.mark.parametrize(
@@ -221,18 +252,107 @@ def test_every_stratum_is_measured_on_its_own_contigs():
     strict = counts_of(scores, virus).strict_threshold()
     assert found.strict_threshold == strict
     assert found.by_length["up to 500 nt"].recall_at_strict_threshold == (scores[short & virus] >= strict).mean()
-    assert list(found.by_group) == ["bacteria", "giant", "phage"]
+    assert list(found.by_group) == sorted(found.by_group, key=lambda group: found.by_group[group].auroc.value)
     phage = np.array([group == "phage" for group in known.groups])
     of_phage = found.by_group["phage"]
     assert of_phage.auroc.value == counts_of(scores[phage | ~virus], virus[phage | ~virus]).auroc()
     assert (of_phage.contigs, of_phage.viral, of_phage.others) == (phage.sum(), phage.sum(), (~virus).sum())
     assert of_phage.compared_with == "all contigs that are not viral"
-    assert of_phage.calibration_error is None
+    in_phage_or_other = phage | ~virus
+    error = counts_of(scores[in_phage_or_other], virus[in_phage_or_other]).calibration_error(virus.mean(), 5)
+    assert of_phage.calibration_error.value == error
+    assert of_phage.genomes == len({genome for genome, mine in zip(known.genomes, phage, strict=True) if mine})
     bacteria = found.by_group["bacteria"]
     assert bacteria.false_positive_share_at_strict_threshold <= 0.01
     assert bacteria.compared_with == "all viral contigs"
     assert sum(one.contigs for one in found.calibration) == len(known)
-    assert found.notes == []
+    assert found.resampled == "genomes"
+    assert found.notes[0] == "intervals resample 100 genomes, each with all its contigs"
+
+
+def test_a_group_that_scores_as_its_whole_label_is_as_well_calibrated_as_all_contigs():
+    half = known_contigs(300, groups=("one",))
+    doubled = KnownContigs(
+        contigs=[f"c{number}" for number in range(600)],
+        is_virus_C=np.tile(half.is_virus_C, 2),
+        groups=[f"{group}{copy}" for copy in (1, 2) for group in half.groups],
+        lengths_nt_C=np.tile(half.lengths_nt_C, 2),
+    )
+    scores = np.tile(scores_of(half), 2)
+    found = evaluate(scores, doubled, bootstrap_samples=20)
+    expected = counts_of(scores, doubled.is_virus_C).calibration_error(bins=5)
+    for stratum in found.by_group.values():
+        assert stratum.calibration_error.value == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_group_that_no_score_tells_from_others_is_calibrated_only_at_its_share():
+    virus = np.arange(200) < 120
+    groups = ["seen" if number < 60 else "hidden" if number < 120 else "host" for number in range(200)]
+    known = KnownContigs(
+        contigs=[f"c{number}" for number in range(200)], is_virus_C=virus, groups=groups, lengths_nt_C=np.full(200, 400)
+    )
+    scores = np.where(np.arange(200) < 60, 1.0, 0.25)
+    found = evaluate(scores, known, bootstrap_samples=20)
+    assert found.by_group["hidden"].calibration_error.value == pytest.approx(0.6 - 0.25)
+    assert found.by_group["seen"].calibration_error.value == pytest.approx(0.4 * 0.25)
+    assert found.resampled == "contigs"
+    assert any("contigs are resampled, so intervals are too narrow" in note for note in found.notes)
+
+
+def test_the_worst_group_stands_first_and_those_of_few_contigs_last():
+    known = known_contigs(400, groups=("easy", "hard", "middling"))
+    groups, shift = (
+        np.array(known.groups, dtype=object),
+        {"easy": 0.2, "hard": -0.05, "middling": 0.02, "bacteria": 0.0},
+    )
+    scores = scores_of(known, shift=0) / 10 + np.array([shift[group] for group in groups])
+    rare = np.flatnonzero(groups == "hard")[: FEW_CONTIGS - 1]
+    groups[rare] = "rare"
+    named = KnownContigs(
+        contigs=known.contigs, is_virus_C=known.is_virus_C, groups=groups.tolist(), lengths_nt_C=known.lengths_nt_C
+    )
+    found = evaluate(scores, named, threshold=None, bootstrap_samples=20)
+    order = [group for group in found.by_group if group != "bacteria"]
+    assert order == ["hard", "middling", "easy", "rare"]
+    assert list(found.by_group)[-1] == "rare"
+    assert found.by_group["rare"].auroc.value < found.by_group["middling"].auroc.value
+    assert list(found.by_group_and_length) == list(found.by_group)
+    assert any(f"fewer than {FEW_CONTIGS} contigs after the others" in note for note in found.notes)
+
+
+def test_a_group_in_a_length_class_is_measured_against_contigs_of_that_class():
+    known = known_contigs(300, lengths=(300,) * 6 + (5000,))
+    scores, virus = scores_of(known), known.is_virus_C
+    phage, short = np.array([group == "phage" for group in known.groups]), known.lengths_nt_C == 300
+    cells = evaluate(scores, known, bootstrap_samples=20).by_group_and_length["phage"]
+    measured = short & (phage | ~virus)
+    cell = cells["up to 500 nt"]
+    assert cell.auroc.value == counts_of(scores[measured], virus[measured]).auroc()
+    assert cell.contigs == (phage & short).sum()
+    assert set(cells) == {"up to 500 nt", "2,000 nt and more"}
+    few = known.take(np.concatenate([np.flatnonzero(phage)[: LEAST_CONTIGS - 1], np.flatnonzero(~virus)]))
+    few_scores = scores[np.concatenate([np.flatnonzero(phage)[: LEAST_CONTIGS - 1], np.flatnonzero(~virus)])]
+    assert (
+        evaluate(few_scores, few, length_edges_nt=(), bootstrap_samples=20)
+        .by_group_and_length["phage"]["all lengths"]
+        .auroc
+        is None
+    )
+
+
+def test_precision_is_measured_for_the_prevalence_that_is_asked_for():
+    known = known_contigs(500)
+    scores, virus = scores_of(known), known.is_virus_C
+    rare, as_found = (evaluate(scores, known, prevalence=share, bootstrap_samples=20) for share in (0.01, None))
+    hits, wrong = 0.01 * (scores[virus] >= 0.5).mean(), 0.99 * (scores[~virus] >= 0.5).mean()
+    assert rare.overall.precision.value == pytest.approx(hits / (hits + wrong))
+    assert rare.precision_recall[-1] == (1, pytest.approx(0.01))
+    assert rare.overall.auprc.value < as_found.overall.auprc.value
+    assert (rare.overall.auroc, rare.overall.calibration_error) == (
+        as_found.overall.auroc,
+        as_found.overall.calibration_error,
+    )
+    assert as_found.overall.precision.value == virus[scores >= 0.5].mean()
 
 
 def test_a_group_of_both_labels_is_measured_by_itself():
@@ -323,6 +443,7 @@ def evaluated(known, tables, *, leave_out=False, threshold=None):
         known,
         tables[0].path,
         threshold=threshold,
+        prevalence=None,
         leave_out_missing=leave_out,
         length_edges_nt=(500,),
         bootstrap_samples=50,
@@ -374,7 +495,16 @@ def test_the_table_says_what_the_document_says(two_tables, tmp_path):
         ("better", "group"),
     ]
     assert float(rows[0]["auroc_low"]) == document["tables"][0]["overall"]["auroc"]["low"]
-    assert rows[3]["calibration_error"] == ""
+    table = document["tables"][0]
+    worst = next(iter(table["by_group"]))
+    assert (rows[3]["value"], float(rows[3]["calibration_error"])) == (
+        worst,
+        table["by_group"][worst]["calibration_error"]["value"],
+    )
+    (cell,) = (row for row in rows if row["name"] == "better" and row["value"] == "phage, up to 500 nt")
+    assert cell["stratum"] == "group and length"
+    assert float(cell["auroc"]) == table["by_group_and_length"]["phage"]["up to 500 nt"]["auroc"]["value"]
+    assert (cell["contigs"], cell["f1"]) == (str(table["by_group_and_length"]["phage"]["up to 500 nt"]["contigs"]), "")
     assert layout.left_out(1).read_text().split() == known.contigs[:5]
     write_evaluation(document, [[], []], layout)
     assert not layout.left_out(1).exists()

@@ -166,6 +166,80 @@ def test_an_interval_holds_the_measure_is_repeatable_and_wider_with_fewer_contig
     assert widths[1] < widths[0]
 
 
+def test_a_prevalence_weighs_contigs_as_if_there_were_more_of_one_kind():
+    copies = np.where(SMOOTH_VIRUS, 1, 3)
+    scores, virus = np.repeat(SMOOTH, copies), np.repeat(SMOOTH_VIRUS, copies)
+    prevalence = virus.mean()
+    weighted, copied = counts_of(SMOOTH, SMOOTH_VIRUS), counts_of(scores, virus)
+    assert weighted.auprc(prevalence) == pytest.approx(copied.auprc(), abs=1e-12)
+    assert weighted.f1(0.6, prevalence) == pytest.approx(copied.f1(0.6), abs=1e-12)
+    assert weighted.precision(0.6, prevalence) == pytest.approx(virus[scores >= 0.6].mean(), abs=1e-12)
+    assert weighted.calibration_error(prevalence) == pytest.approx(copied.calibration_error(), abs=1e-12)
+    assert weighted.precision(0.6) > weighted.precision(0.6, prevalence)
+    assert weighted.precision(0.6, SMOOTH_VIRUS.mean()) == pytest.approx(weighted.precision(0.6))
+    assert math.isnan(weighted.precision(2.0, prevalence))
+    assert math.isnan(counts_of(SMOOTH, np.ones(200, bool)).calibration_error(0.5))
+
+
+def test_contigs_that_only_repeat_their_genome_make_no_interval_narrower():
+    random = np.random.default_rng(4)
+    scores, virus, copies = random.random(60), np.arange(60) % 3 == 0, 5
+
+    def interval(scores, virus, genomes=None):
+        ranked = RankedContigs(scores, virus)
+
+        def measures(drawn):
+            return {"it": ranked.counts(drawn).recall(0.4)}
+
+        return bootstrap(measures, virus, genomes_C=genomes, seed=1, samples=200)["it"]
+
+    genomes = np.repeat(random.permutation(60), copies)
+    apart = interval(scores, virus)
+    together = interval(np.repeat(scores, copies), np.repeat(virus, copies), genomes)
+    as_contigs = interval(np.repeat(scores, copies), np.repeat(virus, copies))
+    assert together.value == apart.value == as_contigs.value
+    assert together.high - together.low == pytest.approx(apart.high - apart.low, rel=0.3)
+    assert as_contigs.high - as_contigs.low < 0.7 * (together.high - together.low)
+
+
+@some
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
+def test_a_sample_of_genomes_has_whole_genomes_and_as_many_of_each_class_as_there_are(pairs):
+    genomes, virus = np.array([genome for genome, _ in pairs]), np.array([is_viral for _, is_viral in pairs])
+    for label in (True, False):  # contigs of a single genome are drawn one by one
+        if len(set(genomes[virus == label].tolist())) == 1:
+            genomes[virus == label] = 100 + np.flatnonzero(virus == label)
+    samples = []
+    bootstrap(lambda drawn: samples.append(drawn) or {"it": 0.0}, virus, genomes_C=genomes, seed=1, samples=5)
+    whole = [np.flatnonzero((genomes == one) & (virus == label)) for label in (True, False) for one in set(genomes)]
+    for drawn in samples:
+        times = np.bincount(drawn, minlength=len(pairs))
+        drawn_genomes = {True: 0, False: 0}
+        for members in filter(len, whole):
+            assert len(set(times[members].tolist())) == 1
+            drawn_genomes[bool(virus[members[0]])] += times[members[0]]
+        assert drawn_genomes == {label: len(set(genomes[virus == label].tolist())) for label in (True, False)}
+
+
+def test_the_contigs_of_a_single_genome_are_drawn_one_by_one():
+    random = np.random.default_rng(5)
+    scores, virus = random.random(40), np.arange(40) < 20
+    ranked = RankedContigs(scores, virus)
+    apart, one = (
+        bootstrap(lambda drawn: {"it": ranked.counts(drawn).recall(0.5)}, virus, genomes_C=genomes, seed=1, samples=50)
+        for genomes in (np.arange(40), np.where(virus, 0, np.arange(40)))
+    )
+    assert one == apart
+    assert one["it"].low < one["it"].high
+
+
+def test_samples_in_which_a_measure_has_no_meaning_do_not_take_its_interval_away():
+    scores, virus = np.array([0.9, 0.1, 0.1, 0.1]), np.array([True, True, False, False])
+    ranked = RankedContigs(scores, virus)
+    found = bootstrap(lambda drawn: {"it": ranked.counts(drawn).precision(0.5)}, virus, seed=1, samples=50)["it"]
+    assert (found.value, found.low, found.high) == (1, 1, 1)
+
+
 def test_a_sample_has_as_many_contigs_of_each_class_as_there_are():
     virus = np.arange(50) < 7
     seen = []

@@ -50,10 +50,30 @@ def test_the_page_says_what_the_document_says_without_other_files(tmp_path):
     assert len(places) == 6
     assert page.figures["roc"]["data"][0]["x"] == [x for x, _ in document["tables"][0]["roc"]]
     recall = page.figures["recall-by-group"]["data"][0]
-    assert recall["text"] == ["giant", "phage"]
+    assert sorted(recall["text"]) == ["giant", "phage"]
+    assert recall["text"] == [name for name in document["tables"][0]["by_group"] if name != "bacteria"]
     of_phage = document["tables"][0]["by_group"]["phage"]["recall_at_1_percent_false_positives"]
-    assert recall["x"][1] == of_phage["value"]
-    assert recall["x"][1] - recall["error_x"]["arrayminus"][1] == pytest.approx(of_phage["low"])
+    place = recall["text"].index("phage")
+    assert recall["x"][place] == of_phage["value"]
+    assert recall["x"][place] - recall["error_x"]["arrayminus"][place] == pytest.approx(of_phage["low"])
+    table = document["tables"][0]
+    for one in (
+        table["by_group"]["phage"]["calibration_error"],
+        table["by_length"]["up to 500 nt"]["calibration_error"],
+    ):
+        assert page.says(f"{one['value']:.3f} ({one['low']:.3f}\u2013{one['high']:.3f})")
+    cell = table["by_group_and_length"]["phage"]["up to 500 nt"]
+    assert page.says(f"{cell['auroc']['value']:.3f} ({cell['auroc']['low']:.3f}\u2013{cell['auroc']['high']:.3f}), ")
+    assert page.says(f", {cell['contigs']} / {cell['genomes']}")
+    assert page.says("50 bootstrap samples of genomes, seed 1")
+
+
+def test_what_is_noted_of_every_table_stands_once(tmp_path):
+    page, document = page_of(tmp_path, num_tables=plots.MOST_TABLES)
+    notes = document["tables"][0]["notes"]
+    assert len(notes) > 1
+    assert [page.text.count(note) for note in notes] == [1] * len(notes)
+    assert page.says("scores5: precision at the threshold")
 
 
 def test_no_name_of_the_input_becomes_markup(tmp_path):

@@ -60,7 +60,7 @@ def evaluate(
         typer.Option(
             readable=False,
             metavar="TABLE",
-            help="What contigs are: columns contig and label (virus or nonviral), and, if known, group and length.",
+            help="What contigs are: columns contig and label (virus or nonviral), and, if known, group, length and genome.",
             show_default=False,
         ),
     ],
@@ -110,6 +110,14 @@ def evaluate(
             show_default="the classifier's; 0.5 for probabilities of another tool",
         ),
     ] = None,
+    prevalence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help="Share of viral contigs that precision, average precision and F1 are measured for, such as 0.01.",
+            show_default="as in the table",
+        ),
+    ] = None,
     missing: Annotated[
         Missing,
         typer.Option(
@@ -128,10 +136,13 @@ def evaluate(
     """
     Measure scores against the truth: AUROC, average precision, F1, recall at 1 % false positives, calibration.
 
-    Overall, by length class and by group, with 95 % intervals: OUT/evaluation.json, OUT/evaluation.tsv, and
-    OUT/evaluation.html to look at. Contigs are scored as `predict` does; starting again continues what is missing.
+    Overall, by length class and by group, lowest AUROC first, with 95 % intervals of resampled genomes:
+    OUT/evaluation.json, OUT/evaluation.tsv, and OUT/evaluation.html to look at. Contigs are scored as `predict` does;
+    starting again continues what is missing.
     """
     _check(contigs, scores, id_column=id_column, score_column=score_column, classifier=classifier, threshold=threshold)
+    if prevalence is not None and not 0 < prevalence < 1:
+        raise typer.BadParameter(f"{prevalence:g} is not above 0 and below 1.", param_hint="--prevalence")
     edges_nt = _length_edges(length_classes)
     layout = EvaluationLayout(output)
     known = read_truth(truth)  # before anything heavy begins
@@ -159,6 +170,7 @@ def evaluate(
         known,
         truth,
         threshold=threshold,
+        prevalence=prevalence,
         leave_out_missing=missing is Missing.LEAVE_OUT,
         length_edges_nt=edges_nt,
         bootstrap_samples=samples,
@@ -231,7 +243,8 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
         print(f"{printable(table['name'])}: {overall['viral']:,} viral contigs, {overall['others']:,} others")
         shown = Table(box=None, pad_edge=False)
         shown.add_column("", no_wrap=True)
-        for column in ("contigs", "AUROC", "recall at 1 % FP", "average precision", "F1", "calibration error"):
+        titles = ("contigs", "AUROC", "recall\nat 1 % FP", "average\nprecision", "F1", "calibration\nerror")
+        for column in titles:
             shown.add_column(column, justify="right", no_wrap=True)
         for name, stratum in [("overall", overall), *table["by_length"].items(), *table["by_group"].items()]:
             cells = [_interval(stratum[measure]) for measure in ("auroc", "recall_at_1_percent_false_positives")]
@@ -239,6 +252,12 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
             cells += [f"{one['value']:.3f}" if one else "" for one in plain]
             shown.add_row(Text(printable(name)), f"{stratum['contigs']:,}", *cells)
         print_renderable(shown)
+        prevalence = table["prevalence"]
+        where = "" if prevalence is None else f", where {100 * prevalence:.4g} % of all contigs are viral"
+        if overall["precision"]:
+            print(f"  precision at the threshold: {_interval(overall['precision'])}{where}")
+        if where:
+            print(f"  average precision and F1: likewise{where}")
         if table["auroc_above_first"]:
             print(f"  AUROC above the first table's: {_interval(table['auroc_above_first'])}")
         for note in table["notes"]:

@@ -33,20 +33,29 @@ _MEASURES = {
 _EXPLAINED = {
     "AUROC": "the probability that a viral contig scores above another one; 0.5 is chance",
     "average precision": "the area under precision against recall; chance is the share of viral contigs",
-    "F1": "of calling viral from the threshold up; like average precision it depends on how many contigs are viral",
+    "F1": "of calling viral from the threshold up; like precision it depends on how many contigs are viral",
+    "prevalence": (
+        "the share of viral contigs for which precision, its average and F1 are measured, by weighting the two kinds; "
+        "where it is low, a single one of the others that is called weighs much"
+    ),
     "recall at 1 % false positives": (
         "share of viral contigs above the lowest score that at most 1 % of the others reach; where there are fewer "
         "than 100 others, none of them may"
     ),
     "calibration error": (
         "mean distance between score and share of viral contigs, over ten bins of equal numbers of contigs; chance "
-        "alone makes it greater than 0, and the samples of its interval greater still"
+        "alone makes it greater than 0, and the samples of its interval greater still. Of a group: over five bins; one "
+        "of a single label stands in for all contigs of its label, at the share of viral ones that all contigs have"
     ),
-    "intervals": "95 %: percentiles of bootstrap samples, viral and other contigs drawn apart; Wilson\u2019s of bins",
+    "intervals": (
+        "95 %: percentiles of bootstrap samples of genomes, each with all its contigs, or of contigs if the truth "
+        "names no genomes; viral and others drawn apart. Those of few genomes are too narrow. Wilson\u2019s of bins"
+    ),
     "a group of one label": "is measured against all contigs of the other label, a stratum of both by itself",
     "called": "share of the contigs of that kind that reach the threshold",
     "strict": "share that reaches the one score that at most 1 % of all contigs that are not viral reach",
 }
+_OF_STRATA = ("auroc", "recall_at_1_percent_false_positives", "calibration_error")
 _SHOWN_NOTES = 30
 
 
@@ -121,17 +130,20 @@ def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
             for table in tables
         ]
         shown = rows_of(header, rows, numbers=range(1, len(header)))
+    shared = [note for note in tables[0]["notes"] if all(note in table["notes"] for table in tables)]
     notes = [
         f"{cut(printable(table['name']), 60)}: {note}" if len(tables) > 1 else note
         for table in tables
         for note in (*_thresholds(table), *table["notes"])
+        if note not in shared
     ]
+    notes += shared
     listed = element("ul", *(element("li", printable(note)) for note in notes[:_SHOWN_NOTES]), class_="notes")
     return element("section", shown, listed, aria_label="Overview")
 
 
 def _thresholds(table: Mapping[str, Any]) -> list[str]:
-    """Return the shares called viral at the threshold and at the strict one, as sentences."""
+    """Return the shares called viral at the threshold and at the strict one, and precision, as sentences."""
     overall = table["overall"]
     found = (
         ("at the threshold {:.4g}", "threshold", "recall", "false_positive_share"),
@@ -142,12 +154,20 @@ def _thresholds(table: Mapping[str, Any]) -> list[str]:
             "false_positive_share_at_strict_threshold",
         ),
     )
-    return [
+    shares = [
         f"{where.format(table[at])}, {overall[recall]:.1%} of the viral contigs and {overall[wrong]:.1%} of the others "
         "are called viral"
         for where, at, recall, wrong in found
         if None not in (table[at], overall[recall], overall[wrong])
     ]
+    if overall["precision"]:
+        shares.append(f"precision at the threshold: {_interval(overall['precision'])}{_prevalence(table)}")
+    return shares
+
+
+def _prevalence(table: Mapping[str, Any]) -> str:
+    prevalence = table["prevalence"]
+    return "" if prevalence is None else f", where {100 * prevalence:.4g}\u00a0% of all contigs are viral"
 
 
 def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
@@ -159,7 +179,11 @@ def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
         element(
             "div",
             plot_place(ROC, "ROC curve", "Dotted: chance."),
-            plot_place(PRECISION_RECALL, "Precision and recall", "Dotted: chance, the share of viral contigs."),
+            plot_place(
+                PRECISION_RECALL,
+                f"Precision and recall{_prevalence(tables[0])}",
+                "Dotted: chance, the share of viral contigs.",
+            ),
             class_="pair",
         ),
     )
@@ -190,21 +214,26 @@ def _strata(tables: Sequence[Mapping[str, Any]]) -> Html:
         parts.append(element("div", *places, class_="pair"))
     for kind in kinds:
         parts += [element("h3", _RECALL[kind][1], class_="of-tracks"), _strata_table(tables, kind)]
+    if any(tables[0]["by_group_and_length"].values()):
+        title = element("h3", "AUROC by group and length", class_="of-tracks")
+        about = f"With its interval; after the comma the group\u2019s contigs{' / genomes' * _has_genomes(tables)}."
+        parts += [title, element("p", about), _group_and_length_table(tables)]
     return element("section", *parts)
 
 
 def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
-    several = len(tables) > 1
+    has_genomes = _has_genomes(tables)
     called = ("Viral called", "Others called", "Viral, strict", "Others, strict")
-    header = ["Length" if kind == "by_length" else "Group", *(["Scores"] if several else [])]
+    header = ["Length" if kind == "by_length" else "Group, lowest AUROC first", *_scores_header(tables)]
     first_number = len(header)
-    header += ["Contigs", "AUROC", "Recall at 1\u00a0%", *called]
+    header += ["Contigs", *(["Genomes"] if has_genomes else []), "AUROC", "Recall at 1\u00a0%", "Calibration error"]
+    header += called
     rows = [
         [
-            element("span", cut(printable(name), 40), class_="whole"),
-            *([cut(printable(table["name"]), 40)] if several else []),
+            *_names(name, table, tables),
             whole(stratum["contigs"]),
-            *(_interval(stratum[measure]) for measure in ("auroc", "recall_at_1_percent_false_positives")),
+            *([whole(stratum["genomes"])] if has_genomes else []),
+            *(_interval(stratum[measure]) for measure in _OF_STRATA),
             *_called(stratum),
         ]
         for name in tables[0][kind]
@@ -212,6 +241,40 @@ def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
         if (stratum := table[kind].get(name))
     ]
     return rows_of(header, rows, numbers=range(first_number, len(header)))
+
+
+def _group_and_length_table(tables: Sequence[Mapping[str, Any]]) -> Html:
+    lengths = list(tables[0]["by_length"])
+    header = ["Group, lowest AUROC first", *_scores_header(tables)]
+    rows = [
+        [*_names(group, table, tables), *(_cell(by_length.get(length)) for length in lengths)]
+        for group in tables[0]["by_group_and_length"]
+        for table in tables
+        if (by_length := table["by_group_and_length"].get(group))
+    ]
+    first_number = len(header)
+    return rows_of(header + lengths, rows, numbers=range(first_number, first_number + len(lengths)))
+
+
+def _cell(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    counts = " / ".join(whole(cell[of]) for of in ("contigs", "genomes") if cell[of] is not None)
+    return f"{_interval(cell['auroc']) or 'not measured'}, {counts}"
+
+
+def _scores_header(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    return ["Scores"] if len(tables) > 1 else []
+
+
+def _names(name: str, table: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the first cells of a row: its stratum and, of several tables, the table."""
+    of_table = [cut(printable(table["name"]), 40)] if len(tables) > 1 else []
+    return [element("span", cut(printable(name), 40), class_="whole"), *of_table]
+
+
+def _has_genomes(tables: Sequence[Mapping[str, Any]]) -> bool:
+    return tables[0]["overall"]["genomes"] is not None
 
 
 def _called(stratum: Mapping[str, Any]) -> list[str]:
@@ -229,7 +292,8 @@ def _called(stratum: Mapping[str, Any]) -> list[str]:
 
 def _explained(tables: Sequence[Mapping[str, Any]]) -> Html:
     shown = terms(_EXPLAINED.items())
-    samples = f"{whole(tables[0]['bootstrap_samples'])} bootstrap samples, seed {tables[0]['seed']}."
+    first = tables[0]
+    samples = f"{whole(first['bootstrap_samples'])} bootstrap samples of {first['resampled']}, seed {first['seed']}."
     return element(
         "section",
         element("details", element("summary", "What the measures are"), shown, element("p", samples)),

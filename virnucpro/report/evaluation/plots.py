@@ -48,10 +48,11 @@ def roc(tables: Sequence[Table]) -> go.Figure:
 
 
 def precision_recall(tables: Sequence[Table]) -> go.Figure:
-    """Return precision against recall; the dotted line is chance, the share of viral contigs."""
+    """Return precision against recall; the dotted line is chance, the share of viral contigs or the prevalence."""
     figure = _curves(tables, "precision_recall", "recall %{x:.3f}<br>precision %{y:.3f}")
-    overall = tables[0]["overall"]
-    figure.add_hline(overall["viral"] / (overall["viral"] + overall["others"]), line=dotted_line())
+    overall, prevalence = tables[0]["overall"], tables[0]["prevalence"]
+    chance = overall["viral"] / (overall["viral"] + overall["others"]) if prevalence is None else prevalence
+    figure.add_hline(chance, line=dotted_line())
     figure.update_xaxes(title_text="recall", range=[-0.01, 1.01], dtick=0.2)
     figure.update_yaxes(title_text="precision", range=[0, 1.02], dtick=0.2)
     return figure
@@ -125,9 +126,10 @@ def recall_of_strata(tables: Sequence[Table], kind: str) -> go.Figure:
         )
     lay_out(figure, max(220, 110 + 44 * len(names)))
     labels = [hover_text(name, _LABEL_CHARACTERS) for name in names]
-    figure.update_layout(showlegend=len(tables) > 1, margin={"l": 150})
+    figure.update_layout(showlegend=len(tables) > 1)
     figure.update_xaxes(title_text="recall at 1 % false positives", range=[-0.02, 1.02], dtick=0.2)
-    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=labels, range=[len(names) - 0.5, -0.5])
+    rows = {"tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5]}
+    figure.update_yaxes(automargin=True, **rows)
     return figure
 
 

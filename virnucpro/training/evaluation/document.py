@@ -30,14 +30,14 @@ KIND = "evaluation"
 DEFAULT_THRESHOLD = 0.5
 """For probabilities of a tool without a threshold of its own."""
 _LISTED_IDS = 5
-_INTERVALS = ("auroc", "auprc", "f1", "recall_at_1_percent_false_positives", "calibration_error")
+_INTERVALS = ("auroc", "auprc", "f1", "precision", "recall_at_1_percent_false_positives", "calibration_error")
 _NUMBERS = (
     "recall",
     "false_positive_share",
     "recall_at_strict_threshold",
     "false_positive_share_at_strict_threshold",
 )
-_COUNTS = ("contigs", "viral", "others", "without_score")
+_COUNTS = ("contigs", "viral", "others", "without_score", "genomes")
 
 
 def evaluate_tables(
@@ -46,6 +46,7 @@ def evaluate_tables(
     truth: Path,
     *,
     threshold: float | None,
+    prevalence: float | None,
     leave_out_missing: bool,
     length_edges_nt: Sequence[int],
     bootstrap_samples: int,
@@ -59,6 +60,7 @@ def evaluate_tables(
         known: Labels of contigs.
         truth: The file they were read from.
         threshold: None takes our classifier's own, else 0.5 if scores are probabilities.
+        prevalence: Share of viral contigs that precision is measured for; None: as among those measured.
         leave_out_missing: Skip contigs without a score, instead of ranking them below all others.
         length_edges_nt: Upper ends of all length classes but the last, ascending.
         bootstrap_samples: Samples of each interval.
@@ -77,6 +79,7 @@ def evaluate_tables(
             scores_C,
             measured,
             threshold=at,
+            prevalence=prevalence,
             length_edges_nt=length_edges_nt,
             bootstrap_samples=bootstrap_samples,
             seed=seed,
@@ -119,12 +122,13 @@ def _own_threshold(table: ScoreTable, scores_C: DoubleArray) -> float | None:
 
 
 def _auroc_above(joined: JoinedScores, first: JoinedScores, *, seed: int, samples: int) -> dict[str, float] | None:
-    """Return the difference of two AUROCs on the same samples of contigs; None without one."""
+    """Return the difference of two AUROCs on the same samples of genomes or contigs; None without one."""
     is_virus_C = joined.known.is_virus_C
     ours, theirs = (RankedContigs(one.scores_C, is_virus_C) for one in (joined, first))
     above = bootstrap(
         lambda drawn: {"above": ours.counts(drawn).auroc() - theirs.counts(drawn).auroc()},
         is_virus_C,
+        genomes_C=joined.known.genome_numbers(),
         seed=seed,
         samples=samples,
     )["above"]
@@ -154,10 +158,12 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     for table in document["tables"]:
         strata = [("overall", "", table["overall"])]
         strata += [(kind, name, one) for kind in ("length", "group") for name, one in table[f"by_{kind}"].items()]
+        for group, by_length in table["by_group_and_length"].items():
+            strata += [("group and length", f"{group}, {length}", cell) for length, cell in by_length.items()]
         for kind, name, stratum in strata:
-            cells = [table["name"], kind, name, *(stratum[count] for count in _COUNTS), stratum["compared_with"]]
+            cells = [table["name"], kind, name, *map(stratum.get, (*_COUNTS, "compared_with"))]
             for measure in _INTERVALS:
-                one = stratum[measure] or {}
+                one = stratum.get(measure) or {}
                 cells += [one.get(end) for end in ("value", "low", "high")]
-            cells += [stratum[number] for number in _NUMBERS]
+            cells += [stratum.get(number) for number in _NUMBERS]
             yield "\t".join("" if cell is None else " ".join(str(cell).split("\t")) for cell in cells) + "\n"

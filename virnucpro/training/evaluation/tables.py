@@ -1,13 +1,14 @@
 """
 The tables of an evaluation: contigs with their labels (the truth), and scores from ``contigs.tsv`` or any tool's table.
 
-The truth has the columns ``contig`` and ``label``, and may have ``group`` and ``length`` (nucleotides); others are
-ignored. Ids must match exactly. Legend: C contigs of the truth.
+The truth has the columns ``contig`` and ``label``, and may have ``group``, ``length`` (nucleotides) and ``genome`` (or
+``accession`` or ``source``); others are ignored. Ids must match exactly. Legend: C contigs of the truth.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,10 @@ UNKNOWN_NT = 0
 """Length of a contig whose length is not known."""
 ID_COLUMN, SCORE_COLUMN, LENGTH_COLUMN = "contig", "score", "length"
 """Default columns, as in ``contigs.tsv``."""
+GENOME_COLUMNS = ("genome", "accession", "source")
+"""Columns that may name a contig's genome; the first of them that a table has is read."""
+_RANGE = re.compile(r":c?\d+-\d+$")
+"""A window's range in its genome, as in NC_015574.1:1308327-1368327."""
 MOST_SCORE = 1e100
 """Largest absolute score, so that sums and differences of scores are finite."""
 _NO_SCORE = ("", "na", "n/a", "nan", "none", "null", "-")
@@ -49,6 +54,8 @@ class KnownContigs:
     """Empty: not known."""
     lengths_nt_C: IntArray
     """int64 (C,): nucleotides, or ``UNKNOWN_NT``."""
+    genomes: list[str] | None = None
+    """Empty: not known, so the contig counts as a genome of its own. None: of no contig known."""
 
     def __len__(self) -> int:
         return len(self.contigs)
@@ -61,7 +68,16 @@ class KnownContigs:
             is_virus_C=self.is_virus_C[numbers],
             groups=[self.groups[number] for number in chosen],
             lengths_nt_C=self.lengths_nt_C[numbers],
+            genomes=None if self.genomes is None else [self.genomes[number] for number in chosen],
         )
+
+    def genome_numbers(self) -> IntArray | None:
+        """Return a number for each contig's genome, int64 (C,); None if genomes are not known."""
+        if self.genomes is None or not any(self.genomes):
+            return None
+        numbers: dict[tuple[bool, str], int] = {}
+        named = [(bool(genome), genome or contig) for genome, contig in zip(self.genomes, self.contigs, strict=True)]
+        return np.array([numbers.setdefault(name, len(numbers)) for name in named], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +111,17 @@ def read_truth(path: Path) -> KnownContigs:
     """Read a table, tab-separated or CSV, plain or gzip."""
     table = DelimitedTable(path)
     problems = table.problems
-    places = (table.column("contig"), table.column("label"), table.find("group"), table.find("length"))
+    genome_place = table.find(*GENOME_COLUMNS)
+    places = (table.column("contig"), table.column("label"), table.find("group"), table.find("length"), genome_place)
     lines: dict[str, int] = {}
-    labels, groups, lengths = [], [], []
+    labels, groups, lengths, genomes = [], [], [], []
     for row in table.rows(*places):
-        contig, label, group, length = ("" if place is None else row.cells[place] for place in places)
+        contig, label, group, length, genome = ("" if place is None else row.cells[place] for place in places)
         if is_new_id(contig, row, lines, problems):
             labels.append(_is_viral(label, row.line, problems))
             groups.append(group)
             lengths.append(_length_nt(length, row.line, problems))
+            genomes.append(_RANGE.sub("", genome))
     problems.raise_if_any()
     if not lines:
         problems.refuse(None, "no contig after its header", "give it a line a contig")
@@ -112,6 +130,7 @@ def read_truth(path: Path) -> KnownContigs:
         is_virus_C=np.array(labels, dtype=bool),
         groups=groups,
         lengths_nt_C=np.array(lengths, dtype=np.int64),
+        genomes=None if genome_place is None else genomes,
     )
 
 
