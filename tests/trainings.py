@@ -16,7 +16,7 @@ from virnucpro.choices import SequenceKind
 from virnucpro.pipeline.devices import CPU
 from virnucpro.settings import Training
 from virnucpro.training.classifier_training import run_training
-from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig
+from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig, TreeSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def hash_training(**changes) -> TrainingConfig:
         ),
         "protein": hash_config(token_budget=4096, sequences_per_part=64),
         "classifier": ClassifierSettings(hidden_dim=8, most_epochs=3),
-        "contig": ContigSettings(folds=2, members=1, most_epochs=3),
+        "contig": ContigSettings(folds=2, members=1, most_epochs=3, trees=TreeSettings(trees=3)),
     }
     asked = {name: value for name, value in changes.items() if name not in TrainingConfig.__dataclass_fields__}
     settings |= {name: value for name, value in changes.items() if name not in asked}

@@ -173,7 +173,7 @@ def test_a_contig_is_not_looked_up_in_tables_that_have_seen_its_genome():
     assert {fold for source, fold in fold_of.items()} == {0, 1}
     seen = np.stack([SequenceFeatures(counts.log_odds(), IS_VIRAL).of(codes) for codes in genomes.codes])
     unseen = features_out_of_fold(genomes, counts, fold_of, IS_VIRAL)
-    (place,) = [n for n, table in enumerate(TABLES) if table.name == "nucleotides_9"]
+    (place,) = [n for n, table in enumerate(TABLES) if table.name == "residues_4"]
     at = (
         COMPOSITION_COUNT
         + GENES_COUNT

@@ -20,11 +20,13 @@ from virnucpro.durable import sha256_of
 from virnucpro.errors import ConfigurationError, ExitCode
 from virnucpro.models.classifier import load_classifier
 from virnucpro.models.classifier_files.card import read_card
+from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
 from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
+from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
 
@@ -174,6 +176,27 @@ def test_frames_that_teach_are_of_clear_chunks_and_of_annotated_proteins_where_a
     np.testing.assert_allclose(
         np.hstack([embedded.dna_CD[0], embedded.protein_CE[0]]), embedded.features_FD[first].mean(axis=0), rtol=1e-5
     )
+
+
+def test_pieces_that_are_not_embedded_train_the_contig_model_by_their_letters(finished, tmp_path):
+    (phages, bacteria), _, weights = finished
+    records = read_records(phages)
+    halves = [(tmp_path / f"virus_{name}.fa", records[at::2]) for at, name in enumerate(("phage", "herpes"))]
+    files = [bacteria, *(write_fasta(path, [(one.accession, one.letters) for one in half]) for path, half in halves)]
+    out = tmp_path / "out"
+    asked = {"num_pieces": 90, "embedded_pieces": 30, "leave_groups_out": True, "keep_work": True}
+    found = trained(files, out, hash_training(seed=3, **asked))
+    assert found["contig_model.safetensors"] != weights["contig_model.safetensors"]
+    assert not load_contig_model(out, read_card(out)).uses_embeddings
+    layout, card = TrainingLayout(out), json.loads((out / "card.json").read_bytes())
+    pieces = [read_pieces(layout.pieces, layout.pieces_table)]
+    pieces.append(read_pieces(layout.further_pieces, layout.further_pieces_table))
+    assert [sum(piece.part == "train" for piece in some) for some in pieces] == [30, 60]
+    assert len({piece.name for some in pieces for piece in some}) == 90 + 2 * 20
+    of_groups = card["training"]["groups_left_out"]
+    assert of_groups.keys() == {"phage", "herpes"}
+    assert of_groups["phage"]["others"] > 0
+    assert "| group left out |" in (out / "MODEL_CARD.md").read_text()
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_table_labels_records_and_files_and_its_line_for_a_record_comes_first(
     ("text", "says"),
     [
         ("accession\tgroup\na\tx\n", r"labels\.tsv:1: no column 'label'"),
-        ("name\tlabel\na\tvirus\n", r"labels\.tsv:1: neither a column accession"),
+        ("name\tlabel\na\tvirus\n", r"labels\.tsv:1: neither a column id"),
         ("accession\tlabel\na\n", r"labels\.tsv:2: 1 columns where"),
         ("accession\tlabel\na\tvirus\nb\tvirus\n", r"genomes\.fa:5: no line of .* is for this record .*\(c\)"),
         ("accession\tlabel\na\tvirus\nb\tvirus\nc\tvirus\nd\tvirus\n", r"labels\.tsv:5: it matches no record .*\(d\)"),

@@ -239,6 +239,7 @@ def _measure(run: TrainingRun, embedded: EmbeddedPieces, threshold: float) -> di
         is_virus_C=embedded.is_virus_C[in_test_C],
         groups=[piece.group for piece in pieces],
         lengths_nt_C=np.array([len(piece.letters) for piece in pieces], dtype=np.int64),
+        genomes=[piece.source for piece in pieces],
     )
     scores_C = score_pieces(run.layout.trained_dir, embedded, in_test_C)
     return evaluate(scores_C, known, threshold=threshold, seed=run.config.asked.seed).to_json()

@@ -55,7 +55,7 @@ def leave_each_group_out(
     stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
     """
-    Return what was measured for every group, ready for JSON.
+    Return what was measured for every group that is not the only one of its label, ready for JSON.
 
     *genomes* and *training* as in ``train_contig_model``; the group's pieces are of both *training* and *test*.
 
@@ -68,6 +68,8 @@ def leave_each_group_out(
     trees = replace(settings.trees, trees=TREES, learning_rate=LEARNING_RATE)
     found = {}
     for group, (is_virus, name) in enumerate(names):
+        if [label for label, _ in names].count(is_virus) == 1:  # without it there is nothing of its label
+            continue
         chosen = np.flatnonzero(of_training != group)[:PIECES]
         others = np.flatnonzero(test.is_virus_C != is_virus)
         mine, mine_of_test = (np.flatnonzero(of == group)[:PIECES_OF_GROUP] for of in (of_training, of_test))

@@ -60,8 +60,7 @@ def _worth(card: Mapping[str, Any]) -> str:
     return f"""## What it is worth
 
 On the test part: {overall["contigs"]:,} pieces, {overall["viral"]:,} of them viral, of records that were used for \
-nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the pieces. \
-Pieces of one genome are not independent, so that the intervals are narrower than those of new genomes.
+nothing else. In brackets: 95 % intervals of {evaluation["bootstrap_samples"]:,} bootstrap samples of the genomes.
 
 What these figures are of:
 

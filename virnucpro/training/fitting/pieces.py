@@ -179,7 +179,9 @@ def write_pieces(pieces: Sequence[Piece], fasta: Path, table: Path) -> None:
 
 def read_pieces(fasta: Path, table: Path) -> list[Piece]:
     """Read what ``write_pieces`` wrote."""
-    pieces = []
+    pieces: list[Piece] = []
+    if not fasta.stat().st_size:  # of no pieces
+        return pieces
     with table.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         for row, record in zip(rows, read_records(fasta), strict=True):
