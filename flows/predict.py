@@ -53,6 +53,8 @@ def predict(input_files: PathTexts, output_dir: PathText, **fields: Any) -> Stat
         output_dir: Folder of the run. A second run in it continues the first.
         classifier: Name of a bundled classifier, or the folder of a trained or converted one.
         threshold: P(virus) from which a contig is called viral. None: the folder's, at first the classifier's.
+        prior: Share of viruses among the contigs: auto (estimated), off, or a number. Empty: the folder's, or auto.
+        fdr: Call contigs viral up to this expected false discovery rate, in place of a threshold. None: the folder's.
         result: What is written, and what becomes of it, also where it is not whole.
         hardware: Which devices compute, with how many processes, in which precision.
         contigs: How the contigs of the input are read, and what happens to odd ones.

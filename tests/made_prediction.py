@@ -22,7 +22,7 @@ from virnucpro.calls.viral_regions import (
 )
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
-from virnucpro.store.manifest import PredictionManifest, StageRecord
+from virnucpro.store.manifest import PredictionManifest, SampleRecord, StageRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,6 +170,14 @@ def _manifest(made, totals, threshold, missing_frames, classifier, skipped) -> P
         host="node7",
         inputs=[{"path": "/data/soil/soil_assembly.fasta.gz", "size_bytes": 734_003, "sha256": "ab" * 32}],
         settings={"chunk_nt": CHUNK_NT, "min_nt": 0},
+        sample=SampleRecord(
+            share=None,
+            interval=None,
+            why_off="the prior is off",
+            virus_from=threshold,
+            not_virus_below=min(threshold, 1 - threshold),
+            fdr=None,
+        ),
         output_settings={"threshold": threshold, "formats": ["tsv"], "keep_chunks": False},
         models={
             "dna": {"name": "virnucpro-tiny-dna", **model},

@@ -19,6 +19,8 @@ from virnucpro.choices import (
     DEFAULT_DNA_MODEL,
     DEFAULT_MAX_RESIDUES,
     DEFAULT_PROTEIN_MODEL,
+    LEAST_PRIOR_CONTIGS,
+    PRIOR_OFF,
     UNLIMITED_LETTERS,
     BadRecordPolicy,
     GapPolicy,
@@ -54,6 +56,8 @@ DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*
 """Devices; which of them exist only the worker knows."""
 NETWORK = r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$"
 ADDRESS = r"^(https?://\S+)?$"
+PRIOR = r"^(auto|off|0?\.[0-9]*[1-9][0-9]*)?$"
+"""Share of viruses in a sample: estimated, not used, or a number above 0 and below 1."""
 
 
 # A table: each setting in as few lines as it takes.
@@ -415,11 +419,35 @@ class PredictionSettings(RunSettings):
     threshold: float | None = knob(
         None, "Threshold",
         "P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.", gt=0,
-        lt=1, metavar="P", auto="that of the folder, at first the classifier's"
+        lt=1, metavar="P", auto="that of the folder, at first the classifier's, for the posterior if the prior is on"
+    )
+    prior: Annotated[
+        str, matching(PRIOR, "choose auto, off, or a share of viruses such as 0.05", kind="usage")
+    ] = knob(
+        "", "Prior",
+        "Share of viruses among the contigs. auto: estimated from their scores, where at least "
+        f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior, P(virus) in this sample, unless "
+        "a threshold is given. off: the posterior is not known.", pattern=PRIOR, metavar="auto|FRACTION|off",
+        auto="that of the folder, at first auto"
+    )
+    fdr: float | None = knob(
+        None, "False discovery rate",
+        "Call contigs viral from the lowest score whose expected false discovery rate in this sample is at most Q. "
+        "Needs the prior, and excludes a threshold.", gt=0, lt=1, metavar="Q", auto="that of the folder, at first none"
     )
     models: Models = Models()
     contigs: ContigRules = ContigRules()
     result: PredictionOutput = PredictionOutput()
+
+    @model_validator(mode="after")
+    def _one_rule_of_calls(self) -> Self:
+        if self.fdr is not None and self.threshold is not None:
+            raise PydanticCustomError(
+                "usage", "a threshold and a false discovery rate exclude each other: give --threshold or --fdr"
+            )
+        if self.fdr is not None and self.prior == PRIOR_OFF:
+            raise PydanticCustomError("usage", "a false discovery rate needs the prior: give --prior auto or a share")
+        return self
 
 
 class TrainingSettings(RunSettings):

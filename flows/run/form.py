@@ -45,6 +45,8 @@ def form_of(kind: type[RunSettings]) -> Callable[[Function], Function]:
             annotation: Any = info.annotation
             for bound in (one for one in info.metadata if not isinstance(one, Knob)):
                 annotation = Annotated[annotation, bound]
+            if info.json_schema_extra:  # a pattern
+                annotation = Annotated[annotation, Field(json_schema_extra=info.json_schema_extra)]
             fields.append(
                 inspect.Parameter(
                     name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=info.default, annotation=annotation

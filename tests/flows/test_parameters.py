@@ -98,6 +98,8 @@ def test_what_makes_none_is_refused_by_the_server_and_by_the_flow(flow, box):
         (embed, {"sequences": {"long": "cut"}}),
         (embed, {"result": {"form": "many"}}),
         (predict, {"threshold": 1.0}),
+        (predict, {"prior": "0.0"}),
+        (predict, {"fdr": 0}),
         (predict, {"models": {"chunk": -1}}),
         (predict, {"result": {"formats": ["csv"]}}),
         (train, {"labelled": []}),

@@ -267,3 +267,61 @@ def test_weights_of_another_contig_model_are_refused_before_anything_is_written(
             prediction_config(classifier=config.classifier_dir)
     finally:
         path.write_bytes(data)
+
+
+def test_contigs_are_called_by_the_share_of_viruses_that_was_given_and_resumed_runs_keep_it(finished, tmp_path):
+    folder, config, _ = finished
+    out = copy_of(folder, tmp_path)
+    before = calls_of(out)
+    assert {call.posterior for call in before.values()} == {call.fdr for call in before.values()} == {None}
+    manifest = run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, prior="0.2"))
+    assert manifest["sample"] | {"fdr": None} == {
+        "share": 0.2,
+        "interval": None,
+        "why_off": "",
+        "virus_from": pytest.approx(0.8),
+        "not_virus_below": pytest.approx(0.8),
+        "fdr": None,
+    }
+    given = calls_of(out)
+    scored = sorted((call for call in given.values() if call.score is not None), key=lambda call: -call.score)
+    others = 0.0
+    for number, call in enumerate(scored, start=1):
+        assert call.score == before[call.contig].score
+        posterior = 0.2 * call.score / (0.2 * call.score + 0.8 * (1 - call.score))
+        others += 1 - posterior
+        assert call.posterior == pytest.approx(posterior, rel=1e-5)
+        assert call.fdr == pytest.approx(others / number, abs=0.01)
+        assert call.call == (Call.VIRUS if posterior >= config.threshold else Call.NOT_VIRUS)
+    assert given["unknown"].posterior is given["unknown"].fdr is None
+    assert any(call.call != before[call.contig].call for call in scored)
+    kept = hash_prediction(folder, contig_model=True, not_given=frozenset({"prior", "fdr", "threshold"}))
+    assert predict([folder / "in.fa"], out, kept).was_complete
+    strict = run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, prior="0.9", fdr=1e-6))
+    assert (strict["counts"]["virus"], strict["sample"]["virus_from"]) == (0, None)
+    assert "no score has so low an expected false discovery rate" in {call.reason for call in calls_of(out).values()}
+    lowest = scored[len(scored) // 2]
+    some = run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, prior="0.2", fdr=lowest.fdr + 1e-5))
+    assert {call.contig for call in calls_of(out).values() if call.call is Call.VIRUS} == {
+        call.contig for call in scored if call.fdr <= lowest.fdr
+    }
+    assert some["sample"]["fdr"] == pytest.approx(lowest.fdr, abs=1e-5)
+    off = run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, prior="off"))
+    assert calls_of(out) == before
+    assert not any("share of viruses" in note for note in off["notes"])
+
+
+def test_the_share_of_viruses_is_estimated_from_enough_scores_and_said(finished, tmp_path, monkeypatch):
+    folder, _, _ = finished
+    scored = sum(call.score is not None for call in calls_of(folder / "out").values())
+    few = json.loads((folder / "out/run.json").read_text())
+    assert few["sample"]["share"] is None
+    assert f"share of viruses not estimated: {scored} have a score, and it takes 200" in few["notes"]
+    monkeypatch.setattr("virnucpro.pipeline.prediction.sample.LEAST_PRIOR_CONTIGS", scored)
+    again = run([folder / "in.fa"], tmp_path / "fresh", hash_prediction(folder, contig_model=True))
+    low, high = again["sample"]["interval"]
+    assert low <= again["sample"]["share"] <= high
+    assert any("share of viruses among the contigs, estimated" in note for note in again["notes"])
+    page = (tmp_path / "fresh/report.html").read_text()
+    assert "share of viruses, estimated" in page
+    assert "expected share of others among all with this score" in page

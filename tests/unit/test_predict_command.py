@@ -43,7 +43,14 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.out)
     predict_fasta(contigs, out, devices="cpu")
     manifest = json.loads((out / "run.json").read_text())
-    assert manifest["output_settings"] == {"threshold": 0.9, "formats": ["tsv"], "keep_chunks": True}
+    assert manifest["output_settings"] == {
+        "threshold": 0.9,
+        "threshold_of": "score",
+        "prior": "auto",
+        "fdr": None,
+        "formats": ["tsv"],
+        "keep_chunks": True,
+    }
     of_stages = sum(stage["seconds"] for stage in manifest["stages"].values())
     assert json.loads(run("status", out, "--json").out)["seconds"] == pytest.approx(of_stages)
     verified = run("verify", out)
@@ -58,6 +65,10 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
         (["--dna-model", "virnucpro-tiny-protein"], 78, "virnucpro-tiny-protein"),
         (["--threshold", "1.5"], 2, "--threshold"),
         (["--threshold", "0"], 2, "above 0 and below 1"),
+        (["--threshold", "0.9", "--fdr", "0.05"], 2, "give --threshold or --fdr"),
+        (["--prior", "off", "--fdr", "0.05"], 2, "needs the prior"),
+        (["--prior", "0.0"], 2, "such as 0.05"),
+        (["--prior", "1.5"], 2, "such as 0.05"),
         (["--format", "xlsx"], 2, "xlsx"),
         (["--min-length", "-3"], 2, "--min-length"),
         (["--clasifier", "x"], 2, "--clasifier"),

@@ -1,9 +1,8 @@
 """
 From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
-A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``. At
-least the threshold means virus; below the smaller of the threshold and its complement means not virus; in between is
-undecided.
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``. Two
+limits of the score part viruses, undecided contigs and others; ``sample_prior.call_limits`` sets them.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray, IntArray
     from virnucpro.calls.contig_scores import ScoresOfBatch
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
+    from virnucpro.calls.sample_prior import CallLimits, SamplePrior
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import PredictionLayout
 
@@ -49,6 +49,8 @@ BY_SEQUENCE = "by sequence"
 
 _LINE_NT = 60
 _SKIPPED_AT_ONCE = 1 << 12
+_SHOWN_DIGITS = 6
+"""Of posterior and false discovery rate."""
 _SCORE_DIGITS = 15
 """Digits of a contig's score: the top contigs differ in the tenth."""
 
@@ -57,8 +59,12 @@ _SCORE_DIGITS = 15
 class CallRules:
     """Settings that decide calls."""
 
+    limits: CallLimits
+    """Of the scores of contigs."""
+    sample: SamplePrior | None
+    """None: the posterior is not known."""
     threshold: float
-    """Least P(virus) of a viral contig."""
+    """Least P(virus) of a viral chunk of a long contig, by a contig model."""
     min_nt: int
     """Shorter contigs (nucleotides) are not scored."""
     classifier: str
@@ -67,11 +73,6 @@ class CallRules:
     """Of classifier, models and chunk length."""
     has_contig_model: bool
     """Whether a contig model made the scores."""
-
-    @property
-    def lower(self) -> float:
-        """P(virus) below which a contig is called not viral."""
-        return min(self.threshold, 1 - self.threshold)
 
 
 def call_contigs(
@@ -169,15 +170,22 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
     max_score = float(str(max_score)) if scored else None
     call, reason = _call_and_reason(values, scored, score, rules)
+    sample = rules.sample
     return ContigCall(
         **values,
         score=score,
+        posterior=None if score is None or sample is None else _rounded(sample.posterior(score)),
+        fdr=None if score is None or sample is None else _rounded(sample.fdr(score)),
         max_score=max_score,
         frame_support=round(values["viral_frames"] / scored, 3) if scored else None,
         call=call,
         reason=reason,
         fingerprint=rules.fingerprint,
     )
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.{_SHOWN_DIGITS}g}")
 
 
 def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
@@ -191,11 +199,16 @@ def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, r
     if score is None:
         return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
     rests_on = _what_is_missing(values["frames"], scored) if rules.has_contig_model else ""
-    if score >= rules.threshold:
+    limits = rules.limits
+    if score >= limits.virus_from:
         return Call.VIRUS, rests_on
-    if score < rules.lower:
+    if score < limits.not_virus_below:
         return Call.NOT_VIRUS, rests_on
-    why = f"P(virus) is between {rules.lower:.9g} and {rules.threshold:.9g}"
+    why = (
+        f"P(virus) is between {limits.not_virus_below:.9g} and {limits.virus_from:.9g}"
+        if math.isfinite(limits.virus_from)
+        else "no score has so low an expected false discovery rate"
+    )
     return Call.UNDECIDED, "; ".join(filter(None, [why, rests_on]))
 
 
@@ -260,6 +273,8 @@ def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) ->
                     viral_frames=0,
                     frame_support=None,
                     score=None,
+                    posterior=None,
+                    fdr=None,
                     max_score=None,
                     call=Call.UNDECIDED,
                     reason=f"left out: {record.reason}",

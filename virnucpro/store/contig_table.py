@@ -57,6 +57,10 @@ class ContigCall:
     """Viral share of the scored frames, three decimals; None without any."""
     score: float | None
     """P(virus) of the contig, to rank by; None without a scored frame."""
+    posterior: float | None
+    """P(virus) given the share of viruses in the sample, six digits; None without a score, or with the prior off."""
+    fdr: float | None
+    """Expected share of others among the contigs of at least this score, six digits; None as ``posterior``."""
     max_score: float | None
     """Highest P(virus) of its frames, as in ``prediction_results.txt``."""
     call: Call
@@ -68,7 +72,7 @@ class ContigCall:
 
 COLUMNS = tuple(ContigCall.__dataclass_fields__)
 _INTEGERS = ("chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
-_NUMBERS = ("frame_support", "score", "max_score")
+_NUMBERS = ("frame_support", "score", "posterior", "fdr", "max_score")
 
 
 class ContigTable:

@@ -44,8 +44,20 @@ COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_f
 """Counts of every prediction that has a result."""
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
-    *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "promise"),
-    *("notes", "files", "kind", "format"),
+    *(
+        "versions",
+        "devices",
+        "sequences",
+        "finished",
+        "outputs",
+        "stages_s",
+        "ranks",
+        "stages",
+        "counts",
+        "sample",
+        "promise",
+    ),
+    *("sample", "notes", "files", "kind", "format"),
 )
 """Of all kinds, in their order in the file."""
 
@@ -197,6 +209,24 @@ class StagedManifest(Manifest):
     """What the user should know, a sentence each."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleRecord:
+    """The share of viruses in a sample, and the limits of its calls."""
+
+    share: float | None
+    """Of the contigs with a score; None: the prior is off."""
+    interval: tuple[float, float] | None
+    """95 % interval of an estimated share."""
+    why_off: str
+    """Why there is no share; empty where there is one."""
+    virus_from: float | None
+    """Least score of a viral contig; None: no score has the false discovery rate that was asked for."""
+    not_virus_below: float
+    """Score below which a contig is called not viral."""
+    fdr: float | None
+    """Expected false discovery rate of the contigs called viral; None without any, or with the prior off."""
+
+
 @dataclass(kw_only=True)
 class PredictionManifest(StagedManifest):
     """``run.json`` of a prediction; its counts are of contigs, chunks, frames and calls."""
@@ -204,7 +234,7 @@ class PredictionManifest(StagedManifest):
     noun: ClassVar[str] = "a prediction"
 
     output_settings: dict[str, Any]
-    """Threshold, formats and what is kept: may change from run to run."""
+    """Rules of calls, formats and what is kept: may change from run to run."""
     models: dict[str, dict[str, Any]]
     """``dna``, ``protein`` and ``classifier``: name and sha256, with widths and chunk length."""
     fingerprint: str
@@ -214,6 +244,8 @@ class PredictionManifest(StagedManifest):
     outputs: list[str] = field(default_factory=list)
     """Every file beside the embedding runs that this run or an earlier one was to write, relative to the folder. None
     of them was there before."""
+    sample: SampleRecord | None = None
+    """None until contigs are called."""
     kind: Literal["prediction"] = PREDICTION
 
     def problem(self) -> str | None:

@@ -25,6 +25,7 @@ from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
+from virnucpro.pipeline.prediction.sample import read_sample
 from virnucpro.pipeline.run.run import failure_noted, is_intact, running
 from virnucpro.pipeline.run.stages import Stage, Stages, call_stage
 from virnucpro.run_layout import PredictionLayout, RunLayout
@@ -187,7 +188,10 @@ def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
     for path in formats.values():
         if path not in chosen and path.name in run.manifest.outputs:
             durable.remove(path)  # of another threshold; a killed start may have left it
+    sample, limits, run.manifest.sample = read_sample(run)
     rules = CallRules(
+        limits=limits,
+        sample=sample,
         threshold=config.threshold,
         min_nt=config.min_nt,
         classifier=config.card.name,

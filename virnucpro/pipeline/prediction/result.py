@@ -10,6 +10,7 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
+from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.run.run import remove_unpacked
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import RunLayout
@@ -106,6 +107,8 @@ def close_prediction(
     _prove_counts(manifest.counts)
     manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
     manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
+    if manifest.sample is not None and manifest.counts["contigs"]:
+        manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)
     manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
     manifest.output_settings = config.output_settings()

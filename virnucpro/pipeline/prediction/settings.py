@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.choices import SequenceKind, TableFormat
+from virnucpro.choices import PRIOR_AUTO, PRIOR_OFF, SequenceKind, TableFormat
 from virnucpro.config import InputRules, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
@@ -49,6 +49,12 @@ class PredictionConfig:
     """Nucleotides below which a contig is listed but not looked at."""
     threshold: float
     """P(virus) from which a contig is called viral."""
+    threshold_of: str = "posterior"
+    """What the threshold is compared with: the posterior where the prior is on, or always the score."""
+    prior: str = PRIOR_AUTO
+    """Share of viruses in the sample: auto, off, or a number above 0 and below 1."""
+    fdr: float | None = None
+    """Most expected false discovery rate, which sets the threshold of the sample."""
     formats: tuple[TableFormat, ...] = (TableFormat.TSV,)
     """Formats of the table of contigs; TSV is always written."""
     keep_chunks: bool = False
@@ -105,6 +111,9 @@ class PredictionConfig:
         """Return what may change from run to run in one folder, ready for JSON."""
         return {
             "threshold": self.threshold,
+            "threshold_of": self.threshold_of,
+            "prior": self.prior,
+            "fdr": self.fdr,
             "formats": [str(one) for one in self.formats],
             "keep_chunks": self.keep_chunks,
         }
@@ -204,7 +213,15 @@ def configure_prediction(
     protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
     result, threshold = settings.result, settings.threshold
-    is_default = {"threshold": threshold is None, "formats": not result.formats, "keep_chunks": not result.keep_chunks}
+    has_no_rule = threshold is None and settings.fdr is None
+    is_default = {
+        "threshold": has_no_rule,
+        "threshold_of": has_no_rule,
+        "prior": not settings.prior,
+        "fdr": has_no_rule and settings.prior != PRIOR_OFF,
+        "formats": not result.formats,
+        "keep_chunks": not result.keep_chunks,
+    }
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -218,6 +235,9 @@ def configure_prediction(
         ),
         min_nt=settings.contigs.min_length,
         threshold=card.threshold if threshold is None else threshold,
+        threshold_of="posterior" if threshold is None else "score",
+        prior=settings.prior or PRIOR_AUTO,
+        fdr=settings.fdr,
         formats=_formats(result.formats),
         keep_chunks=result.keep_chunks,
         not_given=frozenset(name for name, as_before in is_default.items() if as_before),

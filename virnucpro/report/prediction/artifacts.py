@@ -37,6 +37,8 @@ def report_table(layout: PredictionLayout) -> list[dict[str, Any]]:
             "contig": contig.found.contig,
             "length": contig.length_nt,
             "score": contig.found.score,
+            "posterior": contig.found.posterior,
+            "fdr": contig.found.fdr,
             "call": contig.found.call,
             "viral_chunks": contig.found.viral_chunks,
             "open_chunks": contig.found.open_chunks,

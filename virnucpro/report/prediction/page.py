@@ -55,7 +55,7 @@ _SHA_DIGITS = 16
 def write_report(layout: PredictionLayout) -> Path:
     """Write the report of a complete prediction; return its path."""
     summary = summarise(layout)
-    thresholds = _thresholds(summary.manifest)
+    thresholds = _lines(summary.sample_record.not_virus_below, summary.sample_record.virus_from)
     body = joined(
         sections.overview(summary),
         sections.distributions(summary, thresholds),
@@ -81,16 +81,17 @@ def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
     if summary.scored:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
         figures[sections.SCATTER] = plots.length_against_score(summary, thresholds)
+    threshold = float(summary.manifest.output_settings["threshold"])
+    of_windows = _lines(min(threshold, 1 - threshold), threshold)
     for track in [*summary.viral_tracks, *summary.other_tracks]:
-        lines = thresholds if summary.has_contig_model else [0.5]  # there, chunks are viral by their frames
+        lines = of_windows if summary.has_contig_model else [0.5]  # there, chunks are viral by their frames
         figures[sections.track_name(track)] = plots.track_plot(track, lines)
     return figures
 
 
-def _thresholds(manifest: PredictionManifest) -> list[float]:
-    """Return the scores at which calls change: the threshold and, if undecided ones exist, the lower end of theirs."""
-    threshold = float(manifest.output_settings["threshold"])
-    return sorted({min(threshold, round(1 - threshold, 12)), threshold})
+def _lines(*limits: float | None) -> list[float]:
+    """Return the scores at which calls change, as they are drawn: ascending and distinct."""
+    return sorted({round(limit, 12) for limit in limits if limit is not None})
 
 
 def left_out(summary: Summary) -> Html:

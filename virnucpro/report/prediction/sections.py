@@ -40,11 +40,16 @@ _NAMED_REGIONS = 4
 ROWS_AT_FIRST = 50
 _EXPLAINED = {
     "P(virus)": "the score, to rank by",
+    "Posterior": "P(virus) for the share of viruses in this sample",
+    "FDR": "expected share of others among all with this score or a higher one",
     "Highest": "the highest P(virus) of any of its reading frames",
     "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
     "Frame support": "share of its open reading frames with P(virus) above 0.5",
     "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
 }
+
+_OF_SAMPLE = ("Posterior", "FDR")
+"""Columns where the share of viruses is known."""
 
 
 def heading(summary: Summary) -> Html:
@@ -105,6 +110,12 @@ def _key_figures(summary: Summary) -> Html:
         (whole(summary.sure[least]), f"viral with P(virus) \u2265\u00a0{least}") for least in reversed(SURE_FROM)
     ]
     figures.append((nucleotides(viral.nt), f"in viral {summary.sequences}"))
+    sample = summary.sample_record
+    if sample.share is not None:
+        how = "as given" if sample.interval is None else "estimated"
+        figures.append((f"{sample.share:.2%}", f"share of viruses, {how}"))
+    if viral.contigs and sample.fdr is not None:
+        figures.append((f"{sample.fdr:.2%}", f"expected false discovery rate of the viral {summary.sequences}"))
     if summary.long_contigs:
         figures.append((whole(summary.regions), f"viral regions in long {summary.sequences}"))
     return element(
@@ -246,15 +257,20 @@ def contig_table(summary: Summary) -> Html:
         ),
         element(
             "div",
-            _table(contigs, summary.sequence),
+            _table(contigs, summary),
             class_="wide",
             tabindex="0",
             role="region",
             aria_label="Table of contigs",
         ),
         element("p", element("button", "Show all", type="button", id="more"), class_="more needs-script"),
-        element("details", element("summary", "What the columns are"), terms(_EXPLAINED.items())),
+        element("details", element("summary", "What the columns are"), terms(_explained(summary).items())),
     )
+
+
+def _explained(summary: Summary) -> dict[str, str]:
+    absent = _OF_SAMPLE if summary.sample_record.share is None else ()
+    return {name: what for name, what in _EXPLAINED.items() if name not in absent}
 
 
 def _controls(contigs: list[ContigLine]) -> Html:
@@ -273,9 +289,9 @@ def _controls(contigs: list[ContigLine]) -> Html:
     )
 
 
-def _table(contigs: list[ContigLine], sequence: str) -> Html:
+def _table(contigs: list[ContigLine], summary: Summary) -> Html:
     columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
-        (sequence.capitalize(), False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
+        (summary.sequence.capitalize(), False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
         ("P(virus)", True, _score),
         ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
         ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
@@ -283,6 +299,11 @@ def _table(contigs: list[ContigLine], sequence: str) -> Html:
         ("Viral chunks", True, _viral_chunks),
         ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
     ]
+    if summary.sample_record.share is not None:
+        columns[2:2] = [
+            ("Posterior", True, lambda c: _number(c.found.posterior, probability(c.found.posterior or 0))),
+            ("FDR", True, lambda c: _number(c.found.fdr, probability(c.found.fdr or 0))),
+        ]
     if any(contig.regions for contig in contigs):
         columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
     if any(_reason(contig) for contig in contigs):

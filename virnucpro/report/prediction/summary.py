@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.run_layout import PredictionLayout
+    from virnucpro.store.manifest import SampleRecord
 
 NO_SCORE = "no score"
 """Shown instead of a call for a contig that could not be scored; its reason says why."""
@@ -229,6 +230,12 @@ class Summary:
     @property
     def sequence(self) -> str:
         return self.sequences.removesuffix("s")
+
+    @property
+    def sample_record(self) -> SampleRecord:
+        """The share of viruses, and the limits of calls."""
+        assert self.manifest.sample is not None, "contigs were called"
+        return self.manifest.sample
 
     @property
     def has_contig_model(self) -> bool:

@@ -66,8 +66,8 @@ def scores(summary: Summary) -> str:
     if summary.has_contig_model:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
-            "kinds that the classifier\u2019s card names: there, of contigs with 0.8 about 8 in 10 are viral. Of other "
-            f"kinds it may be far off, and among your {summary.sequences} viruses may be more or less common. "
+            "kinds that the classifier\u2019s card names, half of them viral: there, of contigs with 0.8 about 8 in 10 "
+            f"are viral. Of other kinds it may be far off. {_of_sample(summary)} "
             "Where no reading frame is open, the sequence alone is scored."
         )
     return (
@@ -76,11 +76,25 @@ def scores(summary: Summary) -> str:
     )
 
 
+def _of_sample(summary: Summary) -> str:
+    sample, many = summary.sample_record, summary.sequences
+    if sample.share is None:
+        return f"Among your {many} viruses may be more or less common: their share is not known ({sample.why_off})."
+    known = f"given as {sample.share:.2%}"
+    if sample.interval is not None:
+        low, high = sample.interval
+        known = f"estimated from their scores as {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+    return (
+        f"The share of viruses among your {many} is {known}. The posterior is P(virus) for this share; FDR, the "
+        "expected share of others among all with this score or a higher one. Both are as good as the calibration."
+    )
+
+
 def tracks(summary: Summary) -> str:
     line, viral = (
         (
             "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
-            "its P(virus) is at least the threshold",
+            f"its P(virus) is at least {summary.manifest.output_settings['threshold']:g}",
         )
         if summary.has_contig_model
         else (

@@ -1,0 +1,72 @@
+"""The share of viruses in the sample of a prediction: whether and how it is known, and what the user reads of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.calls.contig_scores import map_scores
+from virnucpro.calls.sample_prior import CallLimits, SamplePrior, call_limits, count_scores, estimate_prior
+from virnucpro.choices import LEAST_PRIOR_CONTIGS, PRIOR_AUTO, PRIOR_OFF
+from virnucpro.store.manifest import SampleRecord
+
+if TYPE_CHECKING:
+    from virnucpro.pipeline.prediction.preparation import PredictionRun
+
+_OFF = "the prior is off"
+
+
+def read_sample(run: PredictionRun) -> tuple[SamplePrior | None, CallLimits, SampleRecord]:
+    """Return the share of viruses by the contigs' scores, if it is on, and the limits of calls; as recorded, too."""
+    config = run.config
+    sample, why_off = _sample_and_why_off(run)
+    limits = call_limits(sample, config.threshold, is_of_score=config.threshold_of == "score", fdr=config.fdr)
+    record = SampleRecord(
+        share=None if sample is None else sample.share,
+        interval=None if sample is None else sample.interval,
+        why_off=why_off,
+        virus_from=limits.virus_from if math.isfinite(limits.virus_from) else None,
+        not_virus_below=limits.not_virus_below,
+        fdr=None if sample is None else sample.fdr(limits.virus_from),
+    )
+    return sample, limits, record
+
+
+def _sample_and_why_off(run: PredictionRun) -> tuple[SamplePrior | None, str]:
+    config = run.config
+    if config.prior == PRIOR_OFF:
+        return None, _OFF
+    if config.card.contig_model is None:
+        return None, "the classifier has no contig model, so its scores are not calibrated"
+    counts = count_scores(map_scores(run.layout.contig_scores, "scores", len(run.open_index())))
+    if config.prior != PRIOR_AUTO:
+        return SamplePrior(float(config.prior), None, counts), ""
+    scored = int(np.sum(counts))
+    if scored < LEAST_PRIOR_CONTIGS:
+        return None, f"{scored:,} have a score, and it takes {LEAST_PRIOR_CONTIGS}"
+    return estimate_prior(counts), ""
+
+
+def sample_notes(sample: SampleRecord, sequences: str, fdr: float | None) -> list[str]:
+    """Return what the user should know of the share of viruses, a sentence each; *fdr* is the one asked for."""
+    if sample.share is None:
+        if sample.why_off == _OFF and not fdr:
+            return []
+        without = f"; the false discovery rate of {fdr:g} is not known, and has no effect" if fdr else ""
+        return [f"share of viruses not estimated: {sample.why_off}{without}"]
+    share = f"share of viruses among the {sequences}"
+    if sample.interval is None:
+        notes = [f"{share}, as given: {sample.share:.2%}"]
+    else:
+        low, high = sample.interval
+        notes = [f"{share}, estimated: {sample.share:.2%} (95 % interval {low:.2%} to {high:.2%})"]
+    if sample.virus_from is None:
+        notes.append(f"no score has an expected false discovery rate of at most {fdr:g}: nothing is called viral")
+    elif sample.fdr is None:
+        notes.append(f"called viral from P(virus) {sample.virus_from:.6g}, which none reaches")
+    else:
+        expected = f"the expected false discovery rate is {sample.fdr:.2%}"
+        notes.append(f"called viral from P(virus) {sample.virus_from:.6g}: {expected}")
+    return notes
