@@ -1,10 +1,10 @@
 """
 How well viral regions are found: in synthetic prophages, in bacteria, and where bacteria match a known phage.
 
-Whole phages are set into windows of bacterial genomes, on either strand and at random places. Both are of genomes that
-did not train the classifier: parts ``test`` and ``validation`` of its card, or the ids of ``--held-out``. Half of the
-clusters of phages and half of the bacterial genomes choose the rule's constants (``--choose`` prints the grid), the
-other half reports. Phages are drawn by cluster, so that relatives count together.
+Whole phages, some of them contigs of metagenomes, are set into windows of bacterial genomes, on either strand and at
+random places. Both are of genomes that did not train the classifier: parts ``test`` and ``validation`` of its card, or
+the ids of ``--held-out``. Half of the clusters of phages and half of the bacterial genomes choose the rule's constants
+(``--choose`` prints the grid), the other half reports. Phages are drawn by cluster, so that relatives count together.
 
 - **recall, precision** by nucleotides and by region: a prophage is found, and a region right, where they share at least
   half of both. Natural prophages of a window are not known, and their regions count as false.
@@ -305,6 +305,7 @@ def main() -> None:
         whole = {
             "machine": machine("virnucpro", "numpy"),
             "classifier": {"name": card.name, "contig_model_sha256": card.contig_model.weights_sha256},
+            "held out by": str(options.held_out or "its card"),
             "threshold": card.threshold,
             "constants": {"switch_cost": viral_regions.SWITCH_COST, "most_log_odds": viral_regions.MOST_LOG_ODDS},
             "best of the grid": grid[:5],
