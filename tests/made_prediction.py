@@ -17,8 +17,8 @@ from virnucpro.calls.viral_regions import (
     bed_lines,
     bedgraph_header,
     bedgraph_lines,
+    find_regions,
     track_intervals,
-    viral_runs,
 )
 from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import COLUMNS
@@ -105,7 +105,7 @@ def make_prediction(
             totals[name] += int(row[name])
         if contig.length_nt >= LONG_CONTIG_NT:
             tracks.append(bedgraph_lines(contig.name, track_intervals(starts, ends, p)))
-            regions.append(bed_lines(contig.name, viral_runs(starts, ends, p, np.nan_to_num(p) >= 0.5)))
+            regions.append(bed_lines(contig.name, find_regions(starts, ends, p, 0.5)))
     made.rows.sort(key=lambda row: row["length"] == "")
     failed += [f"k141_1000_chunk_{n + 1}F2\tapplication_error\t3\n" for n in range(missing_frames)]
     layout = made.layout

@@ -1,8 +1,9 @@
-"""Tracks and regions of one contig, against plainly written rules over every position, and as genome browsers read."""
+"""Tracks and regions of one contig, against every position and every path of states, and as genome browsers read."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -10,49 +11,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.calls.viral_regions import (
+    MOST_LOG_ODDS,
+    SWITCH_COST,
     ViralRegion,
     bed_header,
     bed_lines,
     bedgraph_header,
     bedgraph_lines,
+    find_regions,
     track_intervals,
-    viral_runs,
 )
 
 
 @st.composite
 def chunked_contigs(draw):
-    """Bounds of chunks that cover a contig and overlap or touch, P(virus) with NaN, and which chunks are viral."""
+    """Bounds of chunks that cover a contig and overlap or touch, and P(virus) with NaN."""
     chunk_nt = draw(st.integers(4, 60))
     steps = draw(st.lists(st.integers(2, chunk_nt), max_size=40))
     starts = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
     length_nt = int(starts[-1]) + draw(st.integers(2, chunk_nt))
     ends = np.minimum(starts + chunk_nt, length_nt)
     p = np.array(draw(st.lists(st.none() | st.floats(0, 1), min_size=len(starts), max_size=len(starts))), dtype=float)
-    return starts, ends, p, np.nan_to_num(p) >= draw(st.floats(0.05, 1))
+    return starts, ends, p
 
 
-def runs_of_chunks(is_viral):
-    """First and last chunk of each run, chunk by chunk from section to section: the rule as it is told to users."""
-    runs, chunk = [], 0
-    while chunk < len(is_viral):
-        if not is_viral[chunk]:
-            chunk += 1
-            continue
-        first = last = chunk
-        others = 0
-        while chunk + 1 < len(is_viral) and others <= 2:
-            chunk += 1
-            last, others = (chunk, 0) if is_viral[chunk] else (last, others + 1)
-        if sum(is_viral[first : last + 1]) >= 3:
-            runs.append((first, last))
-        chunk = last + 1
-    return runs
+def evidence_of(p, threshold):
+    """Log-odds against the threshold, limited."""
+    odds = np.clip(p, 1e-12, 1 - 1e-12)
+    difference = np.log(odds / (1 - odds)) - np.log(threshold / (1 - threshold))
+    return np.clip(difference, -MOST_LOG_ODDS, MOST_LOG_ODDS)
+
+
+def worth(path, evidence):
+    """What a path of states gathers, less its switches."""
+    gathered = sum(one for one, state in zip(evidence, path, strict=True) if state)
+    return gathered - SWITCH_COST * sum(a != b for a, b in pairwise(path))
 
 
 @given(chunked_contigs())
 def test_every_position_has_the_score_of_a_chunk_that_covers_it_and_none_has_two(contig):
-    starts, ends, p, _ = contig
+    starts, ends, p = contig
     track = track_intervals(starts, ends, p)
     assert (track.starts < track.ends).all()
     assert (track.ends[:-1] <= track.starts[1:]).all()
@@ -81,48 +79,67 @@ def test_neighbours_meet_in_the_middle_of_their_overlap():
 def test_a_contig_without_chunks_has_neither_track_nor_region():
     nothing = np.empty(0, dtype=np.int64)
     assert bedgraph_lines("c", track_intervals(nothing, nothing, nothing.astype(float))) == ""
-    assert viral_runs(nothing, nothing, nothing.astype(float), nothing.astype(bool)) == []
+    assert find_regions(nothing, nothing, nothing.astype(float), 0.5) == []
 
 
-@given(chunked_contigs())
-def test_runs_are_those_of_the_rule_read_chunk_by_chunk(contig):
-    starts, ends, p, is_viral = contig
-    expected = [
-        (starts[a], ends[b], int(is_viral[a : b + 1].sum()), b - a + 1, pytest.approx(np.nanmean(p[a : b + 1])))
-        for a, b in runs_of_chunks(is_viral.tolist())
-    ]
-    found = viral_runs(starts, ends, p, is_viral)
-    assert [(r.start, r.end, r.viral_chunks, r.chunks, r.p_virus) for r in found] == expected
+@given(
+    st.lists(st.none() | st.sampled_from([0.0, 0.02, 0.98, 1.0]) | st.floats(0, 1), min_size=1, max_size=11),
+    st.floats(0.05, 0.95),
+)
+def test_no_path_of_states_is_worth_more_than_the_regions(values, threshold):
+    p = np.array([np.nan if value is None else value for value in values])
+    starts = np.arange(len(p)) * 500
+    is_known = ~np.isnan(p)
+    evidence = evidence_of(p[is_known], threshold).tolist()
+    path = np.zeros(len(p), dtype=bool)
+    for region in find_regions(starts, starts + 500, p, threshold):
+        path[region.start // 500 : region.end // 500] = True
+    best = max(worth(other, evidence) for other in product((False, True), repeat=len(evidence)))
+    assert worth(path[is_known].tolist(), evidence) == pytest.approx(best, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("calls", "expected"),
+    ("chunks", "expected"),
     [
-        ("..VV..", []),
-        ("..VVV.", [(2, 5)]),
-        ("V..V..V", [(0, 7)]),
-        ("V...V..V", []),
-        ("VVV...VVV", [(0, 3), (6, 9)]),
-        ("VVV--VV...", [(0, 7)]),
-        ("VVV.--VVV", [(0, 3), (6, 9)]),
-        ("VVVVVVVV", [(0, 8)]),
+        ("." * 20, []),
+        ("V" * 20, [(0, 20)]),
+        ("v" * 20, [(0, 20)]),
+        ("-" * 20, []),
+        ("." * 10 + "V" * 7 + "." * 10, []),
+        ("." * 10 + "V" * 8 + "." * 10, [(10, 18)]),
+        ("VVV" + "." * 10, []),
+        ("VVVV" + "." * 10, [(0, 4)]),
+        ("." * 10 + "VVVV", [(10, 14)]),
+        ("." * 10 + "VVVV" + "." + "VVVVV" + "." * 10, [(10, 20)]),
+        ("V" * 9 + "." * 7 + "V" * 9, [(0, 25)]),
+        ("V" * 9 + "." * 8 + "V" * 9, [(0, 9), (17, 26)]),
+        ("." * 10 + "VVVV" + "-" * 12 + "VVVV" + "." * 10, [(10, 30)]),
+        ("." * 10 + "V" * 8 + "---" + "." * 10, [(10, 18)]),
+        ("--" + "V" * 5 + "--", [(2, 7)]),
     ],
 )
-def test_a_run_bridges_two_chunks_and_not_three(calls, expected):
-    """V: viral, a dot: not viral, a dash: no open frame."""
-    starts = np.arange(len(calls)) * 500
-    p = np.array([{"V": 0.9, ".": 0.2, "-": np.nan}[call] for call in calls])
-    found = viral_runs(starts, starts + 500, p, p > 0.5)
-    assert [(region.start // 500, region.end // 500) for region in found] == expected
+def test_a_region_takes_evidence_at_each_border(chunks, expected):
+    """V: surely viral, v: just above the threshold, a dot: surely not, a dash: no P(virus)."""
+    p_of = {"V": 0.99, "v": 0.61, ".": 0.02, "-": np.nan}
+    starts = np.arange(len(chunks)) * 480
+    p = np.array([p_of[chunk] for chunk in chunks], dtype=np.float32)
+    found = find_regions(starts, starts + 500, p, 0.6)
+    assert [(region.start, region.end) for region in found] == [(a * 480, (b - 1) * 480 + 500) for a, b in expected]
     for region, (first, last) in zip(found, expected, strict=True):
-        known = [{"V": 0.9, ".": 0.2}[call] for call in calls[first:last] if call != "-"]
-        assert region.p_virus == pytest.approx(sum(known) / len(known))
+        known = [p_of[chunk] for chunk in chunks[first:last] if chunk != "-"]
+        assert region.p_virus == pytest.approx(sum(known) / len(known), rel=1e-6)
+
+
+@pytest.mark.parametrize(("threshold", "number"), [(0.5, 1), (0.8, 0), (0.0, 1), (1.0, 0)])
+def test_the_threshold_decides_what_speaks_for_a_virus(threshold, number):
+    starts = np.arange(30) * 500
+    assert len(find_regions(starts, starts + 500, np.full(30, 0.7), threshold)) == number
 
 
 def test_the_text_is_what_genome_browsers_read():
     track = track_intervals(np.array([0, 490]), np.array([500, 990]), np.array([0.5, 1e-7], dtype=np.float32))
     assert bedgraph_lines("k141_1", track) == "k141_1\t0\t495\t0.5000\nk141_1\t495\t990\t0.0000\n"
-    regions = [ViralRegion(0, 1500, 0.99961, 3, 3), ViralRegion(9000, 12_000, 0.5, 4, 6)]
+    regions = [ViralRegion(0, 1500, 0.99961), ViralRegion(9000, 12_000, 0.5)]
     assert bed_lines("k141_1", regions) == (
         "k141_1\t0\t1500\tk141_1_region_1\t1000\t.\nk141_1\t9000\t12000\tk141_1_region_2\t500\t.\n"
     )
@@ -138,7 +155,7 @@ def test_a_track_line_is_one_line_whatever_the_classifier_is_called():
 
 
 def test_a_region_of_a_contig_with_an_endless_name_keeps_its_number():
-    (line,) = bed_lines("c" * 1000, [ViralRegion(0, 1500, 0.9, 3, 3)]).splitlines()
+    (line,) = bed_lines("c" * 1000, [ViralRegion(0, 1500, 0.9)]).splitlines()
     columns = line.split("\t")
     assert columns[0] == "c" * 1000
     assert len(columns[3]) == 255

@@ -25,8 +25,8 @@ from virnucpro.calls.viral_regions import (
     bed_lines,
     bedgraph_header,
     bedgraph_lines,
+    find_regions,
     track_intervals,
-    viral_runs,
 )
 from virnucpro.errors import StoppedError
 from virnucpro.store.contig_table import Call, ContigCall, ContigTable
@@ -245,16 +245,14 @@ def _browser_lines(
             of_contig = frames_per_chunk[first:last]
             some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
             p_virus: PArray = score_by_frames(some[:, 1], of_contig)
-            is_viral = ChunkScores.of(some, of_contig).is_viral
         else:
             p_virus = by_model.windows[window : window + last - first]
-            is_viral = p_virus >= rules.threshold
             window += last - first
         starts, ends = batch.chunk_bounds(contig, chunk_nt)
         name = batch.contig_ids[contig]
         yield (
             bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
-            bed_lines(name, viral_runs(starts, ends, p_virus, is_viral)),
+            bed_lines(name, find_regions(starts, ends, p_virus, rules.threshold)),
         )
 
 

@@ -1,5 +1,5 @@
 """
-Viral regions of long contigs: P(virus) along the sequence and runs of viral chunks, as bedGraph and BED.
+Viral regions of long contigs: P(virus) along the sequence and its most likely viral stretches, as bedGraph and BED.
 
 Works on the arrays of one contig. Positions are 0-based and half open. Formats as in UCSC's FAQ
 (https://genome.ucsc.edu/FAQ/FAQformat.html, 1 and 1.8): bedGraph intervals of a contig do not overlap, and a BED score
@@ -15,17 +15,18 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from virnucpro.arrays import BoolArray, IntArray
+    from virnucpro.arrays import BoolArray, DoubleArray, IntArray
 
     FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""
-MIN_VIRAL_CHUNKS = 3
-"""Least viral chunks of a region."""
-MAX_BRIDGED_CHUNKS = 2
-"""Most chunks in a row within a region that are not viral or have no open frame."""
+SWITCH_COST = 7.0
+"""Log-odds that the chunks beyond a border need together."""
+MOST_LOG_ODDS = 2.0
+"""Most log-odds that one chunk gives for either state. Both constants: ``benchmarks/regions.py --choose``."""
 
+_LEAST_P = 1e-12
 _MAX_SCORE = 1000
 _BED_NAME_CHARACTERS = 255
 
@@ -42,17 +43,14 @@ class TrackIntervals(NamedTuple):
 
 
 class ViralRegion(NamedTuple):
-    """A run of viral chunks in one contig."""
+    """A viral stretch of one contig."""
 
     start: int
-    """0-based nt: start of its first viral chunk."""
+    """0-based nt: start of its first chunk."""
     end: int
-    """0-based nt, exclusive: end of its last viral chunk."""
+    """0-based nt, exclusive: end of its last chunk."""
     p_virus: float
-    """Mean over its chunks with an open frame."""
-    viral_chunks: int
-    chunks: int
-    """All chunks in it, viral or bridged."""
+    """Mean over its chunks that have one."""
 
 
 def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> TrackIntervals:
@@ -69,29 +67,60 @@ def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> Tr
     return TrackIntervals(limits[:-1][known], limits[1:][known], p_virus[known])
 
 
-def viral_runs(starts: IntArray, ends: IntArray, p_virus: FloatArray, is_viral: BoolArray) -> list[ViralRegion]:
+def find_regions(starts: IntArray, ends: IntArray, p_virus: FloatArray, threshold: float) -> list[ViralRegion]:
     """
-    Find the runs of viral chunks in one contig.
+    Split one contig into stretches that are viral and that are not, and return the viral ones.
 
-    A run begins and ends with a viral chunk, has at least ``MIN_VIRAL_CHUNKS`` of them, and bridges at most
-    ``MAX_BRIDGED_CHUNKS`` others in a row.
+    The most likely path of a hidden Markov model of two states (Viterbi 1967). A chunk's evidence for a virus is the
+    log-odds of its P(virus) less that of *threshold*, at most ``MOST_LOG_ODDS`` either way; a switch of states costs
+    ``SWITCH_COST``, which covers that neighbours share letters. A contig may begin and end in either state. Chunks
+    without P(virus) give no evidence: a region bridges them, and neither begins nor ends with one.
 
     Args:
         starts: int64 (chunks,): 0-based nt, in sequence order.
         ends: int64 (chunks,): exclusive.
-        p_virus: (chunks,): NaN for a chunk without an open frame; known for every viral one.
-        is_viral: bool (chunks,).
+        p_virus: (chunks,): NaN where unknown.
+        threshold: P(virus) of a chunk that speaks for neither state.
     """
-    viral = np.flatnonzero(is_viral)
-    runs = np.split(viral, np.flatnonzero(np.diff(viral) > MAX_BRIDGED_CHUNKS + 1) + 1)
+    is_known = np.isfinite(p_virus)
+    evidence = np.zeros(len(p_virus))
+    evidence[is_known] = np.clip(
+        _log_odds(p_virus[is_known]) - _log_odds(np.array(threshold)), -MOST_LOG_ODDS, MOST_LOG_ODDS
+    )
+    is_viral = _most_likely_states(evidence)
+    borders = np.flatnonzero(np.diff(is_viral, prepend=False, append=False)).reshape(-1, 2)
     found = []
-    for run in runs:
-        if len(run) < MIN_VIRAL_CHUNKS:
-            continue
-        first, last = int(run[0]), int(run[-1])
-        mean = float(np.nanmean(p_virus[first : last + 1], dtype=np.float64))
-        found.append(ViralRegion(int(starts[first]), int(ends[last]), mean, len(run), last - first + 1))
+    for first, after in borders.tolist():
+        known = first + np.flatnonzero(is_known[first:after])
+        mean = float(p_virus[known].mean(dtype=np.float64))
+        found.append(ViralRegion(int(starts[known[0]]), int(ends[known[-1]]), mean))
     return found
+
+
+def _log_odds(p: FloatArray) -> DoubleArray:
+    bounded = np.clip(p.astype(np.float64), _LEAST_P, 1 - _LEAST_P)
+    return np.asarray(np.log(bounded) - np.log1p(-bounded))
+
+
+def _most_likely_states(evidence: DoubleArray) -> BoolArray:
+    """
+    Return where the most likely path is viral, bool (chunks,).
+
+    Viterbi's two best paths up to a chunk are kept as their difference, the viral path's lead. Where it exceeds the
+    cost of a switch, the best path goes through that state, whatever follows; elsewhere it stays in the next chunk's.
+    """
+    leads = []
+    lead = 0.0
+    for one in evidence.tolist():
+        lead = max(-SWITCH_COST, min(SWITCH_COST, lead)) + one
+        leads.append(lead)
+    is_viral = np.zeros(len(leads), dtype=np.bool_)
+    state = lead > 0
+    for chunk in range(len(leads) - 1, -1, -1):
+        if abs(leads[chunk]) > SWITCH_COST:
+            state = leads[chunk] > 0
+        is_viral[chunk] = state
+    return is_viral
 
 
 def bedgraph_header(classifier: str, fingerprint: str) -> str:

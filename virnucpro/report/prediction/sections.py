@@ -45,7 +45,7 @@ _EXPLAINED = {
     "Highest": "the highest P(virus) of any of its reading frames",
     "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
     "Frame support": "share of its open reading frames with P(virus) above 0.5",
-    "Viral regions": "runs of viral chunks, in contigs of 10 kb or more",
+    "Viral regions": "stretches of viral chunks, in contigs of 10 kb or more",
 }
 
 _OF_SAMPLE = ("Posterior", "FDR")

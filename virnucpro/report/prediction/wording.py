@@ -91,21 +91,15 @@ def _of_sample(summary: Summary) -> str:
 
 
 def tracks(summary: Summary) -> str:
-    line, viral = (
-        (
-            "P(virus) of each chunk together with its two neighbours, by the rule of contigs",
-            f"its P(virus) is at least {summary.manifest.output_settings['threshold']:g}",
-        )
+    line = (
+        "P(virus) of each chunk together with its two neighbours, by the rule of contigs"
         if summary.has_contig_model
-        else (
-            "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open",
-            "the highest score of its frames is one for virus",
-        )
+        else "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open"
     )
     return (
-        f"The line is {line}. Shaded: runs of at least three viral chunks, bridging two others at most; a chunk is "
-        f"viral when {viral}. Every region is in viral_regions.bed, every track in tracks.bedgraph; both open in "
-        "genome browsers."
+        f"The line is {line}. Shaded: viral regions, where P(virus) is above the threshold along enough chunks. A few "
+        "chunks below it do not end a region, nor do chunks without P(virus). Every region is in viral_regions.bed, "
+        "every track in tracks.bedgraph; both open in genome browsers."
     )
 
 
