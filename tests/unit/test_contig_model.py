@@ -51,7 +51,7 @@ def weights(tables):
     chooser, inputs = np.random.default_rng(1), SequenceFeatures(tables, IS_VIRAL).dim
     shapes = ((4, inputs), (GROUPS, 4))
     layers = tuple(
-        Layer(chooser.normal(size=shape).astype(np.float32), chooser.normal(size=shape[0]).astype(np.float32))
+        Layer(chooser.normal(0, 0.3, shape).astype(np.float32), chooser.normal(size=shape[0]).astype(np.float32))
         for shape in shapes
     )
     return ContigWeights(

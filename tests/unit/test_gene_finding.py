@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
-from virnucpro.models.contigs.nucleotide_codes import encode, reverse_complement
+from virnucpro.models.contigs.nucleotide_codes import RESIDUES, encode, reverse_complement, word
 
 GENE = "ATG" + "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
 """57 residues and a stop; every other frame, of either strand, has a stop among each seven codons."""
@@ -79,7 +79,7 @@ def test_what_genes_say():
     space = "CTAACTAACTAA"
     strands = GENE + space + GENE + space + reverse_complement_of(GENE)
     numbers = numbers_of(strands)
-    assert numbers[-1] == 3
+    assert numbers[-2] == 3
     assert numbers[0] == pytest.approx(3000 / len(strands))
     assert numbers[1] == pytest.approx(3 * len(GENE) / len(strands))
     assert numbers[2] == 0.5  # one of two pairs changes the strand
@@ -111,3 +111,36 @@ def test_genes_of_lambda_are_where_they_are_known_to_be(data_dir):
     found = set(zip(stops.tolist(), genes.is_reverse_N.tolist(), strict=True))
     for name, (first, last, is_reverse) in LAMBDA_GENES.items():
         assert (first if is_reverse else last, is_reverse) in found, name
+
+
+def recoded_gene(stop, seed, codons=450):
+    """A gene in which every tenth codon or so is a stop of code 11."""
+    chooser = np.random.default_rng(seed)
+    others = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT" if a + b + c not in {"TAA", "TAG", "TGA"}]
+    chosen = [stop if chooser.random() < 0.1 else str(chooser.choice(others)) for _ in range(codons)]
+    return "ATG" + "".join(chosen) + "TAA"
+
+
+@pytest.mark.parametrize(("number", "stop", "residue"), [(4, "TGA", b"W"), (15, "TAG", b"Q")])
+def test_a_dense_contig_whose_stop_codons_are_read_through_has_its_genes_by_another_code(number, stop, residue):
+    letters = "CCTAACC" + recoded_gene(stop, 1) + "CC" + recoded_gene(stop, 2)
+    genes = genes_of(letters)
+    assert genes.genetic_code.number == number
+    assert list(genes.lengths_N) == [451, 451]
+    where = np.flatnonzero(genes.codons_R == word(stop.encode()))
+    assert len(where) > 20
+    assert {RESIDUES[at] for at in genes.residues()[where]} == {residue[0]}
+    assert numbers_of(letters)[-1] == 1
+
+
+def test_code_11_reads_what_it_covers_as_well_and_what_is_short_or_made_by_chance():
+    assert genes_of(GENE * 20).genetic_code.number == 11
+    assert genes_of(recoded_gene("TGA", 1)).genetic_code.number == 11
+    letters = "".join(np.random.default_rng(2).choice(list("ACGT"), 6000))
+    assert genes_of(letters).genetic_code.number == 11
+
+
+def test_a_phage_of_the_gut_is_read_by_code_15(data_dir):
+    with gzip.open(data_dir / "genomes" / "virus_phage_crass_recoded.fna.gz", "rt") as file:
+        letters = "".join(file.read().split("\n")[1:])
+    assert genes_of(letters).genetic_code.number == 15

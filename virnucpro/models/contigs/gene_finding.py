@@ -6,7 +6,8 @@ beyond the contig's end, or into unknown letters, as far as it can be read. Cand
 codons are ignored. Of the others those are chosen whose total length, each less ``PRICE_NT``, is greatest, while
 neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
 the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
-similar sequences (Roux et al. 2015, Camargo et al. 2023). Legend: L nucleotides, N genes, R residues.
+similar sequences (Roux et al. 2015, Camargo et al. 2023). Genes are read by genetic code 11, unless code 4 or 15 makes
+a long contig much denser. Legend: L nucleotides, N genes, R residues.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro.models.contigs.nucleotide_codes import (
+    BACTERIAL,
     CODONS,
-    ENDS_RUN,
     NO_CODON,
-    RESIDUE_OF_CODON,
+    RECODED,
     RESIDUES,
+    GeneticCode,
     codons_of_frames,
     reverse_complement,
     word,
@@ -44,7 +46,10 @@ LATEST_START = 20
 """Codons from the contig's end within which a start codon begins a gene that might come in from beyond."""
 SMALL_NT, LARGE_NT, WIDE_NT, FAR_NT = 300, 1500, 100, 300
 """Limits for lengths of genes and the spaces between them; a space counts as at most ``FAR_NT``."""
-NUMBERS = 24
+RECODED_NT, RECODED_SHARE, RECODED_GAIN, RECODED_GENE_NT = 2_000, 0.8, 0.1, 400
+"""Another code than 11 takes a contig of so many nucleotides, of which genes cover this share, and so much more than by
+code 11, and genes of this mean length: chance makes dense but short ones where a stop codon less ends them."""
+NUMBERS = 25
 """Features of the genes besides codons and residues."""
 
 _START_CODONS = tuple(word(codon) for codon in (b"ATG", b"GTG", b"TTG"))
@@ -75,11 +80,24 @@ class Genes:
     """int64 (N,): residues."""
     codons_R: CodeArray
     """uint8 (R,): codons of all genes, end to end."""
+    genetic_code: GeneticCode
 
     @classmethod
     def of(cls, codes_L: CodeArray) -> Genes:
+        """Return the genes by the code with which they cover most, 11 unless another one is clearly better."""
+        genes = cls._by(BACTERIAL, codes_L)
+        share = genes.share_of(codes_L)
+        if len(codes_L) >= RECODED_NT and share + RECODED_GAIN <= 1:
+            recoded = max((cls._by(code, codes_L) for code in RECODED), key=lambda found: found.share_of(codes_L))
+            is_dense = recoded.share_of(codes_L) >= max(RECODED_SHARE, share + RECODED_GAIN)
+            if is_dense and _mean(recoded.ends_N - recoded.starts_N) >= RECODED_GENE_NT:
+                return recoded
+        return genes
+
+    @classmethod
+    def _by(cls, code: GeneticCode, codes_L: CodeArray) -> Genes:
         frames = codons_of_frames(codes_L)
-        found = [_candidates(codons_of_frame) for codons_of_frame in frames]
+        found = [_candidates(codons_of_frame, code.ends_run) for codons_of_frame in frames]
         frame = np.repeat(np.arange(len(frames)), [len(first) for first, _ in found])
         first, last = (np.concatenate(side) for side in zip(*found, strict=True))
         codons = np.concatenate(frames)
@@ -101,7 +119,16 @@ class Genes:
             has_stop_N=has_stop[chosen],
             lengths_N=(last - first)[chosen],
             codons_R=np.concatenate([np.empty(0, dtype=np.uint8), *genes]),
+            genetic_code=code,
         )
+
+    def residues(self) -> CodeArray:
+        """Return the residues of all genes, end to end: places in ``RESIDUES``, uint8 (R,)."""
+        return self.genetic_code.residue_of_codon[self.codons_R]
+
+    def share_of(self, codes_L: CodeArray) -> float:
+        """Return how much of the contig the genes cover; a little more than 1 where they overlap."""
+        return float((self.ends_N - self.starts_N).sum() / max(len(codes_L), 1))
 
     def numbers(self, codes_L: CodeArray) -> DoubleArray:
         """
@@ -112,7 +139,8 @@ class Genes:
         standard deviation of the lengths of whole ones, and these per 1,000 nt; mean space between neighbours; of
         those on one strand the median space, the mean space, and the shares that overlap, are far apart, or overlap by
         up to eight; shares of starts after a binding site of four letters, and of five, and of starts with ATG, with
-        GTG; shares of small and of large genes; whether there are no neighbours, and no whole gene; genes.
+        GTG; shares of small and of large genes; whether there are no neighbours, and no whole gene; genes; whether they
+        are read by another code than 11.
         """
         num_nt, lengths = max(len(codes_L), 1), self.ends_N - self.starts_N
         is_whole = (self.start_codons_N != _NOT_SEEN) & self.has_stop_N
@@ -124,7 +152,7 @@ class Genes:
         starts = self.start_codons_N[self.start_codons_N != _NOT_SEEN]
         numbers = [
             1000 * len(lengths) / num_nt,
-            lengths.sum() / num_nt,
+            self.share_of(codes_L),
             _mean(changes),
             balance / max(int(lengths.sum()), 1),
             _mean(lengths),
@@ -146,13 +174,14 @@ class Genes:
             float(not len(spaces)),
             float(not len(whole)),
             float(len(lengths)),
+            float(self.genetic_code is not BACTERIAL),
         ]
         return np.array(numbers, dtype=np.float64)
 
     def usage(self) -> DoubleArray:
         """Return the shares of codons and of residues, float64 (CODONS + 20,)."""
         codons = np.bincount(self.codons_R, minlength=CODONS)[:CODONS]
-        residues = np.bincount(RESIDUE_OF_CODON[self.codons_R], minlength=len(RESIDUES))[: len(RESIDUES)]
+        residues = np.bincount(self.residues(), minlength=len(RESIDUES))[: len(RESIDUES)]
         return np.concatenate([codons, residues]) / max(len(self.codons_R), 1)
 
     def _with_binding_site(self, codes_L: CodeArray) -> list[float]:
@@ -173,9 +202,9 @@ class Genes:
         return before
 
 
-def _candidates(codons: CodeArray) -> tuple[IntArray, IntArray]:
+def _candidates(codons: CodeArray, ends_run: BoolArray) -> tuple[IntArray, IntArray]:
     """Return the first codon of each open reading frame of a frame, and the one after its last."""
-    ends = np.flatnonzero(ENDS_RUN[codons])
+    ends = np.flatnonzero(ends_run[codons])
     begins = np.append(0, ends[:-1] + 1)
     comes_from_beyond = (begins == 0) | (codons[begins - 1] == NO_CODON)
     starts = np.flatnonzero(np.append(_IS_START[codons], True))  # the last stands for none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +27,25 @@ _CODES = bytes(LETTERS.find(letter) % (OTHER + 1) for letter in range(256))
 _PLACES = [BASES.index(letter) for letter in LETTERS]
 _RESIDUE_PLACES = np.array([RESIDUES.find(residue) % (len(RESIDUES) + 1) for residue in STANDARD_CODE], dtype=np.uint8)
 
-RESIDUE_OF_CODON = np.append(
-    _RESIDUE_PLACES.reshape(4, 4, 4)[np.ix_(_PLACES, _PLACES, _PLACES)], np.uint8(len(RESIDUES))
-)
-"""Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
-ENDS_RUN = np.asarray(len(RESIDUES) == RESIDUE_OF_CODON)
-"""Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""
+
+@dataclass(frozen=True)
+class GeneticCode:
+    """One of NCBI's genetic codes (https://www.ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi)."""
+
+    number: int
+    residue_of_codon: CodeArray
+    """Place in ``RESIDUES`` of each codon's residue, uint8 (CODONS + 1,); their number for a stop or no codon."""
+
+    @property
+    def ends_run(self) -> BoolArray:
+        """Which codons end an open run: stops, and no codon, bool (CODONS + 1,)."""
+        return np.asarray(self.residue_of_codon == len(RESIDUES))
+
+    def read_through(self, number: int, stop: bytes, residue: bytes) -> GeneticCode:
+        """Return the code *number*, in which this code's *stop* is a residue."""
+        changed = self.residue_of_codon.copy()
+        changed[word(stop)] = RESIDUES.index(residue)
+        return GeneticCode(number, changed)
 
 
 def encode(letters: bytes) -> CodeArray:
@@ -72,3 +86,11 @@ def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
         codons = np.where(is_whole(strand, 3), words(strand, 3), NO_CODON).astype(np.uint8)
         frames += [np.concatenate([codons[offset::3], end]) for offset in range(3)]
     return frames
+
+
+BACTERIAL = GeneticCode(
+    11, np.append(_RESIDUE_PLACES.reshape(4, 4, 4)[np.ix_(_PLACES, _PLACES, _PLACES)], np.uint8(len(RESIDUES)))
+)
+"""Of bacteria, archaea and most of their viruses; residues and stops as in the standard code."""
+RECODED = (BACTERIAL.read_through(4, b"TGA", b"W"), BACTERIAL.read_through(15, b"TAG", b"Q"))
+"""Codes of mycoplasmas and mitochondria, and of some phages of the gut (Ivanova et al. 2014)."""

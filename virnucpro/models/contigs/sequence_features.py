@@ -7,7 +7,7 @@ The features are, in this order:
 - codon usage of the longest open run (64); the longest open run of each frame, longest first, in residues and as a
   share of the contig (6 and 6); stops over codons of each frame, fewest first (6); residues of the longest open run,
   and the logarithm of the contig's nucleotides (2);
-- features of its likely genes (``gene_finding``: 24), and their codons and residues (64 and 20);
+- features of its likely genes (``gene_finding``: 25), and their codons and residues (64 and 20);
 - of each table of k-mers: the mean log-odds of every group of genomes against all of them, the share of k-mers whose
   log-odds are at least ``MARKED``, and k-mers per nucleotide. Of tables of residues, whose k-mers are those of the
   genes, also the mean log-odds within the longest gene; the highest mean of a gene, and the standard deviation
@@ -30,9 +30,8 @@ import numpy as np
 from virnucpro.models.contigs import gene_finding
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import (
+    BACTERIAL,
     CODONS,
-    ENDS_RUN,
-    RESIDUE_OF_CODON,
     RESIDUES,
     codons_of_frames,
     is_whole,
@@ -153,7 +152,7 @@ def open_runs(codes_L: CodeArray) -> DoubleArray:
     frames = codons_of_frames(codes_L)
     codons = np.concatenate(frames)
     ends = np.cumsum([len(frame) for frame in frames])
-    stops = np.flatnonzero(ENDS_RUN[codons])
+    stops = np.flatnonzero(BACTERIAL.ends_run[codons])
     lengths = np.diff(stops, prepend=-1) - 1
     bounds = [-1, *np.searchsorted(stops, ends - 1).tolist()]
     longest = np.sort([lengths[a + 1 : b + 1].max(initial=0) for a, b in pairwise(bounds)])[::-1]
@@ -182,7 +181,7 @@ def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArra
 
     K-mers of nucleotides are from everywhere and have no gene, int64 (0,); those of residues are from genes.
     """
-    residues_R = RESIDUE_OF_CODON[genes.codons_R]
+    residues_R = genes.residues()
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
     gene_R = np.repeat(np.arange(len(genes.lengths_N)), genes.lengths_N)
     reverse_L = reverse_complement(codes_L)
