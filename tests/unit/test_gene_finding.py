@@ -123,7 +123,7 @@ def recoded_gene(stop, seed, codons=450):
 
 @pytest.mark.parametrize(("number", "stop", "residue"), [(4, "TGA", b"W"), (15, "TAG", b"Q")])
 def test_a_dense_contig_whose_stop_codons_are_read_through_has_its_genes_by_another_code(number, stop, residue):
-    letters = "CCTAACC" + recoded_gene(stop, 1) + "CC" + recoded_gene(stop, 2)
+    letters = "CCTAACC" + recoded_gene(stop, 11) + "CC" + recoded_gene(stop, 111)
     genes = genes_of(letters)
     assert genes.genetic_code.number == number
     assert list(genes.lengths_N) == [451, 451]
