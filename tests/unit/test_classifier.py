@@ -226,7 +226,7 @@ def test_weights_of_another_shape_type_or_range_are_refused_before_anything_is_e
         ({"dna_model": {"name": "x"}}, "not a classifier's card"),
         ({"dna_model": None}, "not a classifier's card"),
         ({"weights_sha256": None}, "weights_sha256"),
-        ({"contig_model": {"weights_sha256": "a" * 64, "format": 2}}, "contig model is 2, not 1"),
+        ({"contig_model": {"weights_sha256": "a" * 64, "format": 1}}, "contig model is 1, not 2"),
         ({"contig_model": {"weights_sha256": None, "format": 1}}, "contig model is no text"),
         ({"contig_model": {"weights_sha256": "a" * 64}}, "not a classifier's card"),
         ({"contig_model": "contig_model.safetensors"}, "not a classifier's card"),

@@ -22,7 +22,7 @@ from virnucpro.training.fitting.classifier_fitting import (
     validation_loss,
 )
 from virnucpro.training.fitting.embedded_pieces import EmbeddedPieces
-from virnucpro.training.fitting.pieces import Piece
+from virnucpro.training.fitting.pieces import Piece, write_pieces
 from virnucpro.training.genomes.genome_split import SPLITS, SplitGenomes
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 from virnucpro.training.training_settings import ClassifierSettings
@@ -143,7 +143,10 @@ def _fitted(folder, monkeypatch, **changed):
     found = SplitGenomes(genomes=genomes, parts=parts, clusters=clusters, left_out=[], largest_share=0.0, notes=[])
     folder.mkdir()
     monkeypatch.setattr(classifier_fitting, "read_embedded", lambda *_: embedded)
-    run = SimpleNamespace(config=CONFIG, layout=SimpleNamespace(trained_dir=folder))
+    none, table = (folder.parent / f"further of {folder.name}{suffix}" for suffix in (".fasta", ".tsv"))
+    write_pieces([], none, table)
+    layout = SimpleNamespace(trained_dir=folder, further_pieces=none, further_pieces_table=table)
+    run = SimpleNamespace(config=CONFIG, layout=layout)
     classifier_fitting.fit_classifier(run, found, None)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
