@@ -39,7 +39,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert again.code == 0
     assert json.loads(again.out)["counts"]["contigs"] == 2
     changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--threshold", "0.9")
-    assert "threshold 0.9: it was 0.61 in the earlier run in this folder" in changed.err
+    assert "threshold 0.9: it was 0.66 in the earlier run in this folder" in changed.err
     assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.out)
     predict_fasta(contigs, out, devices="cpu")
     manifest = json.loads((out / "run.json").read_text())
