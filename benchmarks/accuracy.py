@@ -40,7 +40,6 @@ from virnucpro.models.contigs.sequence_features import (
     open_runs,
 )
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
-from virnucpro.settings import LENGTHS_NT
 from virnucpro.store.reader import read_embeddings
 from virnucpro.training.classifier_training import read_split
 from virnucpro.training.evaluation.metrics import bootstrap, counts_of
@@ -60,6 +59,7 @@ from virnucpro.training.fitting.pieces import PieceRules, cut_pieces
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import files_of, read_labelled
 from virnucpro.training.genomes.records import read_records
+from virnucpro.training.training_knobs import LENGTHS_NT
 from virnucpro.training.training_settings import MEASURED_COVERAGE, TRAINING_COVERAGE, ContigSettings
 
 BOUNDS_NT = {"up to 500": (0, 500), "800 to 1,000": (501, 1000), "2,000 and more": (1001, 10**9)}

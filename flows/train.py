@@ -22,10 +22,10 @@ from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import as_tasks, from_scratch
 from virnucpro.pipeline.devices import CPU
-from virnucpro.settings import Training, TrainingSettings
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.training.classifier_training import run_training
 from virnucpro.training.genomes.labelled_genomes import check_files
+from virnucpro.training.training_knobs import Training, TrainingSettings
 from virnucpro.training.training_settings import configure_training
 
 TASKS = {

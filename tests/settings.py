@@ -9,7 +9,8 @@ from virnucpro.config import ModelConfig
 from virnucpro.knobs import from_flat, settings_of
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.prediction.settings import PredictionConfig, configure_prediction
-from virnucpro.settings import EmbeddingSettings, PredictionSettings, TrainingSettings
+from virnucpro.settings import EmbeddingSettings, PredictionSettings
+from virnucpro.training.training_knobs import TrainingSettings
 from virnucpro.training.training_settings import TrainingConfig, configure_training
 
 _RECORDED = {setting.knob.recorded: setting.argument for setting in settings_of(EmbeddingSettings)}

@@ -14,8 +14,8 @@ from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta
 from virnucpro.choices import SequenceKind
 from virnucpro.pipeline.devices import CPU
-from virnucpro.settings import Training
 from virnucpro.training.classifier_training import run_training
+from virnucpro.training.training_knobs import Training
 from virnucpro.training.training_settings import ClassifierSettings, ContigSettings, TrainingConfig, TreeSettings
 
 if TYPE_CHECKING:

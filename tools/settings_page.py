@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from virnucpro.knobs import Setting, settings_of
-from virnucpro.settings import EmbeddingSettings, PredictionSettings, RunSettings, TrainingSettings
+from virnucpro.settings import EmbeddingSettings, PredictionSettings, RunSettings
+from virnucpro.training.training_knobs import TrainingSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 KINDS: dict[str, type[RunSettings]] = {

@@ -20,9 +20,8 @@ from virnucpro.settings import (
     Hardware,
     PredictionSettings,
     SequenceRules,
-    Training,
-    TrainingSettings,
 )
+from virnucpro.training.training_knobs import Training, TrainingSettings
 
 KINDS = {"embed": EmbeddingSettings, "predict": PredictionSettings, "train": TrainingSettings}
 EVERYWHERE = {

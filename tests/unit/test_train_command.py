@@ -18,11 +18,11 @@ from virnucpro.commands.options import named_number
 from virnucpro.errors import ConfigurationError
 from virnucpro.knobs import from_flat
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.settings import TrainingSettings
 from virnucpro.store.contig_table import read_contig_calls
 from virnucpro.training.evaluation.metrics import counts_of
 from virnucpro.training.fitting.classifier_fitting import score_pieces
 from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.training_knobs import TrainingSettings
 
 TRAIN = [sys.executable, "-m", "virnucpro", "train"]
 

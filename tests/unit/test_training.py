@@ -24,11 +24,11 @@ from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.run_layout import TrainingLayout
-from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
 from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
+from virnucpro.training.training_knobs import LENGTHS_NT
 
 
 def trained(inputs, out, config=None, **arguments):

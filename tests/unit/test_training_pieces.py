@@ -9,7 +9,6 @@ import pytest
 
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError
-from virnucpro.settings import LENGTHS_NT
 from virnucpro.training.fitting.embedded_pieces import read_annotations
 from virnucpro.training.fitting.pieces import (
     PieceRules,
@@ -22,6 +21,7 @@ from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, VALIDAT
 from virnucpro.training.genomes.labelled_genomes import LabelledGenome
 from virnucpro.training.genomes.records import Genome
 from virnucpro.training.genomes.related import reverse_complement
+from virnucpro.training.training_knobs import LENGTHS_NT
 from virnucpro.training.training_settings import SHORTEST_NT
 
 

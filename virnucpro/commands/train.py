@@ -15,8 +15,8 @@ from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settin
 from virnucpro.commands.running import configured, ignoring_closed_output, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
-from virnucpro.settings import TrainingSettings
 from virnucpro.training.genomes.labelled_genomes import check_files
+from virnucpro.training.training_knobs import TrainingSettings
 from virnucpro.training.training_settings import configure_training
 
 if TYPE_CHECKING:

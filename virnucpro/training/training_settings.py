@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from virnucpro.choices import SequenceKind
 from virnucpro.errors import ConfigurationError, printable
 from virnucpro.pipeline.prediction.settings import configure_encoder, encoder_settings
-from virnucpro.settings import DEFAULT_EPOCHS, LEAST_PIECES, LENGTHS_NT
+from virnucpro.training.training_knobs import DEFAULT_EPOCHS, LEAST_PIECES, LENGTHS_NT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from virnucpro.config import ModelConfig
-    from virnucpro.settings import Training, TrainingSettings
+    from virnucpro.training.training_knobs import Training, TrainingSettings
 
 MEASURED_SHARE = 1 / 6
 """Pieces of validation, and of test, for each one that trains."""
