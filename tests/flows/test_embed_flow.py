@@ -322,7 +322,7 @@ def test_a_server_that_does_not_answer_stops_no_run(monkeypatch):
         (embed, "fasta_files", {"fasta_files": ["/no/such.fasta"]}, "/no/such.fasta: No such file"),
         (embed, "fasta_files", {"model": "nonsense"}, "nonsense"),
         (predict, "input_files", {"input_files": ["/no/such.fasta"]}, "/no/such.fasta: No such file"),
-        (train, "labelled", {"labels": "/no/such.tsv"}, "/no/such.tsv: No such file"),
+        (train, "labelled", {"genomes": "/no/such.tsv"}, "/no/such.tsv: No such file"),
     ],
 )
 def test_a_mistake_is_told_before_a_cluster_is_asked_for(tmp_path, small, work, given, wrong, told):
