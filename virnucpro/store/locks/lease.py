@@ -155,7 +155,7 @@ class LeaseLock:
         about: dict[str, Any],
         *,
         lease_s: float = LEASE_S,
-        on_lost: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        on_lost: Callable[[], None] = lambda: signal.pthread_kill(_main_thread(), signal.SIGTERM),
     ) -> None:
         self.path = path
         self._owner = secrets.token_hex(8)
@@ -231,6 +231,13 @@ class LeaseLock:
             log.error("lock.lost", path=str(self.path), taken_by=content.decode("utf-8", "replace"))
             self._on_lost()
         return False
+
+
+def _main_thread() -> int:
+    """Return the thread that runs signal handlers; the kernel may give the process's signal to another one."""
+    number = threading.main_thread().ident
+    assert number is not None
+    return number
 
 
 def _read(path: Path) -> bytes:
