@@ -78,6 +78,10 @@ def test_both_labels_have_the_same_weight(data):
         {"threshold_N": np.array([np.nan])},
         {"threshold_N": np.array([0.0, 1.0])},
         {"values_L": np.array([0.0, np.inf])},
+        {"input_N": np.array(0, dtype=np.int16)},
+        {"roots_T": np.array(0, dtype=np.int32)},
+        {"roots_T": np.empty(0, dtype=np.int32)},
+        {"values_L": np.array(0.0)},
         {"values_L": np.zeros(2, dtype=np.float32)},
     ],
 )

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from virnucpro.calls.frame_rules import probability
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,15 +35,10 @@ _HALF_CHI_SQUARE = 1.920729
 _HALVINGS = 60
 
 
-def _probability(log_odds: DoubleArray) -> DoubleArray:
-    p: DoubleArray = 1 / (1 + np.exp(-log_odds))
-    return p
-
-
 _STEPS = np.arange(-_MOST_LOG_ODDS * _BINS_PER_UNIT, _MOST_LOG_ODDS * _BINS_PER_UNIT + 1)
-_EDGES = _probability(_STEPS / _BINS_PER_UNIT)
+_EDGES = probability(_STEPS / _BINS_PER_UNIT)
 """Bin b holds the scores from edge b - 1 to below edge b."""
-_MIDDLES_B = _probability((np.append(_STEPS, _STEPS[-1] + 1) - 0.5) / _BINS_PER_UNIT)
+_MIDDLES_B = probability((np.append(_STEPS, _STEPS[-1] + 1) - 0.5) / _BINS_PER_UNIT)
 
 
 @dataclass(frozen=True)

@@ -44,20 +44,8 @@ COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_f
 """Counts of every prediction that has a result."""
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
-    *(
-        "versions",
-        "devices",
-        "sequences",
-        "finished",
-        "outputs",
-        "stages_s",
-        "ranks",
-        "stages",
-        "counts",
-        "sample",
-        "promise",
-    ),
-    *("sample", "notes", "files", "kind", "format"),
+    *("versions", "devices", "sequences", "finished", "outputs", "stages_s", "ranks", "stages", "counts", "sample"),
+    *("promise", "notes", "files", "kind", "format"),
 )
 """Of all kinds, in their order in the file."""
 

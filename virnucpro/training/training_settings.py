@@ -135,12 +135,12 @@ class TrainingConfig:
     @property
     def measured_pieces(self) -> int:
         """Pieces of validation, and of test."""
-        return max(LEAST_PIECES // 3, int(MEASURED_SHARE * self.asked.num_pieces))
+        return _measured(self.asked.num_pieces)
 
     def embedded_pieces(self, part: str) -> int:
         """Return how many pieces of a part have their frames embedded, at most."""
         of_training = self.asked.embedded_pieces or self.asked.num_pieces
-        return of_training if part == "train" else max(LEAST_PIECES // 3, int(MEASURED_SHARE * of_training))
+        return of_training if part == "train" else _measured(of_training)
 
     def settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the classifier, ready for JSON."""
@@ -197,6 +197,11 @@ def configure_training(
         classifier=ClassifierSettings(seed=asked.seed, most_epochs=asked.most_epochs or DEFAULT_EPOCHS),
         contig=ContigSettings(seed=asked.seed, trees=TreeSettings(seed=asked.seed)),
     )
+
+
+def _measured(num_pieces: int) -> int:
+    """Return the pieces of validation, and of test, for so many that train."""
+    return max(LEAST_PIECES // 3, int(MEASURED_SHARE * num_pieces))
 
 
 def _lengths(weights: Mapping[int, float]) -> dict[int, float]:

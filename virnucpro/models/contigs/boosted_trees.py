@@ -56,16 +56,16 @@ class BoostedTrees:
 
     def check(self, num_inputs: int) -> None:
         """Raise ValueError where the parts do not fit together, or numbers are not finite."""
-        nodes, leaves = len(self.input_N), len(self.values_L)
-        next_ = np.concatenate([self.children_N2.ravel(), self.roots_T])
+        nodes, leaves = self.input_N.size, self.values_L.size
+        next_ = np.concatenate([self.children_N2.ravel(), self.roots_T.ravel()])
         is_sound = (
             self.children_N2.shape == (nodes, 2)
-            and self.threshold_N.shape == (nodes,)
-            and self.input_N.ndim == self.roots_T.ndim == self.values_L.ndim == 1
+            and self.threshold_N.shape == self.input_N.shape == (nodes,)
+            and self.roots_T.ndim == self.values_L.ndim == 1
             and [x.dtype for x in (self.input_N, self.children_N2, self.roots_T)] == [np.int16, np.int32, np.int32]
             and self.threshold_N.dtype == self.values_L.dtype == np.float64
             and bool(((self.input_N >= 0) & (self.input_N < num_inputs)).all())
-            and bool(((next_ < nodes) & (next_ >= -leaves)).all())
+            and np.array_equal(np.sort(next_), np.arange(-leaves, nodes))  # each node and leaf is reached by one way
             and bool(((self.children_N2 > np.arange(nodes)[:, None]) | (self.children_N2 < 0)).all())
             and bool(np.isfinite(self.threshold_N).all() and np.isfinite(self.values_L).all())
         )

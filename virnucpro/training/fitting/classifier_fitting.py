@@ -45,6 +45,7 @@ from virnucpro.training.fitting.contig_training import (
     SEQUENCE,
     LabelledRecords,
     TrainingContigs,
+    count_kmers,
     train_contig_model,
 )
 from virnucpro.training.fitting.embedded_pieces import read_annotations, read_embedded
@@ -105,9 +106,13 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     training, validation = (_examples(embedded, part) for part in (TRAIN, VALIDATION))
     model, outcome = train_classifier(training, validation, config.classifier, stop=stop)
     further = read_pieces(run.layout.further_pieces, run.layout.further_pieces_table)
+    genomes, contigs = _records(split.of_part(TRAIN)), _contigs(embedded, further, TRAIN)
+    names = genomes.group_names()
+    counted = count_kmers(genomes, contigs.group_numbers(names), names, config.contig)
     contig_weights, contig_outcome = train_contig_model(
-        _records(split.of_part(TRAIN)),
-        _contigs(embedded, further, TRAIN),
+        names,
+        counted,
+        contigs,
         _contigs(embedded, further, VALIDATION),
         config.contig,
         kinds=(SEQUENCE,) if further else (SEQUENCE, EMBEDDINGS),
@@ -115,13 +120,8 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     )
     left_out = {}
     if config.asked.leave_groups_out:
-        left_out = leave_each_group_out(
-            _records(split.of_part(TRAIN)),
-            _contigs(embedded, further, TRAIN),
-            _contigs(embedded, [], TEST),
-            config.contig,
-            stop=stop,
-        )
+        test = _contigs(embedded, [], TEST)
+        left_out = leave_each_group_out(names, counted, contigs, test, config.contig.trees, stop=stop)
     weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
     contig_data = contig_weights.to_bytes()
     card = ClassifierCard(

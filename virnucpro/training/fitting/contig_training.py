@@ -117,7 +117,8 @@ class Networks:
 
 
 def train_contig_model(
-    genomes: LabelledRecords,
+    names: Sequence[tuple[bool, str]],
+    counted: tuple[KmerCounts, Mapping[str, int]],
     training: TrainingContigs,
     validation: TrainingContigs,
     settings: ContigSettings,
@@ -130,15 +131,14 @@ def train_contig_model(
 
     Of the *kinds* of inputs, that with the lower loss on validation is used.
 
-    *genomes* are the records that *training* was cut from, with the same names of genomes and groups. *validation* has
-    contigs of other genomes, of groups that *training* has. Both have both labels.
+    *names* are the groups of the records that *training* was cut from, and *counted* is what ``count_kmers`` returned
+    of them. *validation* has contigs of other genomes, of groups that *training* has. Both have both labels.
 
     Raises:
         StoppedError: *stop* was set.
     """
-    names = genomes.group_names()
     is_viral_G = np.array([is_virus for is_virus, _ in names])
-    counts, fold_of_source = count_kmers(genomes, training.group_numbers(names), names, settings)
+    counts, fold_of_source = counted
     tables = counts.log_odds()
     features = SequenceFeatures(tables, is_viral_G)
     held_out_CS = np.stack([features.of(codes) for codes in validation.codes])

@@ -15,15 +15,17 @@ import numpy as np
 
 from virnucpro.models.contigs.sequence_features import SequenceFeatures
 from virnucpro.training.evaluation.metrics import counts_of
-from virnucpro.training.fitting.contig_training import count_kmers, features_out_of_fold
+from virnucpro.training.fitting.contig_training import features_out_of_fold
 from virnucpro.training.fitting.tree_fitting import fit_trees
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, DoubleArray
     from virnucpro.training.fitting.contig_training import LabelledRecords
-    from virnucpro.training.training_settings import ContigSettings
+    from virnucpro.training.fitting.kmer_log_odds import KmerCounts
+    from virnucpro.training.training_settings import TreeSettings
 
 PIECES = 6_000
 """Pieces that train, at most."""
@@ -47,25 +49,25 @@ class LeftOut:
 
 
 def leave_each_group_out(
-    genomes: LabelledRecords,
+    names: Sequence[tuple[bool, str]],
+    counted: tuple[KmerCounts, Mapping[str, int]],
     training: LabelledRecords,
     test: LabelledRecords,
-    settings: ContigSettings,
+    settings: TreeSettings,
     *,
     stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
     """
     Return what was measured for every group that is not the only one of its label, ready for JSON.
 
-    *genomes* and *training* as in ``train_contig_model``; the group's pieces are of both *training* and *test*.
+    *names*, *counted* and *training* as in ``train_contig_model``; its pieces are of both *training* and *test*.
 
     Raises:
         StoppedError: *stop* was set.
     """
-    names = genomes.group_names()
-    counts, fold_of_source = count_kmers(genomes, training.group_numbers(names), names, settings)
+    counts, fold_of_source = counted
     of_training, of_test = training.group_numbers(names), test.group_numbers(names)
-    trees = replace(settings.trees, trees=TREES, learning_rate=LEARNING_RATE)
+    trees = replace(settings, trees=TREES, learning_rate=LEARNING_RATE)
     found = {}
     for group, (is_virus, name) in enumerate(names):
         if [label for label, _ in names].count(is_virus) == 1:  # without it there is nothing of its label

@@ -6,9 +6,11 @@ Legend: as in ``virnucpro.models.contigs.boosted_trees``.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
+import torch  # noqa: F401  first: it brings the libgomp that LightGBM needs and that not every system has
+
+# isort: split
 import lightgbm
 import numpy as np
 
@@ -16,6 +18,8 @@ from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.boosted_trees import BoostedTrees
 
 if TYPE_CHECKING:
+    import threading
+
     from virnucpro.arrays import BoolArray, FloatArray
     from virnucpro.training.training_settings import TreeSettings
 
@@ -29,10 +33,9 @@ def fit_trees(
     Raises:
         StoppedError: *stop* was set.
     """
-    stop = stop or threading.Event()
 
     def check(_: object) -> None:
-        if stop.is_set():
+        if stop is not None and stop.is_set():
             raise StoppedError
 
     weight_C = np.where(is_virus_C, 0.5 / is_virus_C.mean(), 0.5 / (~is_virus_C).mean())
