@@ -34,6 +34,7 @@ from virnucpro.telemetry.metrics.options import metrics_options
 
 TASKS = {
     "index": "index_contigs",
+    "letters": "score_letters",
     "fragments": "cut_fragments",
     "classify": "classify_frames",
     "contigs": "call_contigs",
@@ -58,6 +59,7 @@ def predict(input_files: PathTexts, output_dir: PathText, **fields: Any) -> Stat
         result: What is written, and what becomes of it, also where it is not whole.
         hardware: Which devices compute, with how many processes, in which precision.
         contigs: How the contigs of the input are read, and what happens to odd ones.
+        cascade: Which contigs are embedded: auto (what the classifier needs), off (all), or LOW,HIGH.
         models: Other models than those that the classifier was trained with; seldom what you want.
         cache: Where weights and rows of earlier runs are found and kept.
         limits: How long the run may take, and how often it tries again.

@@ -125,7 +125,7 @@ def make_prediction(
 
 
 def _row(contig: str, **values: object) -> dict[str, str]:
-    row = dict.fromkeys(COLUMNS, "") | dict.fromkeys(COUNTS, "0")
+    row = dict.fromkeys(COLUMNS, "") | dict.fromkeys(COUNTS, "0") | {"embedded": "yes"}
     row |= {"contig": contig, **{name: str(value) for name, value in values.items()}, "fingerprint": FINGERPRINT}
     return row
 
@@ -190,6 +190,7 @@ def _manifest(made, totals, threshold, missing_frames, classifier, skipped) -> P
         stages={name: StageRecord(fingerprint="00", seconds=value, files={}) for name, value in seconds.items()},
         counts={
             "contigs": len(made.rows) - skipped,
+            "embedded": len(made.rows) - skipped,
             "skipped": skipped,
             **totals,
             "scored_frames": totals["frames"] - missing_frames,

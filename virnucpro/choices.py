@@ -28,6 +28,7 @@ AUTO_TOKEN_BUDGET = 0
 DEFAULT_TOKEN_BUDGET = 4096
 """Tokens in one block on a CPU: of 1,024 to 8,192 the best or within noise of it (``benchmarks/scaling.py``)."""
 PRIOR_AUTO, PRIOR_OFF = "auto", "off"
+CASCADE_AUTO, CASCADE_OFF = "auto", "off"
 LEAST_PRIOR_CONTIGS = 200
 """Contigs with a score from which the share of viruses is estimated: from there on its estimates spread by some 0.02,
 which is less than faults of calibration add (``benchmarks/sample_prior.py``)."""

@@ -207,8 +207,23 @@ class PredictionLayout(FolderLayout):
 
     @property
     def open_frames(self) -> Path:
-        """Kept frames of each chunk: one byte, in input order."""
+        """Kept frames of each chunk of the embedded contigs: one byte, in input order."""
         return self.work_dir / "open_frames.u8"
+
+    @property
+    def letter_parts(self) -> Path:
+        """Folder of scores by letters, some contigs a file, until all are there."""
+        return self.work_dir / "letters"
+
+    @property
+    def letter_scores(self) -> Path:
+        """P(virus) of each contig by its letters: float32, in input order; NaN without a score."""
+        return self.work_dir / "letter_scores.f32"
+
+    @property
+    def letter_windows(self) -> Path:
+        """P(virus) by letters around each chunk of the long contigs: likewise."""
+        return self.work_dir / "letter_windows.f32"
 
     @property
     def frame_scores(self) -> Path:
@@ -217,12 +232,12 @@ class PredictionLayout(FolderLayout):
 
     @property
     def contig_scores(self) -> Path:
-        """The contig model's P(virus) of each contig: float32, in input order; NaN without a score."""
+        """P(virus) of each contig by a contig model that reads embeddings, too: as ``letter_scores``."""
         return self.work_dir / "contig_scores.f32"
 
     @property
     def window_scores(self) -> Path:
-        """The contig model's P(virus) around each chunk of the long contigs: likewise."""
+        """The same around each chunk of the long contigs."""
         return self.work_dir / "window_scores.f32"
 
     @property

@@ -15,6 +15,7 @@ from virnucpro.choices import (
     AUTO_SHARDED_BYTES,
     AUTO_SHARDED_ROWS,
     AUTO_TOKEN_BUDGET,
+    CASCADE_AUTO,
     DEFAULT_CLASSIFIER,
     DEFAULT_MAX_RESIDUES,
     DEFAULT_PROTEIN_MODEL,
@@ -48,6 +49,8 @@ NETWORK = r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$"
 ADDRESS = r"^(https?://\S+)?$"
 PRIOR = r"^(auto|off|0?\.[0-9]*[1-9][0-9]*)?$"
 """Share of viruses in a sample: estimated, not used, or a number above 0 and below 1."""
+CASCADE = r"^(auto|off|(0|0?\.[0-9]+),(1|0?\.[0-9]+))$"
+"""Which contigs are embedded: those that the classifier needs, all, or those with a score by letters in between."""
 
 
 # A table: each setting in as few lines as it takes.
@@ -228,7 +231,7 @@ class PredictionOutput(Box):
         [], "Formats", "Formats of the table of contigs; TSV is always written. May be given twice.", option="--format",
         auto="those of the folder, at first tsv"
     )
-    keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks as FASTA, too.")
+    keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks of embedded contigs as FASTA, too.")
 
 
 class Cache(Box):
@@ -350,6 +353,16 @@ class PredictionSettings(RunSettings):
         "Call contigs viral from the lowest score whose expected false discovery rate in this sample is at most Q. "
         "Needs the prior, and excludes a threshold.", gt=0, lt=1, metavar="Q", auto="that of the folder, at first none"
     )
+    cascade: Annotated[
+        str, matching(CASCADE, "choose auto, off, or two scores such as 0.02,0.98", kind="usage")
+    ] = knob(
+        CASCADE_AUTO, "Cascade",
+        "Which contigs are embedded. auto: none for a classifier that reads letters alone, as the bundled one does; "
+        "all for others. off: all. LOW,HIGH: those whose score by letters (of the bundled classifier, unless the "
+        "classifier has one) is between the two; the others keep that score.", pattern=CASCADE,
+        metavar="auto|off|LOW,HIGH",
+        decides=True
+    )
     models: Models = Models()
     contigs: ContigRules = ContigRules()
     result: PredictionOutput = PredictionOutput()
@@ -362,4 +375,11 @@ class PredictionSettings(RunSettings):
             )
         if self.fdr is not None and self.prior == PRIOR_OFF:
             raise PydanticCustomError("usage", "a false discovery rate needs the prior: give --prior auto or a share")
+        return self
+
+    @model_validator(mode="after")
+    def _cascade_has_room(self) -> Self:
+        low, _, high = self.cascade.partition(",")
+        if high and float(low) > float(high):
+            raise PydanticCustomError("usage", f"--cascade is {self.cascade}: the lower score comes first")
         return self

@@ -18,9 +18,9 @@ from virnucpro.pipeline.run.verification import verify_run
 
 
 def start(examples_dir, out, errors):
-    contigs = examples_dir / "contigs.fasta"
+    options = ["--devices", "cpu", "--workers", "2", "--cascade", "off"]
     return subprocess.Popen(
-        [sys.executable, "-m", "virnucpro", "predict", contigs, "-o", out, "--devices", "cpu", "--workers", "2"],
+        [sys.executable, "-m", "virnucpro", "predict", examples_dir / "contigs.fasta", "-o", out, *options],
         stdout=subprocess.DEVNULL,
         stderr=errors,
         process_group=0,

@@ -189,7 +189,7 @@ def test_scores_depend_neither_on_batches_nor_on_segments(finished, tmp_path, mo
         index = SequenceIndex.open(written.contig_index)
         order = frame_order.FrameOrder(index, written.open_frames, chunk_nt=config.chunk_nt, min_nt=0)
         rows = {name: folder / "out" / name / "embeddings.h5" for name in ("dna", "protein")}
-        contig_scores.score_contigs(order, model, again, **rows)
+        contig_scores.score_contigs(order, model, (again.contig_scores, again.window_scores), **rows)
         return [path.read_bytes() for path in (again.contig_scores, again.window_scores)]
 
     assert scores() == expected

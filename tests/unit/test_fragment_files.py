@@ -84,7 +84,6 @@ def test_ten_thousand_contigs_give_what_a_plain_second_reading_gives(tmp_path, c
     assert written.bits() == bits
     assert written.counts == FragmentCounts(
         contigs=10_000,
-        short_contigs=0,
         chunks=len(bits),
         open_chunks=sum(1 for one in bits if one),
         frames=nucleotides.count(">"),
@@ -134,7 +133,7 @@ def test_lengths_ids_and_bits_give_every_id_in_the_files(tmp_path):
         assert [line[1:] for line in path.read_text().splitlines() if line.startswith(">")] == ids
         assert len(path.read_text().splitlines()) == 2 * written.counts.frames == 2 * len(ids)
     short = [name for name, text in records if len(text) < 250]
-    assert written.counts.short_contigs == len(short) > 50
+    assert len(records) - written.counts.contigs == len(short) > 50
     kept = [record for record in records if record[0] not in short]
     assert written.chunked[0].read_text() == plain_files(kept, 500)[0]
 
@@ -149,7 +148,7 @@ def test_an_empty_input_has_empty_files(tmp_path):
     (tmp_path / "in.fasta").write_bytes(b"")
     written = Written([tmp_path / "in.fasta"], tmp_path, rules=InputRules(sequence_kind="DNA", allow_empty=True))
     assert set(written.contents().values()) == {b""}
-    assert written.counts == FragmentCounts(contigs=0, short_contigs=0, chunks=0, open_chunks=0, frames=0)
+    assert written.counts == FragmentCounts(contigs=0, chunks=0, open_chunks=0, frames=0)
 
 
 def test_work_that_is_told_to_stop_leaves_the_files_as_they_were(tmp_path):

@@ -21,7 +21,7 @@ def contigs(tmp_path):
 
 def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, contigs):
     out = tmp_path / "out put"
-    done = run("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks")
+    done = run("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off", "--keep-chunks")
     assert done.code == 0, done.err
     assert done.out.startswith("2 contigs: ")
     assert f"calls:  {out / 'contigs.tsv'}" in done.out
@@ -32,16 +32,16 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert "No --classifier given" in done.err
     assert (out / "my contigs_chunked500.fa").read_text().startswith(">a_chunk_1\nATGGCCATGG")
     calls = {call.contig: call for call in read_contig_calls(out / "contigs.tsv")}
-    assert calls["none"].frames == 0
-    assert calls["none"].reason.endswith("no open frame: scored by its sequence alone")
+    assert (calls["none"].frames, calls["a"].frames > 0) == (0, True)
     assert 0 < calls["none"].score < 1
-    again = run("predict", contigs, "-o", out, "--devices", "cpu", "--keep-chunks", "--json")
+    again = run("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off", "--keep-chunks", "--json")
     assert again.code == 0
     assert json.loads(again.out)["counts"]["contigs"] == 2
-    changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--threshold", "0.9")
+    changed = run("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off", "--threshold", "0.9")
     assert "threshold 0.9: it was 0.66 in the earlier run in this folder" in changed.err
-    assert re.search(r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: fragments .* dna .* s\n", changed.out)
-    predict_fasta(contigs, out, devices="cpu")
+    stages = r"\n  contigs [\d.]+ s, report [\d.]+ s\n  done before: letters .* fragments .* dna .* s\n"
+    assert re.search(stages, changed.out)
+    predict_fasta(contigs, out, devices="cpu", cascade="off")
     manifest = json.loads((out / "run.json").read_text())
     assert manifest["output_settings"] == {
         "threshold": 0.9,
@@ -57,6 +57,29 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert (verified.code, "2 of 2 contigs" in verified.out) == (0, True)
 
 
+def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, contigs):
+    done = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu")
+    assert done.code == 0, done.err
+    assert "contigs embedded: none, as the classifier reads letters alone" in done.out
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"contigs.tsv", "report.html", "viral.fasta"} <= written
+    assert not written & {"dna", "protein", "prediction_results.txt", "prediction_results_highestscore.csv"}
+    assert run("predict", contigs, "-o", tmp_path / "off", "--devices", "cpu", "--cascade", "off").code == 0
+    sure = run("predict", contigs, "-o", tmp_path / "between", "--devices", "cpu", "--cascade", "0.0,0.001")
+    assert "contigs embedded: 0 of 2, with a score by letters from 0 to 0.001; tables of frames hold theirs" in sure.out
+    default, off, between = (
+        list(read_contig_calls(tmp_path / name / "contigs.tsv")) for name in ("out", "off", "between")
+    )
+    assert [(one.contig, one.score, one.call) for one in default] == [(one.contig, one.score, one.call) for one in off]
+    assert [one.embedded for one in default + off + between] == [False, False, True, True, False, False]
+    assert {(one.frames, one.open_chunks, one.max_score) for one in default + between} == {(None, None, None)}
+    assert (tmp_path / "between" / "prediction_results.txt").read_text().count("\n") == 1
+    for name in ("out", "off", "between"):
+        assert run("verify", tmp_path / name).code == 0
+    other = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", "--cascade", "off")
+    assert (other.code, "cascade was 'no contig is embedded', now 'off'" in other.err) == (78, True), other.err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -70,6 +93,11 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
         (["--prior", "0.0"], 2, "such as 0.05"),
         (["--prior", "1.5"], 2, "such as 0.05"),
         (["--format", "xlsx"], 2, "xlsx"),
+        (["--cascade", "0.98,0.02"], 2, "the lower score comes first"),
+        (["--cascade", "0.02"], 2, "such as 0.02,0.98"),
+        (["--cascade", "0.5,1.2"], 2, "such as 0.02,0.98"),
+        (["--keep-chunks"], 78, "give --cascade off"),
+        (["--dna-model", "virnucpro-tiny-dna"], 78, "give --cascade off"),
         (["--min-length", "-3"], 2, "--min-length"),
         (["--clasifier", "x"], 2, "--clasifier"),
         (["--output", ""], 2, "the name of the folder is empty"),

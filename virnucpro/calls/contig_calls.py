@@ -1,8 +1,9 @@
 """
-From scores of frames to calls of contigs: the table, the viral contigs, and viral regions of long ones.
+From scores of frames and contigs to calls of contigs: the table, the viral contigs, and viral regions of long ones.
 
-A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``. Two
-limits of the score part viruses, undecided contigs and others; ``sample_prior.call_limits`` sets them.
+A contig's score comes from its classifier's contig model (``contig_scores``), or else from ``score_by_frames``; where a
+cascade does not embed a contig, from its letters. Two limits of the score part viruses, undecided contigs and others;
+``sample_prior.call_limits`` sets them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.contig_scores import SHORTEST_WORD_NT, ModelScores, map_scores
+from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
 from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
+from virnucpro.calls.score_files import map_scores
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
@@ -36,17 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from virnucpro.arrays import FloatArray, IntArray
-    from virnucpro.calls.contig_scores import ScoresOfBatch
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.calls.sample_prior import CallLimits, SamplePrior
+    from virnucpro.calls.score_files import ScoreReader, ScoresOfBatch
     from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.run_layout import PredictionLayout
 
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
-"""Key of the count of contigs with a score but no open frame."""
+"""Key of the count of embedded contigs with a score but no open frame."""
 
+_OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
+"""Columns that are unknown of a contig that is not embedded."""
 _LINE_NT = 60
 _SKIPPED_AT_ONCE = 1 << 12
 _SHOWN_DIGITS = 6
@@ -72,13 +76,16 @@ class CallRules:
     fingerprint: str
     """Of classifier, models and chunk length."""
     has_contig_model: bool
-    """Whether a contig model made the scores."""
+    """Whether a contig model scores the embedded contigs, too."""
+    reads_embeddings: bool
+    """Whether it reads the embeddings of their frames."""
 
 
 def call_contigs(
     order: FrameOrder,
     layout: PredictionLayout,
     rules: CallRules,
+    scores_of_contigs: ScoreReader,
     *,
     as_json: bool = False,
     as_parquet: bool = False,
@@ -87,18 +94,19 @@ def call_contigs(
     """
     Call every contig of the input, list skipped records after them, and return the number of each call.
 
-    The counts exclude skipped records; ``BY_SEQUENCE`` counts the contigs with a score but no open frame.
+    The counts exclude skipped records; ``BY_SEQUENCE`` counts the embedded contigs with a score but no open frame.
 
     Args:
-        layout: Holds the scores; gets the table, the viral contigs and their tracks.
+        layout: Holds the scores of frames; gets the table, the viral contigs and their tracks.
+        scores_of_contigs: Those that do not come from frames.
         as_json: Write the table as JSON, too.
         as_parquet: Write the table as Parquet, too.
 
     Raises:
         StoppedError: *stop* was set.
     """
-    scores_of_all = map_scores(layout.frame_scores, "frames", order.num_frames, 2)
-    by_model = ModelScores(order, layout) if rules.has_contig_model else None
+    num_frames = order.num_frames
+    of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
     calls: Counter[str] = Counter()
     first_frame = 0
     with ExitStack() as stack:
@@ -118,13 +126,13 @@ def call_contigs(
         for batch in order.batches():
             if stop is not None and stop.is_set():
                 raise StoppedError
-            num_frames = int(batch.frames_per_chunk.sum())
-            scores = np.array(scores_of_all[first_frame : first_frame + num_frames])
-            first_frame += num_frames
-            of_batch = None if by_model is None else by_model.of(batch)
+            last_frame = first_frame + int(batch.frames_per_chunk.sum())
+            scores = np.array(of_frames[first_frame:last_frame])
+            first_frame = last_frame
+            of_batch = scores_of_contigs.of(batch)
             found = list(_calls(batch, scores, of_batch, rules))
             calls.update(str(one.call) for one in found)
-            calls[BY_SEQUENCE] += sum(one.score is not None and not one.frames for one in found)
+            calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
             table.write(found)
             for position, one in zip(batch.positions.tolist(), found, strict=True):
                 if one.call is Call.VIRUS:
@@ -136,19 +144,18 @@ def call_contigs(
     return calls
 
 
-def _calls(
-    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, rules: CallRules
-) -> Iterator[ContigCall]:
+def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rules: CallRules) -> Iterator[ContigCall]:
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends = np.cumsum(batch.chunks_per_contig)
     frame_ends = _ends(frames_per_chunk, chunk_ends)
     frames_per_contig = np.diff(frame_ends, prepend=0)
     chunks = ChunkScores.of(scores, frames_per_chunk)
     is_scored = ~np.isnan(scores[:, 1])
-    if by_model is None:
-        of_contigs = score_by_frames(scores[:, 1], frames_per_contig).tolist()
-    else:
-        of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
+    of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
+    if not rules.has_contig_model:
+        by_frames = score_by_frames(scores[:, 1], frames_per_contig).tolist()
+        either = zip(of_contigs, by_frames, batch.is_embedded, strict=True)
+        of_contigs = [frames if is_embedded else letters for letters, frames, is_embedded in either]
     columns = {
         "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
         "viral_chunks": _sums(chunks.is_viral, chunk_ends),
@@ -160,6 +167,7 @@ def _calls(
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),
         "chunks": batch.chunks_per_contig.tolist(),
+        "embedded": batch.is_embedded.tolist(),
     }
     for values in zip(*columns.values(), strict=True):
         yield _call(dict(zip(columns, values, strict=True)), rules)
@@ -170,6 +178,9 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
     score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
     max_score = float(str(max_score)) if scored else None
     call, reason = _call_and_reason(values, scored, score, rules)
+    frame_support = round(values["viral_frames"] / scored, 3) if scored else None
+    if not values["embedded"]:
+        values |= dict.fromkeys(_OF_FRAMES)
     sample = rules.sample
     return ContigCall(
         **values,
@@ -177,7 +188,7 @@ def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
         posterior=None if score is None or sample is None else _rounded(sample.posterior(score)),
         fdr=None if score is None or sample is None else _rounded(sample.fdr(score)),
         max_score=max_score,
-        frame_support=round(values["viral_frames"] / scored, 3) if scored else None,
+        frame_support=frame_support,
         call=call,
         reason=reason,
         fingerprint=rules.fingerprint,
@@ -192,13 +203,13 @@ def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, r
     """Return the call, and the reason for none or what its score lacks."""
     if not values["chunks"]:
         return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
-    if score is None and rules.has_contig_model:
+    if score is None and (rules.has_contig_model or not values["embedded"]):
         return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
     if score is None and not values["frames"]:
         return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
     if score is None:
         return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
-    rests_on = _what_is_missing(values["frames"], scored) if rules.has_contig_model else ""
+    rests_on = _what_is_missing(values["frames"], scored) if rules.reads_embeddings and values["embedded"] else ""
     limits = rules.limits
     if score >= limits.virus_from:
         return Call.VIRUS, rests_on
@@ -213,7 +224,7 @@ def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, r
 
 
 def _what_is_missing(frames: int, scored: int) -> str:
-    """Return what a contig model's score lacks, usually nothing."""
+    """Return what the score by a contig model that reads embeddings lacks, usually nothing."""
     if not frames:
         return "no open frame: scored by its sequence alone"
     if not scored:
@@ -230,7 +241,7 @@ def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
 
 
 def _browser_lines(
-    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch | None, chunk_nt: int, rules: CallRules
+    batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, chunk_nt: int, rules: CallRules
 ) -> Iterator[tuple[str, str]]:
     """Yield the bedGraph and BED lines of each long contig."""
     frames_per_chunk = batch.frames_per_chunk
@@ -241,13 +252,12 @@ def _browser_lines(
         first = last - int(batch.chunks_per_contig[contig])
         if first == last:
             continue
-        if by_model is None:
+        p_virus: PArray = by_model.windows[window : window + last - first]
+        window += last - first
+        if batch.is_embedded[contig] and not rules.has_contig_model:
             of_contig = frames_per_chunk[first:last]
             some = scores[int(frame_ends[first] - of_contig[0]) : int(frame_ends[last - 1])]
-            p_virus: PArray = score_by_frames(some[:, 1], of_contig)
-        else:
-            p_virus = by_model.windows[window : window + last - first]
-            window += last - first
+            p_virus = score_by_frames(some[:, 1], of_contig)
         starts, ends = batch.chunk_bounds(contig, chunk_nt)
         name = batch.contig_ids[contig]
         yield (
@@ -265,10 +275,11 @@ def _list_skipped(index: SequenceIndex, table: ContigTable, rules: CallRules) ->
                     contig=record.sequence_id,
                     length=None,
                     chunks=0,
-                    open_chunks=0,
-                    viral_chunks=0,
-                    frames=0,
-                    viral_frames=0,
+                    embedded=False,
+                    open_chunks=None,
+                    viral_chunks=None,
+                    frames=None,
+                    viral_frames=None,
                     frame_support=None,
                     score=None,
                     posterior=None,

@@ -1,9 +1,9 @@
 """
 Scores of whole contigs, and along long ones, by a classifier's contig model.
 
-Input of the model: sequence features of the letters, mean DNA and mean protein embedding of the frames (zeros without
-any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``, a chunk's score is that of a
-window of the chunk and its two neighbours.
+Input of the model: sequence features of the letters and, where it takes them, the mean DNA and mean protein embedding
+of the frames (zeros without any), and the numbers of frames and chunks. Along a contig of at least ``LONG_CONTIG_NT``,
+a chunk's score is that of a window of the chunk and its two neighbours.
 
 A contig is read in segments of the chunks in ``SEGMENT_NT`` nucleotides. Its sequence features are the mean over its
 segments, weighted by their letters A, C, G and T. So memory does not depend on contig length, and a score depends on
@@ -12,9 +12,9 @@ the input alone. Legend: C chunks, S sequence features, W columns of embeddings 
 
 from __future__ import annotations
 
-import math
+import io
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from virnucpro import durable
 from virnucpro.calls.frame_order import CONTIGS_AT_ONCE, RowStream, join
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import LetterWindow, chunk_bounds, chunks_per_contig, stream_letters
-from virnucpro.errors import ResultError, StoppedError
+from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES
 
@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import BoolArray, ByteArray, DoubleArray, FloatArray, IntArray
-    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
+    from virnucpro.calls.frame_order import FrameOrder
+    from virnucpro.data.sequence_index import SequenceIndex
     from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.models.contigs.sequence_features import SequenceFeatures
-    from virnucpro.run_layout import PredictionLayout
+
+    ScoreFiles = tuple[Path, Path]
+    """Scores of contigs, and of windows along the long ones."""
 
 SEGMENT_NT = 10_000
 """Nucleotides of a segment, rounded up to chunks: the longest contigs in training."""
@@ -89,55 +92,71 @@ class _Row(NamedTuple):
 def score_contigs(
     order: FrameOrder,
     model: ContigModel,
-    layout: PredictionLayout,
+    written: ScoreFiles,
     *,
     dna: Path,
     protein: Path,
     stop: threading.Event | None = None,
 ) -> None:
     """
-    Score every contig, and every chunk of the long ones; NaN without a word of known letters.
+    Score every contig, and every chunk of the long ones, by letters and embeddings.
 
     Raises:
         StoppedError: *stop* was set.
     """
     with ExitStack() as stack:
         dna_rows, protein_rows = (stack.enter_context(RowStream(path)) for path in (dna, protein))
-        of_contigs, of_windows = (
-            _Scores(stack.enter_context(durable.replacing(path)), model, dna_rows.hidden_dim)
-            for path in (layout.contig_scores, layout.window_scores)
-        )
-        letters = LetterWindow(_letters(order))
-        first_letter = 0
-        for segment in _segments(order, dna_rows, protein_rows):
-            if stop is not None and stop.is_set():
-                raise StoppedError
-            if segment.first == 0:
-                contig = _Contig(segment, order.chunk_nt, model.features, dna_rows.hidden_dim + protein_rows.hidden_dim)
-            if segment.chunks:
-                for window in contig.read(segment, letters, first_letter):
-                    of_windows.add(window)
-            if segment.last == segment.chunks:
-                of_contigs.add(contig.row())
-                first_letter += segment.length_nt if segment.chunks else 0
-        letters.finish()
+        of_contigs, of_windows = (stack.enter_context(durable.replacing(path)) for path in written)
+        width, dna_dim = dna_rows.hidden_dim + protein_rows.hidden_dim, dna_rows.hidden_dim
+        scorer = _Scorer(model, order.chunk_nt, of_contigs, of_windows, width=width, dna_dim=dna_dim)
+        every = range(len(order.index))
+        scorer.score(_segments(order, dna_rows, protein_rows), _letters(order.index, every, order.min_nt), stop)
         for rows in (dna_rows, protein_rows):
             rows.finish()
-        for scores in (of_contigs, of_windows):
-            scores.write()
 
 
-def _letters(order: FrameOrder) -> Iterator[bytes]:
-    """Yield the letters of all contigs with chunks, end to end, in input order."""
-    index = order.index
+def score_by_letters(
+    index: SequenceIndex, contigs: range, model: ContigModel, *, chunk_nt: int, min_nt: int
+) -> tuple[bytes, bytes]:
+    """
+    Score some contigs, and the chunks of the long ones among them, by a model that takes letters alone.
+
+    Args:
+        contigs: Neighbours in the order of the input, numbered from 0.
+
+    Returns:
+        Scores of the contigs and of the chunks, float32.
+    """
+    assert not model.uses_embeddings
+    of_contigs, of_windows = io.BytesIO(), io.BytesIO()
+    positions = index.in_input_order()[contigs.start : contigs.stop]
+    lengths = index.lengths[positions]
+    segments = _bare_segments(lengths, chunks_per_contig(lengths, chunk_nt, min_nt), chunk_nt)
+    scorer = _Scorer(model, chunk_nt, of_contigs, of_windows, width=0, dna_dim=0)
+    scorer.score(segments, _letters(index, contigs, min_nt))
+    return of_contigs.getvalue(), of_windows.getvalue()
+
+
+def _letters(index: SequenceIndex, contigs: range, min_nt: int) -> Iterator[bytes]:
+    """Yield the letters of those *contigs* that have chunks, end to end, in input order."""
     positions = index.in_input_order()
     first = 0
     for file in index.files:
-        of_file = positions[first : first + file.num_records]
+        of_file = range(max(contigs.start, first), min(contigs.stop, first + file.num_records))
         first += file.num_records
-        for at in range(0, len(of_file), CONTIGS_AT_ONCE):
-            some = of_file[at : at + CONTIGS_AT_ONCE]
-            yield from stream_letters(index, some[index.lengths[some] >= order.min_nt])
+        for at in range(of_file.start, of_file.stop, CONTIGS_AT_ONCE):
+            some = positions[at : min(at + CONTIGS_AT_ONCE, of_file.stop)]
+            yield from stream_letters(index, some[index.lengths[some] >= min_nt])
+
+
+def _bare_segments(lengths_nt: IntArray, chunks_per_contig: IntArray, chunk_nt: int) -> Iterator[_Segment]:
+    """Yield contigs without embeddings, a segment at a time."""
+    segment_chunks = -(-SEGMENT_NT // chunk_nt)
+    for length_nt, chunks in zip(lengths_nt.tolist(), chunks_per_contig.tolist(), strict=True):
+        for first in range(0, max(chunks, 1), segment_chunks):
+            last = min(first + segment_chunks, chunks)
+            nothing = _Embedded(np.empty((last - first, 0)), np.zeros(last - first, dtype=np.int64))
+            yield _Segment(length_nt, chunks, first, last, nothing)
 
 
 def _segments(order: FrameOrder, dna_rows: RowStream, protein_rows: RowStream) -> Iterator[_Segment]:
@@ -240,6 +259,49 @@ class _Contig:
         return _Row(mean_S, self._sums_W, self._frames, self._chunks)
 
 
+class _Scorer:
+    """
+    Reads contigs, and writes the scores of them and of the windows along long ones; NaN without a word.
+
+    Args:
+        width: W.
+        dna_dim: Columns of W that are DNA embeddings.
+    """
+
+    def __init__(
+        self, model: ContigModel, chunk_nt: int, of_contigs: _Sink, of_windows: _Sink, *, width: int, dna_dim: int
+    ) -> None:
+        self._model = model
+        self._chunk_nt = chunk_nt
+        self._width = width
+        self._of_contigs, self._of_windows = (_Scores(sink, model, dna_dim) for sink in (of_contigs, of_windows))
+
+    def score(
+        self, segments: Iterator[_Segment], letters: Iterator[bytes], stop: threading.Event | None = None
+    ) -> None:
+        """Score the contigs of *segments*, of which *letters* are those that have chunks."""
+        window = LetterWindow(letters)
+        first_letter = 0
+        for segment in segments:
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            if segment.first == 0:
+                contig = _Contig(segment, self._chunk_nt, self._model.features, self._width)
+            if segment.chunks:
+                for row in contig.read(segment, window, first_letter):
+                    self._of_windows.add(row)
+            if segment.last == segment.chunks:
+                self._of_contigs.add(contig.row())
+                first_letter += segment.length_nt if segment.chunks else 0
+        window.finish()
+        self._of_contigs.write()
+        self._of_windows.write()
+
+
+class _Sink(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
 class _Scores:
     """
     Writes P(virus) of rows as float32, NaN for None.
@@ -248,7 +310,7 @@ class _Scores:
         dna_dim: Columns of W that are DNA embeddings.
     """
 
-    def __init__(self, file: durable.NewFile, model: ContigModel, dna_dim: int) -> None:
+    def __init__(self, file: _Sink, model: ContigModel, dna_dim: int) -> None:
         self._file = file
         self._model = model
         self._dna_dim = dna_dim
@@ -282,41 +344,3 @@ def _has_word(codes: ByteArray) -> bool:
     unknown = np.flatnonzero(codes == OTHER)
     limits = np.concatenate([[-1], unknown, [len(codes)]])
     return int(np.diff(limits).max()) > SHORTEST_WORD_NT
-
-
-class ScoresOfBatch(NamedTuple):
-    """The contig model's scores of a batch of contigs."""
-
-    contigs: FloatArray
-    """float32 (contigs,): NaN without a score."""
-    windows: FloatArray
-    """float32 (chunks of its long contigs,): likewise."""
-
-
-class ModelScores:
-    """The contig model's scores, batch by batch."""
-
-    def __init__(self, order: FrameOrder, layout: PredictionLayout) -> None:
-        lengths = order.index.lengths
-        long_contigs = lengths[: np.count_nonzero(lengths[:] >= LONG_CONTIG_NT)]  # the longest come first
-        num_windows = int(chunks_per_contig(long_contigs, order.chunk_nt, order.min_nt).sum())
-        self._contigs = map_scores(layout.contig_scores, "scores", len(order.index))
-        self._windows = map_scores(layout.window_scores, "scores", num_windows)
-        self._next_contig = self._next_window = 0
-
-    def of(self, batch: ContigBatch) -> ScoresOfBatch:
-        """Return the scores of the next batch."""
-        contig, window = self._next_contig, self._next_window
-        self._next_contig += len(batch.contig_ids)
-        self._next_window += int(batch.chunks_per_contig[batch.lengths_nt >= LONG_CONTIG_NT].sum())
-        return ScoresOfBatch(
-            np.array(self._contigs[contig : self._next_contig]), np.array(self._windows[window : self._next_window])
-        )
-
-
-def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
-    """Map float32 of *shape*; *what* its rows are of."""
-    found, expected = path.stat().st_size, 4 * math.prod(shape)
-    if found != expected:
-        raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
-    return np.memmap(path, np.float32, "r", shape=shape) if expected else np.empty(shape, dtype=np.float32)

@@ -1,7 +1,8 @@
 """
 The frames of a prediction in input order, contig by contig and chunk by chunk, and the embeddings joined to them.
 
-The order follows from the index of the contigs and one byte for each chunk; no stage parses another's output. Ids of
+The order follows from the index of the contigs and one byte for each chunk of an embedded contig; no stage parses
+another's output. Ids of
 frames are recomputed, and every id in a file of embeddings is compared with the expected one: a run that lost sequences
 has fewer rows, a row under another id is never used, and surplus rows are an error.
 """
@@ -45,8 +46,10 @@ class ContigBatch:
     """int64 (contigs,)."""
     chunks_per_contig: IntArray
     """int64 (contigs,)."""
+    is_embedded: BoolArray
+    """bool (contigs,): whether its frames are embedded."""
     kept_frames: ByteArray
-    """uint8 (chunks,): one bit for each frame."""
+    """uint8 (chunks,): one bit for each frame; 0 in contigs that are not embedded."""
 
     @property
     def frames_per_chunk(self) -> IntArray:
@@ -91,19 +94,35 @@ class FrameOrder:
     The contigs of a prediction in input order, with their chunks and kept frames.
 
     Args:
-        open_frames: File of one byte for each chunk, from ``write_fragments``.
+        open_frames: File of one byte for each chunk, from ``write_fragments``; None where no contig is embedded.
+        is_embedded: bool (contigs,), in input order; None where all contigs are embedded.
     """
 
-    def __init__(self, index: SequenceIndex, open_frames: Path, *, chunk_nt: int, min_nt: int) -> None:
+    def __init__(
+        self,
+        index: SequenceIndex,
+        open_frames: Path | None,
+        *,
+        chunk_nt: int,
+        min_nt: int,
+        is_embedded: BoolArray | None = None,
+    ) -> None:
         self.index = index
         self.chunk_nt = chunk_nt
         self.min_nt = min_nt
         self._positions = index.in_input_order()
-        num_bytes = open_frames.stat().st_size
-        self._kept: ByteArray = np.memmap(open_frames, np.uint8, "r") if num_bytes else np.empty(0, np.uint8)
-        num_chunks = sum(int(counts.sum()) for _, counts in self._pieces())
+        self.is_embedded: BoolArray = (index.lengths[self._positions] >= min_nt) & (open_frames is not None)
+        """bool (contigs,), in input order; not those that are too short for chunks."""
+        if is_embedded is not None:
+            self.is_embedded &= is_embedded
+        self._kept: ByteArray = np.empty(0, np.uint8)
+        if open_frames is None:
+            return
+        if num_bytes := open_frames.stat().st_size:
+            self._kept = np.memmap(open_frames, np.uint8, "r")
+        num_chunks = sum(int(counts[embedded].sum()) for _, counts, embedded in self._pieces())
         if num_bytes != num_chunks:
-            raise ResultError(open_frames, f"has {num_bytes} chunks, the contigs have {num_chunks}")
+            raise ResultError(open_frames, f"has {num_bytes} chunks, the embedded contigs have {num_chunks}")
 
     @property
     def num_frames(self) -> int:
@@ -113,29 +132,35 @@ class FrameOrder:
 
     def batches(self) -> Iterator[ContigBatch]:
         """Yield all contigs, at most ``CHUNKS_AT_ONCE`` chunks at a time unless one contig has more."""
-        first_chunk = 0
-        for positions, counts in self._pieces():
+        first_kept = 0
+        for positions, counts, is_embedded in self._pieces():
             ends = np.cumsum(counts)
             first = 0
             while first < len(positions):
                 before = int(ends[first - 1]) if first else 0
                 last = max(first + 1, int(np.searchsorted(ends, before + CHUNKS_AT_ONCE, side="right")))
                 num_chunks = int(ends[last - 1]) - before
-                chosen = positions[first:last]
+                chosen, embedded = positions[first:last], is_embedded[first:last]
+                kept = np.zeros(num_chunks, dtype=np.uint8)
+                is_kept = np.repeat(embedded, counts[first:last])
+                next_kept = first_kept + int(np.count_nonzero(is_kept))
+                kept[is_kept] = self._kept[first_kept:next_kept]
                 yield ContigBatch(
                     positions=chosen,
                     contig_ids=self.index.sequence_ids(chosen),
                     lengths_nt=self.index.lengths[chosen],
                     chunks_per_contig=counts[first:last],
-                    kept_frames=np.array(self._kept[first_chunk : first_chunk + num_chunks]),
+                    is_embedded=embedded,
+                    kept_frames=kept,
                 )
-                first, first_chunk = last, first_chunk + num_chunks
+                first, first_kept = last, next_kept
 
-    def _pieces(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield positions and numbers of chunks of some contigs at a time, in input order."""
+    def _pieces(self) -> Iterator[tuple[IntArray, IntArray, BoolArray]]:
+        """Yield positions, numbers of chunks, and what is embedded of some contigs at a time, in input order."""
         for start in range(0, len(self._positions), CONTIGS_AT_ONCE):
-            positions = self._positions[start : start + CONTIGS_AT_ONCE]
-            yield positions, chunks_per_contig(self.index.lengths[positions], self.chunk_nt, self.min_nt)
+            some = slice(start, start + CONTIGS_AT_ONCE)
+            counts = chunks_per_contig(self.index.lengths[self._positions[some]], self.chunk_nt, self.min_nt)
+            yield self._positions[some], counts, self.is_embedded[some]
 
 
 class RowStream:

@@ -93,10 +93,11 @@ def print_summary(result: PredictionResult) -> None:
     ]
     sequences = result.sequences.removesuffix("s" if counts["contigs"] == 1 else "")
     print(f"{counts['contigs']:,} {printable(sequences)}: {', '.join(calls)}")
-    print(
-        f"  {counts['chunks']:,} chunks, {counts['open_chunks']:,} with an open frame; "
-        f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
-    )
+    if counts["embedded"]:
+        print(
+            f"  {counts['open_chunks']:,} chunks with an open frame; "
+            f"{counts['scored_frames']:,} of {counts['frames']:,} open frames scored"
+        )
     for note in result.notes:
         print(f"  {printable(note)}")
     before = [name for name in result.stages_s if name not in result.computed]

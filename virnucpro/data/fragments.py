@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from virnucpro.arrays import IntArray
+    from virnucpro.arrays import BoolArray, IntArray
     from virnucpro.data.sequence_index import SequenceIndex
 
 
@@ -44,9 +44,7 @@ _LINE_NT = 60
 @dataclass(frozen=True, kw_only=True)
 class FragmentCounts:
     contigs: int
-    """Contigs of the input, without skipped records."""
-    short_contigs: int
-    """Those of them that are too short to be cut into chunks."""
+    """Contigs that were cut into chunks."""
     chunks: int
     open_chunks: int
     """Chunks with at least one open frame."""
@@ -88,10 +86,11 @@ def write_fragments(
     protein: Sequence[Path],
     chunked: Sequence[Path] | None,
     open_frames: Path,
+    chosen: BoolArray | None = None,
     stop: threading.Event | None = None,
 ) -> FragmentCounts:
     """
-    Cut all contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
+    Cut the contigs of an index into chunks, and write the chunks' open frames; each file is replaced as a whole.
 
     Args:
         index: The contigs, DNA.
@@ -101,14 +100,18 @@ def write_fragments(
         protein: Paths for their proteins, likewise.
         chunked: Paths for the chunks, likewise; None writes none.
         open_frames: Path for one byte a chunk, in the order of the input: bit f is set where frame f is open.
+        chosen: bool (contigs,), in the order of the input: which contigs; None for all.
         stop: Set to stop the work, with ``StoppedError``.
     """
     positions = index.in_input_order()
+    wanted = index.lengths[positions] >= min_nt
+    if chosen is not None:
+        wanted &= chosen
     contigs = chunks = open_chunks = frames = 0
     first = 0
     with durable.replacing(open_frames) as bits_file:
         for number, file in enumerate(index.files):
-            of_file = positions[first : first + file.num_records]
+            of_file = positions[first : first + file.num_records][wanted[first : first + file.num_records]]
             first += file.num_records
             with ExitStack() as stack:
                 outputs = _Outputs(
@@ -119,7 +122,6 @@ def write_fragments(
                 )
                 for at in range(0, len(of_file), _CONTIGS_AT_ONCE):
                     group = of_file[at : at + _CONTIGS_AT_ONCE]
-                    group = group[index.lengths[group] >= min_nt]
                     contigs += len(group)
                     for found in _write_contigs(index, group, chunk_nt, outputs):
                         chunks += len(found.bits)
@@ -128,9 +130,7 @@ def write_fragments(
                         if stop is not None and stop.is_set():
                             raise StoppedError
                     index.release_pages()
-    return FragmentCounts(
-        contigs=len(index), short_contigs=len(index) - contigs, chunks=chunks, open_chunks=open_chunks, frames=frames
-    )
+    return FragmentCounts(contigs=contigs, chunks=chunks, open_chunks=open_chunks, frames=frames)
 
 
 def _write_contigs(index: SequenceIndex, positions: IntArray, chunk_nt: int, outputs: _Outputs) -> Iterator[OpenFrames]:

@@ -45,18 +45,20 @@ class ContigCall:
     length: int | None
     """Nucleotides; None for a skipped record."""
     chunks: int
-    open_chunks: int
+    embedded: bool
+    """Whether its frames were embedded and scored: yes or no in TSV. Where not, what frames tell is None."""
+    open_chunks: int | None
     """Chunks with an open frame."""
-    viral_chunks: int
+    viral_chunks: int | None
     """Chunks whose highest P(virus) is at least their highest P(other)."""
-    frames: int
+    frames: int | None
     """Open frames."""
-    viral_frames: int
+    viral_frames: int | None
     """Open frames that are more likely viral than not."""
     frame_support: float | None
     """Viral share of the scored frames, three decimals; None without any."""
     score: float | None
-    """P(virus) of the contig, to rank by; None without a scored frame."""
+    """P(virus) of the contig, to rank by; None without a scored frame or a word of letters."""
     posterior: float | None
     """P(virus) given the share of viruses in the sample, six digits; None without a score, or with the prior off."""
     fdr: float | None
@@ -71,7 +73,8 @@ class ContigCall:
 
 
 COLUMNS = tuple(ContigCall.__dataclass_fields__)
-_INTEGERS = ("chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
+_INTEGERS = ("length", "chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
+_BOOLEANS = {"yes": True, "no": False}
 _NUMBERS = ("frame_support", "score", "posterior", "fdr", "max_score")
 
 
@@ -104,11 +107,17 @@ class ContigTable:
 def _writing_tsv(file: durable.NewFile) -> Iterator[Write]:
     def write(calls: Sequence[ContigCall]) -> None:
         rows = ([getattr(call, name) for name in COLUMNS] for call in calls)
-        lines = ("\t".join(["" if value is None else str(value) for value in row]) + "\n" for row in rows)
+        lines = ("\t".join(map(_text, row)) + "\n" for row in rows)
         file.write("".join(lines).encode())
 
     file.write(("\t".join(COLUMNS) + "\n").encode())
     yield write
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
 
 
 @contextmanager
@@ -129,7 +138,8 @@ def _writing_json(file: durable.NewFile) -> Iterator[Write]:
 @contextmanager
 def _writing_parquet(file: durable.NewFile) -> Iterator[Write]:
     arrow: Any = importlib.import_module("pyarrow")  # an optional extra, and heavy
-    kinds = {name: arrow.int64() for name in (*_INTEGERS, "length")} | {name: arrow.float64() for name in _NUMBERS}
+    kinds = {name: arrow.int64() for name in _INTEGERS} | {name: arrow.float64() for name in _NUMBERS}
+    kinds["embedded"] = arrow.bool_()
     columns = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
 
     def write(calls: Sequence[ContigCall]) -> None:
@@ -160,9 +170,10 @@ def _parsed(file: TextIO, path: Path) -> Iterator[ContigCall]:
             continue
         try:
             texts = dict(zip(COLUMNS, row, strict=True))
-            numbers: dict[str, Any] = {name: int(texts[name]) for name in _INTEGERS}
-            numbers |= {name: float(texts[name]) if texts[name] else None for name in _NUMBERS}
-            numbers["length"] = int(texts["length"]) if texts["length"] else None
-            yield ContigCall(**{**texts, **numbers, "call": Call(texts["call"])})
-        except ValueError as error:
+            values: dict[str, Any] = {name: int(texts[name]) if texts[name] else None for name in _INTEGERS}
+            values |= {name: float(texts[name]) if texts[name] else None for name in _NUMBERS}
+            values["chunks"] = int(texts["chunks"])
+            values["embedded"] = _BOOLEANS[texts["embedded"]]
+            yield ContigCall(**{**texts, **values, "call": Call(texts["call"])})
+        except (KeyError, ValueError) as error:
             raise ResultError(path, f"line {number} is not a contig ({error})") from error

@@ -40,7 +40,7 @@ REMEDY = "restore it, or use another output folder"
 COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
 FINISHED = ("complete", "partial")
 """States of a run that has a result."""
-COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_frames")
+COUNTED = ("contigs", "chunks", "embedded", "frames", "skipped", "scored_frames", "missing_frames")
 """Counts of every prediction that has a result."""
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),
@@ -224,7 +224,8 @@ class PredictionManifest(StagedManifest):
     output_settings: dict[str, Any]
     """Rules of calls, formats and what is kept: may change from run to run."""
     models: dict[str, dict[str, Any]]
-    """``dna``, ``protein`` and ``classifier``: name and sha256, with widths and chunk length."""
+    """``classifier``, and ``dna`` and ``protein`` where contigs are embedded: name and sha256, with widths and chunk
+    length. ``letters``: another classifier that scores letters."""
     fingerprint: str
     """Of classifier, models and chunk length: scores of different ones are not comparable."""
     sequences: str = "contigs"
@@ -235,6 +236,11 @@ class PredictionManifest(StagedManifest):
     sample: SampleRecord | None = None
     """None until contigs are called."""
     kind: Literal["prediction"] = PREDICTION
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether frames are embedded, so that there are tables of them."""
+        return "dna" in self.models
 
     def problem(self) -> str | None:
         if not all(PredictionLayout(Path()).has_output(name) for name in self.outputs):

@@ -162,7 +162,7 @@ class TrainingConfig:
             **{f"classifier {name}": value for name, value in asdict(self.classifier).items()},
             **{f"contig model {name}": value for name, value in asdict(self.contig).items()},
             "contig model hidden_dims": list(self.contig.hidden_dims),  # as JSON gives it back
-            **encoder_settings(self.dna, self.protein, device_type),
+            **encoder_settings((self.dna, self.protein), device_type),
         }
 
 

@@ -1,6 +1,8 @@
 """
-The prediction: from contigs to calls by fragments, two embedding runs, scores, calls, report.
+The prediction: from contigs to calls by scores of their letters, two embedding runs of their frames, calls, report.
 
+What the scores do not need is left out: no contig is embedded for a classifier that reads letters alone, and those that
+a cascade is sure of are not.
 ``run_prediction`` reads as the pipeline. A stage that was recorded and whose files are intact is not done again.
 """
 
@@ -23,6 +25,7 @@ from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
+from virnucpro.pipeline.prediction.letters import LettersJob, score_letters
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample
@@ -97,20 +100,43 @@ def run_prediction(
             return prediction_result(run, was_complete=True)
         embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
-            stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
-            embeddings = []
-            with claim.held(shown, run_id=run_id, stop=stop):
-                for job in embedding_jobs(run):
-                    with stages.shown(job.stage):
-                        result = embed(job)
-                    result.raise_unless(allow_partial=True)  # the next stages need rows, but not all
-                    counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
-                    seconds = stages.seconds()[job.stage]
-                    run.record_embedding(job.stage, result, counts, seconds=seconds, notes=result.notes())
-                    embeddings.append(result)
-            stages.do("classify", lambda: run.do(classify_stage(run, stop, elsewhere)))
+            if config.letters is not None:
+                of_letters = partial(score_letters, workers=workers, limits=limits, elsewhere=elsewhere, stop=stop)
+                stages.do("letters", lambda: run.do(letters_stage(run, of_letters)))
+            embeddings: list[RunResult] = []
+            if config.cascade is not None:
+                stages.do("fragments", lambda: run.do(fragments_stage(run, stop)))
+                with claim.held(shown, run_id=run_id, stop=stop):
+                    embeddings += [_embedded(run, job, embed, stages) for job in embedding_jobs(run)]
+                stages.do("classify", lambda: run.do(classify_stage(run, stop, elsewhere)))
             stages.do("contigs", lambda: call(run, stop))
             return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
+
+
+def letters_stage(run: PredictionRun, work: Callable[[LettersJob], dict[str, int]]) -> Stage:
+    """Score the contigs by their letters."""
+    config, layout = run.config, run.layout
+    assert config.letters is not None
+    job = LettersJob(
+        layout=layout,
+        model=config.letters,
+        chunk_nt=config.chunk_nt,
+        min_nt=config.min_nt,
+        fingerprint=run.fingerprint,
+    )
+    written = [layout.letter_scores, layout.letter_windows]
+    return Stage(name="letters", fingerprint=run.fingerprint, files=written, work=lambda: work(job))
+
+
+def _embedded(
+    run: PredictionRun, job: EmbeddingJob, embed: Callable[[EmbeddingJob], RunResult], stages: Stages
+) -> RunResult:
+    with stages.shown(job.stage):
+        result = embed(job)
+    result.raise_unless(allow_partial=True)  # the next stages need rows, but not all
+    counts = {"rows": result.num_rows, "missing": result.num_missing, "copies": result.num_copies}
+    run.record_embedding(job.stage, result, counts, seconds=stages.seconds()[job.stage], notes=result.notes())
+    return result
 
 
 def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> Stage:
@@ -127,6 +153,7 @@ def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> 
             protein=run.protein_files,
             chunked=chunked,
             open_frames=layout.open_frames,
+            chosen=run.is_embedded(),
             stop=stop,
         )
 
@@ -138,16 +165,15 @@ def embedding_jobs(run: PredictionRun) -> list[EmbeddingJob]:
     """Return the embedding runs that scores still need: none where every frame has its score."""
     if run.is_done(classify_stage(run)):
         return []
-    return [job for job in map(run.embedding_job, EMBEDDING_STAGES) if not _has_moved_whole(run, job)]
+    return [job for job in map(run.embedding_job, run.config.encoders) if not _has_moved_whole(run, job)]
 
 
 def classify_stage(run: PredictionRun, stop: threading.Event | None = None, elsewhere: ItemMap | None = None) -> Stage:
     """Return the stage that does ``classify``, on another host where *elsewhere* is given."""
     layout, config = run.layout, run.config
     written = [layout.frame_scores, layout.prediction_results, layout.highest_score]
-    if config.card.contig_model is not None:
+    if config.reads_embeddings:
         written += [layout.contig_scores, layout.window_scores]
-
     return Stage(
         name="classify",
         fingerprint=run.fingerprint,
@@ -158,18 +184,19 @@ def classify_stage(run: PredictionRun, stop: threading.Event | None = None, else
 
 
 def classify(run: PredictionRun, stop: threading.Event | None = None) -> dict[str, int]:
-    """Score every frame that has its embeddings and, by a contig model, the contigs; return their numbers."""
+    """Score every frame that has its embeddings and, by a contig model that reads them, contigs; return the numbers."""
     # they import torch, which this process does without until its workers have ended
     from virnucpro.calls.classification import classify_frames  # noqa: PLC0415
     from virnucpro.models.classifier import load_classifier  # noqa: PLC0415
 
     layout, config = run.layout, run.config
     order, (dna, protein) = run.frame_order(), (_rows_of(run, stage) for stage in EMBEDDING_STAGES)
-    classifier, threads = load_classifier(config.classifier_dir), config.dna.settings.hardware.threads
+    classifier, threads = load_classifier(config.classifier_dir), config.encoders["dna"].settings.hardware.threads
     counts = classify_frames(order, classifier, layout, dna=dna, protein=protein, threads=threads, stop=stop)
-    if config.card.contig_model is not None:
+    if config.reads_embeddings:
         model = load_contig_model(config.classifier_dir, config.card)
-        score_contigs(order, model, layout, dna=dna, protein=protein, stop=stop)
+        written = (layout.contig_scores, layout.window_scores)
+        score_contigs(order, model, written, dna=dna, protein=protein, stop=stop)
     return counts
 
 
@@ -184,11 +211,13 @@ def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
     formats = {TableFormat.JSON: layout.contigs_json, TableFormat.PARQUET: layout.contigs_parquet}
     chosen = [path for one, path in formats.items() if one in config.formats]
     written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
-    identity = fingerprint([run.manifest.stages["classify"].files, config.output_settings()])
+    scores = [stage.files for name in ("letters", "classify") if (stage := run.manifest.stages.get(name)) is not None]
+    identity = fingerprint([scores, config.output_settings()])
     for path in formats.values():
         if path not in chosen and path.name in run.manifest.outputs:
             durable.remove(path)  # of another threshold; a killed start may have left it
-    sample, limits, run.manifest.sample = read_sample(run)
+    order = run.frame_order()
+    sample, limits, run.manifest.sample = read_sample(run, order)
     rules = CallRules(
         limits=limits,
         sample=sample,
@@ -197,18 +226,20 @@ def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
         classifier=config.card.name,
         fingerprint=config.fingerprint,
         has_contig_model=config.card.contig_model is not None,
+        reads_embeddings=config.reads_embeddings,
     )
 
     def work() -> dict[str, int]:
         calls = call_contigs(
-            run.frame_order(),
+            order,
             layout,
             rules,
+            run.score_reader(order),
             as_json=TableFormat.JSON in config.formats,
             as_parquet=TableFormat.PARQUET in config.formats,
             stop=stop,
         )
-        counted = (*map(str, Call), BY_SEQUENCE) if rules.has_contig_model else tuple(Call)
+        counted = (*map(str, Call), BY_SEQUENCE) if rules.reads_embeddings else tuple(Call)
         return {name.replace(" ", "_"): calls[name] for name in counted}
 
     run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))

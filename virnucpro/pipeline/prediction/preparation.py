@@ -13,12 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from virnucpro import durable
 from virnucpro.calls.frame_order import FrameOrder
+from virnucpro.calls.score_files import ScoreReader, map_scores
 from virnucpro.choices import TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, printable
+from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import (
     about_indexed,
     all_intact,
@@ -38,6 +41,7 @@ from virnucpro.store.manifest import PredictionManifest, not_a_manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from virnucpro.arrays import BoolArray
     from virnucpro.pipeline.prediction.settings import PredictionConfig
 
 _SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
@@ -60,17 +64,40 @@ class PredictionRun(StagedRun):
         """Open the index of the contigs."""
         return SequenceIndex.open(self.layout.contig_index)
 
+    def is_embedded(self) -> BoolArray | None:
+        """Return which contigs are embedded, bool (contigs,), in input order; None for all or none."""
+        cascade = self.config.cascade
+        if cascade in {None, EVERY_CONTIG}:
+            return None
+        return cascade.embeds(map_scores(self.layout.letter_scores, "scores", len(self.open_index())))
+
     def frame_order(self) -> FrameOrder:
-        """Return all frames in their order; the fragments must be there."""
+        """Return all contigs and frames in their order; the fragments, if there are to be any, must be there."""
         config = self.config
-        return FrameOrder(self.open_index(), self.layout.open_frames, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
+        return FrameOrder(
+            self.open_index(),
+            None if config.cascade is None else self.layout.open_frames,
+            chunk_nt=config.chunk_nt,
+            min_nt=config.min_nt,
+            is_embedded=self.is_embedded(),
+        )
+
+    def score_reader(self, order: FrameOrder) -> ScoreReader:
+        """Return the scores of contigs that do not come from their frames alone."""
+        config, layout = self.config, self.layout
+        by_letters = None if config.letters is None else (layout.letter_scores, layout.letter_windows)
+        if config.is_by_letters:
+            return ScoreReader(order, by_letters, None)
+        own = (layout.contig_scores, layout.window_scores) if config.reads_embeddings else None
+        return ScoreReader(order, own, by_letters)
 
     def embedding_job(self, stage: str) -> EmbeddingJob:
         """Return the embedding run of the frames' ``dna`` or ``protein``."""
-        config, layout = self.config, self.layout
-        if stage == "dna":
-            return EmbeddingJob(stage=stage, model=config.dna, files=self.nucleotide_files, folder=layout.dna_dir)
-        return EmbeddingJob(stage=stage, model=config.protein, files=self.protein_files, folder=layout.protein_dir)
+        files, folder = {
+            "dna": (self.nucleotide_files, self.layout.dna_dir),
+            "protein": (self.protein_files, self.layout.protein_dir),
+        }[stage]
+        return EmbeddingJob(stage=stage, model=self.config.encoders[stage], files=files, folder=folder)
 
     @property
     def nucleotide_files(self) -> list[Path]:
@@ -158,9 +185,12 @@ def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, i
         *layout.unpacked(),
         layout.open_frames,
         layout.frame_scores,
+        layout.letter_scores,
+        layout.letter_windows,
         layout.contig_scores,
         layout.window_scores,
     ]
+    durable.remove_tree(layout.letter_parts)
     remove_files(layout, files, keep={Path(path) for file in index.files for path in (file.read_path, file.real_path)})
 
 
@@ -191,6 +221,9 @@ def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionC
     """Return the names of all files that a run is to write into its folder, beside the embedding runs."""
     formats = {layout.contigs_json: TableFormat.JSON, layout.contigs_parquet: TableFormat.PARQUET}
     results = [path for path in layout.results() if formats.get(path, TableFormat.TSV) in config.formats]
+    if config.cascade is None:
+        of_frames = {layout.prediction_results, layout.highest_score}
+        return sorted(path.name for path in results if path not in of_frames)
     frames = [path(stem) for stem in stems for path in (layout.nucleotide_frames, layout.protein_frames)]
     chunks = [layout.chunks(stem, config.chunk_nt) for stem in stems] if config.keep_chunks else []
     return sorted(path.name for path in [*results, *frames, *chunks])

@@ -10,7 +10,9 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.config import fingerprint
+from virnucpro.data.frames import chunks_per_contig
 from virnucpro.pipeline.prediction.sample import sample_notes
+from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import remove_unpacked
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import RunLayout
@@ -93,27 +95,39 @@ def close_prediction(
     layout, manifest, config = run.layout, run.manifest, run.config
     index = run.open_index()
     stages = manifest.stages
-    fragments, classified, calls = (stages[name].counts for name in ("fragments", "classify", "contigs"))
-    looked_at = index.lengths[:] >= config.min_nt
+    lengths = index.lengths[:]
+    looked_at = lengths >= config.min_nt
+    fragments = stages["fragments"].counts if config.cascade is not None else {}
+    classified = stages["classify"].counts if config.cascade is not None else {"frames": 0, "scored": 0}
     manifest.counts = {
-        **fragments,
+        "contigs": len(index),
+        "short_contigs": int(np.count_nonzero(~looked_at)),
+        "chunks": int(chunks_per_contig(lengths, config.chunk_nt, config.min_nt).sum()),
+        "embedded": fragments.get("contigs", 0),
+        "open_chunks": fragments.get("open_chunks", 0),
+        "frames": classified["frames"],
         "skipped": index.num_skipped,
         "scored_frames": classified["scored"],
         "missing_frames": classified["frames"] - classified["scored"],
-        "short_for_classifier": int(np.count_nonzero((index.lengths[:] < config.chunk_nt / 2) & looked_at)),
-        **calls,
+        "short_for_classifier": int(np.count_nonzero((lengths < config.chunk_nt / 2) & looked_at)),
+        **stages["contigs"].counts,
     }
     _list_failed(run)
     _prove_counts(manifest.counts)
     manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
-    manifest.notes += [f"{stage}: {note}" for stage in EMBEDDING_STAGES for note in stages[stage].notes]
+    if manifest.counts["contigs"]:
+        manifest.notes += _notes_of_cascade(run)
+    manifest.notes += [f"{stage}: {note}" for stage in config.encoders for note in stages[stage].notes]
     if manifest.sample is not None and manifest.counts["contigs"]:
         manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)
     manifest.notes += [config.card.worth] if config.card.worth else []
     manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
     manifest.output_settings = config.output_settings()
     manifest.files = {
-        name: sha256 for stage in ("fragments", "classify", "contigs") for name, sha256 in stages[stage].files.items()
+        name: sha256
+        for stage in ("letters", "fragments", "classify", "contigs")
+        if stage in stages
+        for name, sha256 in stages[stage].files.items()
     }
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
@@ -170,6 +184,19 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
     return notes
 
 
+def _notes_of_cascade(run: PredictionRun) -> list[str]:
+    config, counts, many = run.config, run.manifest.counts, run.manifest.sequences
+    if config.cascade is None:
+        return [
+            f"{many} embedded: none, as the classifier reads letters alone (--cascade off makes tables of frames)"
+        ]
+    if config.cascade == EVERY_CONTIG:
+        return []
+    embedded = f"{counts['embedded']:,} of {counts['contigs']:,}, with a score by letters"
+    limits = f"from {config.cascade.low:g} to {config.cascade.high:g}"
+    return [f"{many} embedded: {embedded} {limits}; tables of frames hold theirs only"]
+
+
 def _prove_counts(counts: Mapping[str, int]) -> None:
     """Assert that every contig has its call, and that every frame has its score or is counted as missing."""
     calls = sum(counts.get(call.replace(" ", "_"), 0) for call in Call)
@@ -188,7 +215,7 @@ def _list_failed(run: PredictionRun) -> None:
         file.write(FAILED_HEADER.encode())
         for record in index.skipped():
             file.write(f"{record.sequence_id}\t{record.reason}\t0\n".encode())
-        for stage in EMBEDDING_STAGES:
+        for stage in run.config.encoders:
             listed = RunLayout(run.embedding_job(stage).folder).failed_sequences
             if listed.is_file():
                 with listed.open(encoding="utf-8", newline="\n") as lines:

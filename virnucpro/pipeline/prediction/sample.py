@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from virnucpro.calls.contig_scores import map_scores
 from virnucpro.calls.sample_prior import CallLimits, SamplePrior, call_limits, count_scores, estimate_prior
 from virnucpro.choices import LEAST_PRIOR_CONTIGS, PRIOR_AUTO, PRIOR_OFF
 from virnucpro.store.manifest import SampleRecord
 
 if TYPE_CHECKING:
+    from virnucpro.calls.frame_order import FrameOrder
     from virnucpro.pipeline.prediction.preparation import PredictionRun
 
 _OFF = "the prior is off"
 
 
-def read_sample(run: PredictionRun) -> tuple[SamplePrior | None, CallLimits, SampleRecord]:
+def read_sample(run: PredictionRun, order: FrameOrder) -> tuple[SamplePrior | None, CallLimits, SampleRecord]:
     """Return the share of viruses by the contigs' scores, if it is on, and the limits of calls; as recorded, too."""
     config = run.config
-    sample, why_off = _sample_and_why_off(run)
+    sample, why_off = _sample_and_why_off(run, order)
     limits = call_limits(sample, config.threshold, is_of_score=config.threshold_of == "score", fdr=config.fdr)
     record = SampleRecord(
         share=None if sample is None else sample.share,
@@ -34,13 +34,13 @@ def read_sample(run: PredictionRun) -> tuple[SamplePrior | None, CallLimits, Sam
     return sample, limits, record
 
 
-def _sample_and_why_off(run: PredictionRun) -> tuple[SamplePrior | None, str]:
+def _sample_and_why_off(run: PredictionRun, order: FrameOrder) -> tuple[SamplePrior | None, str]:
     config = run.config
     if config.prior == PRIOR_OFF:
         return None, _OFF
     if config.card.contig_model is None:
         return None, "the classifier has no contig model, so its scores are not calibrated"
-    counts = count_scores(map_scores(run.layout.contig_scores, "scores", len(run.open_index())))
+    counts = count_scores(run.score_reader(order).of_all_contigs())
     if config.prior != PRIOR_AUTO:
         return SamplePrior(float(config.prior), None, counts), ""
     scored = int(np.sum(counts))

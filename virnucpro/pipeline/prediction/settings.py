@@ -12,7 +12,15 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.choices import PRIOR_AUTO, PRIOR_OFF, SequenceKind, TableFormat
+from virnucpro.choices import (
+    CASCADE_AUTO,
+    CASCADE_OFF,
+    DEFAULT_CLASSIFIER,
+    PRIOR_AUTO,
+    PRIOR_OFF,
+    SequenceKind,
+    TableFormat,
+)
 from virnucpro.config import InputRules, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
@@ -22,13 +30,37 @@ from virnucpro.models.registry import MODELS, is_path
 from virnucpro.settings import EmbeddingSettings, SequenceRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from virnucpro.arrays import BoolArray, FloatArray
     from virnucpro.settings import PredictionSettings, RunSettings
 
 FINGERPRINT_DIGITS = 16
 """Hex digits of the fingerprint that outputs carry."""
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Which contigs are embedded: those whose score by letters is from *low* to *high*, or that have none."""
+
+    low: float
+    high: float
+
+    def embeds(self, scores: FloatArray) -> BoolArray:
+        """Return which contigs are embedded, from their scores by letters."""
+        return ~((scores < self.low) | (scores > self.high))
+
+
+EVERY_CONTIG = Cascade(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class LettersModel:
+    """The classifier whose contig model scores the letters of contigs."""
+
+    folder: Path
+    card: ClassifierCard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +71,14 @@ class PredictionConfig:
     """Folder of the classifier."""
     card: ClassifierCard
     """What it was trained with; ``chunk_nt`` is what it is used with."""
-    dna: ModelConfig
-    """How nucleotides of frames are embedded."""
-    protein: ModelConfig
-    """How proteins of frames are embedded."""
+    dna: ModelConfig | None
+    """How nucleotides of frames are embedded; None where no contig is."""
+    protein: ModelConfig | None
+    """How proteins of frames are embedded; likewise."""
+    cascade: Cascade | None = EVERY_CONTIG
+    """Which contigs are embedded; None for none, where the classifier needs their letters only."""
+    letters: LettersModel | None = None
+    """What scores letters; None where the frames of every contig decide."""
     rules: InputRules
     """How contigs are read."""
     min_nt: int = 0
@@ -67,6 +103,21 @@ class PredictionConfig:
             raise ConfigurationError(f"the threshold is {self.threshold}: it must be between 0 and 1")
 
     @property
+    def is_by_letters(self) -> bool:
+        """Whether the classifier itself reads letters alone."""
+        return self.letters is not None and self.letters.folder == self.classifier_dir
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """Whether the classifier has a contig model that reads the embeddings of frames."""
+        return self.card.contig_model is not None and not self.is_by_letters
+
+    @property
+    def encoders(self) -> dict[str, ModelConfig]:
+        """The encoders by the stage that they embed in; none where no contig is embedded."""
+        return {name: config for name, config in (("dna", self.dna), ("protein", self.protein)) if config is not None}
+
+    @property
     def chunk_nt(self) -> int:
         """Nucleotides of a chunk."""
         return self.card.chunk_nt
@@ -75,24 +126,41 @@ class PredictionConfig:
     def fingerprint(self) -> str:
         """Identity of classifier, models and chunk length: scores of different ones are not to be compared."""
         parts: list[object] = [self.card.weights_sha256, self.card.batch_norm_eps, self.chunk_nt]
-        parts += [config.cache_space() for config in (self.dna, self.protein)]
+        parts += [config.cache_space() for config in self.encoders.values()]
         if self.card.contig_model is not None:
             parts.append(asdict(self.card.contig_model))
+        if self.cascade not in {None, EVERY_CONTIG}:
+            parts += [self._shown_cascade(), self._letters_sha256()]
         return fingerprint(parts)[:FINGERPRINT_DIGITS]
+
+    def _letters_sha256(self) -> str | None:
+        """Return the sha256 of another classifier's model that scores letters."""
+        if self.letters is None or self.is_by_letters:
+            return None
+        contig_model = self.letters.card.contig_model
+        assert contig_model is not None
+        return contig_model.weights_sha256
+
+    def _shown_cascade(self) -> str:
+        if self.cascade is None:
+            return "no contig is embedded"
+        return "off" if self.cascade == EVERY_CONTIG else f"{self.cascade.low:g},{self.cascade.high:g}"
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the scores, ready for JSON."""
-        contig_model = self.card.contig_model
+        contig_model, of_letters = self.card.contig_model, self._letters_sha256()
         return {
             "classifier": self.card.name,
             "classifier sha256": self.card.weights_sha256,
             **({"contig model sha256": contig_model.weights_sha256} if contig_model else {}),
+            **({"letters model sha256": of_letters} if of_letters else {}),
+            "cascade": self._shown_cascade(),
             "classifier batch norm eps": self.card.batch_norm_eps,
             "chunk length": self.chunk_nt,
             "minimal length": self.min_nt,
             "gaps": str(self.rules.gaps),
             "bad records": str(self.rules.on_bad_record),
-            **encoder_settings(self.dna, self.protein, device_type),
+            **(encoder_settings(self.encoders.values(), device_type) if self.encoders else computing_versions()),
         }
 
     def keeping(self, recorded: Mapping[str, Any]) -> PredictionConfig:
@@ -122,9 +190,8 @@ class PredictionConfig:
         """Return what the manifest tells of the models."""
         encoders = {
             name: {"name": config.model_name, "sha256": config.weights_sha256, "hidden_dim": encoder.hidden_dim}
-            for name, config, encoder in (
-                ("dna", self.dna, self.card.dna_model),
-                ("protein", self.protein, self.card.protein_model),
+            for (name, config), encoder in zip(
+                self.encoders.items(), (self.card.dna_model, self.card.protein_model), strict=False
             )
         }
         classifier = {
@@ -135,18 +202,21 @@ class PredictionConfig:
         }
         if self.card.contig_model is not None:
             classifier["contig_model_sha256"] = self.card.contig_model.weights_sha256
-        return {**encoders, "classifier": classifier}
+        models: dict[str, dict[str, Any]] = {**encoders, "classifier": classifier}
+        if self.letters is not None and not self.is_by_letters:
+            models["letters"] = {"name": self.letters.card.name, "sha256": self._letters_sha256()}
+        return models
 
 
 _DECIDED_BY_EMBEDDING = ("token_budget", "attention_kernel", "gaps", "stops", "on_bad_record", "letters_per_token")
 """Resolved, kept and checked by the embedding runs, or without a meaning for frames."""
 
 
-def encoder_settings(dna: ModelConfig, protein: ModelConfig, device_type: str) -> dict[str, Any]:
+def encoder_settings(encoders: Iterable[ModelConfig], device_type: str) -> dict[str, Any]:
     """Return what decides the embeddings of frames, ready for JSON."""
     models = {
         f"{config.sequence_kind} model {key}": value
-        for config in (dna, protein)
+        for config in encoders
         for key, value in config.result_settings().items()
         if key not in _DECIDED_BY_EMBEDDING
     }
@@ -195,8 +265,7 @@ def configure_prediction(
     card.check(chunk_nt=chunk_nt)
     card = replace(card, chunk_nt=chunk_nt or card.chunk_nt)
     read_weights(folder, card)  # before anything is fetched or embedded
-    if card.contig_model is not None:
-        load_contig_model(folder, card)
+    cascade, letters = _cascade_and_letters(settings.cascade, folder, card)
     for given, encoder in ((asked.dna_model, card.dna_model), (asked.protein_model, card.protein_model)):
         if not given and is_path(encoder.name):  # a file of the card's choice, not of the user's
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
@@ -209,8 +278,15 @@ def configure_prediction(
         on_download=on_download,
         allow_empty=True,  # contigs without any open frame are no error
     )
-    dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
-    protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
+    dna = protein = None
+    if cascade is None and (asked.dna_model or asked.protein_model or settings.result.keep_chunks):
+        raise ConfigurationError(
+            f"the classifier {card.name} reads letters alone, so nothing is cut into chunks or embedded: "
+            "give --cascade off for chunks, or to embed by other models"
+        )
+    if cascade is not None:
+        dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
+        protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
     card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
     result, threshold = settings.result, settings.threshold
     has_no_rule = threshold is None and settings.fdr is None
@@ -227,6 +303,8 @@ def configure_prediction(
         card=card,
         dna=dna,
         protein=protein,
+        cascade=cascade,
+        letters=letters,
         rules=InputRules(
             sequence_kind=SequenceKind.DNA,
             gaps=settings.contigs.gaps,
@@ -242,6 +320,22 @@ def configure_prediction(
         keep_chunks=result.keep_chunks,
         not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
+
+
+def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tuple[Cascade | None, LettersModel | None]:
+    """Return which contigs are embedded, and what scores letters: the classifier itself, or the bundled one."""
+    own = None
+    if card.contig_model is not None and not load_contig_model(folder, card).uses_embeddings:
+        own = LettersModel(folder, card)
+    if asked == CASCADE_AUTO:
+        return (EVERY_CONTIG if own is None else None), own
+    if asked == CASCADE_OFF:
+        return EVERY_CONTIG, own
+    low, high = map(float, asked.split(","))
+    if own is None:
+        bundled = locate_classifier(DEFAULT_CLASSIFIER)
+        own = LettersModel(bundled, read_card(bundled))
+    return Cascade(low, high), own
 
 
 def _formats(wanted: Sequence[TableFormat | str]) -> tuple[TableFormat, ...]:

@@ -85,7 +85,9 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
     )
     if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, contigs + skipped, 0, skipped, problems)
-    results = (layout.contigs, layout.prediction_results, layout.highest_score, layout.viral_fasta, layout.report)
+    results = [layout.contigs, layout.viral_fasta, layout.report]
+    if manifest.has_frames:
+        results += [layout.prediction_results, layout.highest_score]
     problems = [
         f"{layout.manifest}: has no sha256 of {path.name}{AGAIN}" for path in results if path.name not in manifest.files
     ]
@@ -166,13 +168,14 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
             if one.length is None:  # a skipped record
                 found["skipped"] += 1
                 continue
-            found.update({name: getattr(one, name) for name in ("chunks", "open_chunks", "frames")})
+            found.update({name: getattr(one, name) or 0 for name in ("chunks", "embedded", "open_chunks", "frames")})
             found.update(["contigs", one.call.replace(" ", "_")])
-            found["by_sequence"] += one.score is not None and not one.frames
+            found["by_sequence"] += one.score is not None and one.frames == 0
     except ResultError as error:
         return [str(error)]
-    with layout.prediction_results.open("rb") as file:
-        found["scored_frames"] = sum(1 for _ in file) - 1
+    if manifest.has_frames:
+        with layout.prediction_results.open("rb") as file:
+            found["scored_frames"] = sum(1 for _ in file) - 1
     found["missing_frames"] = found["frames"] - found["scored_frames"]
     calls = [call.replace(" ", "_") for call in Call]
     counted = [*COUNTED, *calls, *(name for name in ("open_chunks", "by_sequence") if name in counts)]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 300
 _SHOWN_INPUTS = 20
 _STAGES = {
+    "letters": "scores of letters",
     "fragments": "chunks and reading frames",
     "dna": "embedding of DNA",
     "protein": "embedding of proteins",
@@ -48,7 +49,12 @@ _STAGES = {
     "contigs": "calls",
     "report": "report",
 }
-_MODELS = {"classifier": "classifier", "dna": "DNA model", "protein": "protein model"}
+_MODELS = {
+    "classifier": "classifier",
+    "dna": "DNA model",
+    "protein": "protein model",
+    "letters": "contigs\u2019 letters",
+}
 _SHA_DIGITS = 16
 
 
@@ -106,7 +112,8 @@ def left_out(summary: Summary) -> Html:
         parts.append(element("p", f"Every {summary.sequence} has a score."))
     else:
         parts.append(element("p", f"There was no {summary.sequence} to score."))
-    if chunks := counts.get("chunks"):
+    chunks = counts.get("chunks", 0)
+    if summary.manifest.has_frames and chunks:
         opened, frames, missing = (counts.get(name, 0) for name in ("open_chunks", "frames", "missing_frames"))
         scored = (
             "none of them could be scored"
@@ -145,6 +152,7 @@ def how_it_was_made(summary: Summary) -> Html:
             element("code", (manifest.models[key].get("sha256") or "unknown")[:_SHA_DIGITS]),
         )
         for key, title in _MODELS.items()
+        if key in manifest.models
     ]
     if summary.has_contig_model:
         classifier = manifest.models["classifier"]

@@ -50,6 +50,8 @@ _EXPLAINED = {
 
 _OF_SAMPLE = ("Posterior", "FDR")
 """Columns where the share of viruses is known."""
+_OF_FRAMES = ("Highest", "Viral chunks", "Frame support")
+"""Columns where contigs are embedded."""
 
 
 def heading(summary: Summary) -> Html:
@@ -269,7 +271,8 @@ def contig_table(summary: Summary) -> Html:
 
 
 def _explained(summary: Summary) -> dict[str, str]:
-    absent = _OF_SAMPLE if summary.sample_record.share is None else ()
+    absent = {*(_OF_SAMPLE if summary.sample_record.share is None else ())}
+    absent |= {*(() if summary.manifest.has_frames else _OF_FRAMES)}
     return {name: what for name, what in _EXPLAINED.items() if name not in absent}
 
 
@@ -295,10 +298,13 @@ def _table(contigs: list[ContigLine], summary: Summary) -> Html:
         ("P(virus)", True, _score),
         ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
         ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
-        ("Highest", True, lambda c: _number(c.found.max_score, probability(c.found.max_score or 0))),
-        ("Viral chunks", True, _viral_chunks),
-        ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
     ]
+    if summary.manifest.has_frames:
+        columns += [
+            ("Highest", True, lambda c: _number(c.found.max_score, probability(c.found.max_score or 0))),
+            ("Viral chunks", True, _viral_chunks),
+            ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
+        ]
     if summary.sample_record.share is not None:
         columns[2:2] = [
             ("Posterior", True, lambda c: _number(c.found.posterior, probability(c.found.posterior or 0))),
@@ -335,7 +341,7 @@ def _table(contigs: list[ContigLine], summary: Summary) -> Html:
 def _reason(contig: ContigLine) -> str:
     """Return the reason, unless the call already says it."""
     found = contig.found
-    is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames
+    is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames != 0
     return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
 
 

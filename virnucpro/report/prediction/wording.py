@@ -67,8 +67,7 @@ def scores(summary: Summary) -> str:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
             "kinds that the classifier\u2019s card names, half of them viral: there, of contigs with 0.8 about 8 in 10 "
-            f"are viral. Of other kinds it may be far off. {_of_sample(summary)} "
-            "Where no reading frame is open, the sequence alone is scored."
+            f"are viral. Of other kinds it may be far off. {_of_sample(summary)}"
         )
     return (
         "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "

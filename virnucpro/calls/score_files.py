@@ -1,0 +1,84 @@
+"""
+The files with scores of contigs and of windows along the long ones, read batch by batch.
+
+Where a cascade leaves contigs out of embedding, their scores are those of their letters; the others' are those of the
+classifier.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
+from virnucpro.data.frames import chunks_per_contig
+from virnucpro.errors import ResultError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from virnucpro.arrays import BoolArray, FloatArray
+    from virnucpro.calls.contig_scores import ScoreFiles
+    from virnucpro.calls.frame_order import ContigBatch, FrameOrder
+
+
+class ScoresOfBatch(NamedTuple):
+    """Scores of a batch of contigs."""
+
+    contigs: FloatArray
+    """float32 (contigs,): NaN without a score, or where only the frames give one."""
+    windows: FloatArray
+    """float32 (chunks of its long contigs,): likewise."""
+
+
+class ScoreReader:
+    """
+    Scores of all contigs, batch by batch.
+
+    Args:
+        own: Scores by the classifier's contig model; None where it has none.
+        letters: Scores by letters of the contigs that are not embedded; None where all are, or *own* has them.
+    """
+
+    def __init__(self, order: FrameOrder, own: ScoreFiles | None, letters: ScoreFiles | None) -> None:
+        lengths = order.index.lengths
+        long_contigs = lengths[: np.count_nonzero(lengths[:] >= LONG_CONTIG_NT)]  # the longest come first
+        num_windows = int(chunks_per_contig(long_contigs, order.chunk_nt, order.min_nt).sum())
+        sizes = (("scores", len(order.index)), ("windows", num_windows))
+        self._own, self._letters = (
+            None if files is None else [map_scores(path, *size) for path, size in zip(files, sizes, strict=True)]
+            for files in (own, letters)
+        )
+        self._is_embedded = order.is_embedded
+        self._next_contig = self._next_window = 0
+
+    def of(self, batch: ContigBatch) -> ScoresOfBatch:
+        """Return the scores of the next batch."""
+        is_long = batch.lengths_nt >= LONG_CONTIG_NT
+        chunks_of_long = batch.chunks_per_contig[is_long]
+        contigs = slice(self._next_contig, self._next_contig + len(batch.contig_ids))
+        windows = slice(self._next_window, self._next_window + int(chunks_of_long.sum()))
+        self._next_contig, self._next_window = contigs.stop, windows.stop
+        is_embedded = np.repeat(batch.is_embedded[is_long], chunks_of_long)
+        return ScoresOfBatch(self._joined(0, contigs, batch.is_embedded), self._joined(1, windows, is_embedded))
+
+    def of_all_contigs(self) -> FloatArray:
+        """Return the scores of all contigs, float32 (contigs,)."""
+        return self._joined(0, slice(0, len(self._is_embedded)), self._is_embedded)
+
+    def _joined(self, kind: int, some: slice, is_embedded: BoolArray) -> FloatArray:
+        """Return scores of contigs (0) or windows (1)."""
+        found = np.full(some.stop - some.start, np.nan, dtype=np.float32)
+        if self._own is not None:
+            found = np.array(self._own[kind][some])
+        return found if self._letters is None else np.where(is_embedded, found, self._letters[kind][some])
+
+
+def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
+    """Map float32 of *shape*; *what* its rows are of."""
+    found, expected = path.stat().st_size, 4 * math.prod(shape)
+    if found != expected:
+        raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
+    return np.memmap(path, np.float32, "r", shape=shape) if expected else np.empty(shape, dtype=np.float32)
