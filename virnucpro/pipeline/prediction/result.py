@@ -187,9 +187,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
 def _notes_of_cascade(run: PredictionRun) -> list[str]:
     config, counts, many = run.config, run.manifest.counts, run.manifest.sequences
     if config.cascade is None:
-        return [
-            f"{many} embedded: none, as the classifier reads letters alone (--cascade off makes tables of frames)"
-        ]
+        return [f"{many} embedded: none, as the classifier reads letters alone (--cascade off makes tables of frames)"]
     if config.cascade == EVERY_CONTIG:
         return []
     embedded = f"{counts['embedded']:,} of {counts['contigs']:,}, with a score by letters"
