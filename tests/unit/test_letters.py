@@ -1,0 +1,149 @@
+"""Scores by letters: the same bytes by any number of processes, after a kill, a damaged part, and a lost process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from tests.strategies import write_fasta
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
+from virnucpro.choices import DEFAULT_CLASSIFIER
+from virnucpro.config import InputRules, RunLimits
+from virnucpro.data.frames import chunks_per_contig
+from virnucpro.data.sequence_index import SequenceIndex
+from virnucpro.errors import StoppedError, WorkersFailedError
+from virnucpro.models.classifier_files.card import locate_classifier, read_card
+from virnucpro.pipeline.prediction import letters
+from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
+from virnucpro.pipeline.prediction.settings import LettersModel
+from virnucpro.run_layout import PredictionLayout
+
+CHUNK_NT = 500
+
+
+@pytest.fixture(scope="module")
+def model():
+    folder = locate_classifier(DEFAULT_CLASSIFIER)
+    return LettersModel(folder, read_card(folder))
+
+
+@pytest.fixture
+def job(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(letters, "PART_NT", 4_000)
+    monkeypatch.setattr(letters, "WORKER_NT", 10_000)
+    chooser = random.Random(3)
+    contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
+    contigs[7] = ("unknown", "N" * 700)
+    contigs[11] = ("long", "".join(chooser.choices("ACGT", k=2 * LONG_CONTIG_NT)))
+    files = [write_fasta(tmp_path / "a.fa", contigs[:9]), write_fasta(tmp_path / "b.fa", contigs[9:])]
+    return job_in(tmp_path / "out", files, model)
+
+
+def job_in(folder, files, model):
+    layout = PredictionLayout(folder)
+    layout.work_dir.mkdir(parents=True)
+    rules = InputRules(sequence_kind="DNA", allow_empty=True)
+    SequenceIndex.ensure(files, layout.contig_index, unpack_dir=layout.unpacked_dir, rules=rules)
+    return LettersJob(layout=layout, model=model, chunk_nt=CHUNK_NT, min_nt=100, fingerprint="f1" * 32)
+
+
+def scores(job, **arguments):
+    counts = score_letters(job, **arguments)
+    assert not job.layout.letter_parts.exists()
+    return counts, *(path.read_bytes() for path in (job.layout.letter_scores, job.layout.letter_windows))
+
+
+def test_every_contig_is_in_one_part_and_parts_are_of_like_size(monkeypatch):
+    chooser = np.random.default_rng(1)
+    lengths = chooser.integers(1, 50_000, 3_000)
+    parts = parts_of(lengths)
+    assert [contig for part in parts for contig in part] == list(range(len(lengths)))
+    sizes = [int(lengths[part.start : part.stop].sum()) for part in parts]
+    assert max(sizes) <= letters.PART_NT
+    assert min(sizes[:-1]) > letters.PART_NT - 50_000
+    assert [len(part) for part in parts_of(np.array([9_000_000, 5, 5]))] == [1, 2]
+    assert max(map(len, parts_of(np.ones(10_000)))) == letters.PART_CONTIGS
+    monkeypatch.setattr(letters, "MOST_PARTS", 10)
+    assert len(parts_of(lengths)) <= 11
+    assert parts_of(np.empty(0, dtype=np.int64)) == []
+
+
+def test_any_number_of_processes_gives_the_same_bytes(job):
+    counts, contigs, windows = scores(job, workers=1)
+    of_contigs = np.frombuffer(contigs, np.float32)
+    index = SequenceIndex.open(job.layout.contig_index)
+    order = index.in_input_order()
+    too_short = index.lengths[order] < job.min_nt
+    assert np.isnan(of_contigs[too_short]).all()
+    assert np.isnan(of_contigs[[name == "unknown" for name in index.sequence_ids(order)]]).all()
+    assert counts == {"contigs": 20, "scored": int((~np.isnan(of_contigs)).sum())}
+    assert counts["scored"] == 19 - too_short.sum() > 15
+    assert len(windows) == 4 * chunks_per_contig(np.array([2 * LONG_CONTIG_NT]), CHUNK_NT)[0]
+    assert scores(job, workers=2)[1:] == (contigs, windows)
+    assert scores(job)[1:] == (contigs, windows)
+
+
+def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypatch):
+    _, *expected = scores(job, workers=1)
+    job.layout.letter_parts.mkdir()
+    index = SequenceIndex.open(job.layout.contig_index)
+    parts = parts_of(index.lengths[index.in_input_order()])
+    assert len(parts) > 4
+    letters._score(job, index, parts[:4], lambda: None)
+    damaged = bytearray(job.path_of(parts[1]).read_bytes())
+    damaged[2] ^= 1
+    job.path_of(parts[1]).write_bytes(damaged)
+    job.path_of(parts[2]).write_bytes(b"")
+    other = job.path_of(parts[0]).with_name("0123456789abcdef.0.f32")  # of other settings
+    other.write_bytes(b"x")
+    computed, compute = [], letters.score_by_letters
+
+    def noted(index, part, *args, **settings):
+        computed.append(part)
+        return compute(index, part, *args, **settings)
+
+    monkeypatch.setattr(letters, "score_by_letters", noted)
+    assert scores(job, workers=1)[1:] == tuple(expected)
+    assert computed == [parts[1], parts[2], *parts[4:]]
+
+
+def test_an_input_without_contigs_has_empty_files(tmp_path, model):
+    (tmp_path / "in.fa").write_text("")
+    assert scores(job_in(tmp_path / "out", [tmp_path / "in.fa"], model)) == ({"contigs": 0, "scored": 0}, b"", b"")
+
+
+def worker_that_dies(rank, world_size, results_queue, job, parts):
+    if rank == 0:
+        letters._score(job, job.open_index(), parts[:1], lambda: None)
+        os.kill(os.getpid(), signal.SIGKILL)
+    letters.letters_worker(rank, world_size, results_queue, job, parts)
+
+
+def worker_that_fails(rank, world_size, results_queue, job, parts):
+    raise RuntimeError("no luck")
+
+
+def test_a_process_that_dies_costs_time_only(job, monkeypatch):
+    _, *expected = scores(job, workers=1)
+    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_dies")
+    assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
+
+
+def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, monkeypatch):
+    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_fails")
+    with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
+        scores(job, workers=2, limits=RunLimits(attempts=1))
+    assert "no luck" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_ends_it(job, workers):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        score_letters(job, workers=workers, stop=stop)
