@@ -47,17 +47,24 @@ def contigs(examples_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def predicted(contigs, environment, tmp_path_factory):
-    """Return the files of an identification on threads."""
-    return results(environment, tmp_path_factory.mktemp("threads") / "out", "predict", str(contigs), "--workers", "2")
+    """Return the files of an identification on threads, without and with embedding."""
+    folder = tmp_path_factory.mktemp("threads")
+    return {
+        cascade: results(environment, folder / cascade, "predict", str(contigs), "--workers", "2", "--cascade", cascade)
+        for cascade in ("auto", "off")
+    }
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
+@pytest.mark.parametrize("cascade", ["auto", "off"])
 def test_an_identification_on_a_cluster_gives_the_files_of_one_on_threads(
-    runner, contigs, predicted, environment, tmp_path
+    runner, cascade, contigs, predicted, environment, tmp_path
 ):
-    on_cluster = results(environment, tmp_path / "out", "predict", str(contigs), "--workers", "2", "--runner", runner)
-    assert {"contigs.tsv", "viral.fasta", "dna/embeddings.h5", "protein/embeddings.h5"} <= predicted.keys()
-    assert on_cluster == predicted
+    options = ("--workers", "2", "--runner", runner, "--cascade", cascade)
+    on_cluster = results(environment, tmp_path / "out", "predict", str(contigs), *options)
+    assert {"contigs.tsv", "viral.fasta"} <= predicted[cascade].keys()
+    assert ("dna/embeddings.h5" in on_cluster) == (cascade == "off")
+    assert on_cluster == predicted[cascade]
 
 
 def test_a_training_whose_embedding_is_on_a_cluster_gives_the_weights_of_one_on_threads(environment, tmp_path):

@@ -474,7 +474,7 @@ def test_an_identification_that_is_cancelled_is_continued_by_the_next_run(
     contigs.write_bytes((examples_dir / "contigs.fasta").read_bytes())
     out = tmp_path / "out"
     deployment = prefect_server.deploy("flows/predict.py:predict", "cancelled", VIRNUCPRO_DATA_ROOTS=str(tmp_path))
-    given = {"input_files": [str(contigs)], "output_dir": str(out), "hardware": TWO_WORKERS}
+    given = {"input_files": [str(contigs)], "output_dir": str(out), "hardware": TWO_WORKERS, "cascade": "off"}
     run = prefect_server.start(deployment, **given)
     wait_until(lambda: list(out.glob("*/work/parts/part_*.h5")), limit_s=RUN_LIMIT_S)
     processes = processes_of(run)
@@ -502,7 +502,12 @@ def test_an_identification_whose_process_is_killed_leaves_no_flow_run_within_it_
     out = tmp_path / "out"
     deployment = prefect_server.deploy("flows/predict.py:predict", "killed", VIRNUCPRO_DATA_ROOTS=str(tmp_path))
     run = prefect_server.start(
-        deployment, input_files=[str(contigs)], output_dir=str(out), hardware=TWO_WORKERS, result={"restart": True}
+        deployment,
+        input_files=[str(contigs)],
+        output_dir=str(out),
+        hardware=TWO_WORKERS,
+        cascade="off",
+        result={"restart": True},
     )
     wait_until(lambda: list(out.glob("*/work/parts/part_*.h5")), limit_s=RUN_LIMIT_S)
     prefect_server.flow_process(run).kill()

@@ -121,7 +121,7 @@ def test_an_absent_manifest_is_named(tmp_path):
         ({"outputs": ["l/precious"]}, "an output that no run writes"),
         ({"outputs": ["notes.txt"]}, "an output that no run writes"),
         ({"outputs": ["a/b_chunked500.fa"]}, "an output that no run writes"),
-        ({"state": "complete"}, "'counts' without 'chunks', 'contigs', 'embedded', 'frames'"),
+        ({"state": "complete"}, "'counts' without 'chunks', 'contigs', 'frames'"),
         ({"stages": {"dna": []}}, "not a run manifest"),
         ({"stages": {"dna": {"fingerprint": "", "seconds": 1, "files": [], "counts": {}}}}, "stages.dna.files: "),
         ({"inputs": [{"path": "x"}]}, "an input without path or sha256"),

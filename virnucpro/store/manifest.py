@@ -40,7 +40,7 @@ REMEDY = "restore it, or use another output folder"
 COMPUTING_PACKAGES = ("virnucpro", "torch", "fair-esm", "numpy", "h5py")
 FINISHED = ("complete", "partial")
 """States of a run that has a result."""
-COUNTED = ("contigs", "chunks", "embedded", "frames", "skipped", "scored_frames", "missing_frames")
+COUNTED = ("contigs", "chunks", "frames", "skipped", "scored_frames", "missing_frames")
 """Counts of every prediction that has a result."""
 _KEYS = (
     *("run_id", "state", "started", "host", "inputs", "settings", "output_settings", "plan", "models", "fingerprint"),

@@ -142,9 +142,7 @@ class PredictionConfig:
         return contig_model.weights_sha256
 
     def _shown_cascade(self) -> str:
-        if self.cascade is None:
-            return "no contig is embedded"
-        return "off" if self.cascade == EVERY_CONTIG else f"{self.cascade.low:g},{self.cascade.high:g}"
+        return "no contig is embedded" if self.cascade is None else f"{self.cascade.low:g},{self.cascade.high:g}"
 
     def scores_settings(self, device_type: str) -> dict[str, Any]:
         """Return what decides the scores, ready for JSON."""
@@ -154,7 +152,7 @@ class PredictionConfig:
             "classifier sha256": self.card.weights_sha256,
             **({"contig model sha256": contig_model.weights_sha256} if contig_model else {}),
             **({"letters model sha256": of_letters} if of_letters else {}),
-            "cascade": self._shown_cascade(),
+            **({} if self.cascade == EVERY_CONTIG else {"cascade": self._shown_cascade()}),
             "classifier batch norm eps": self.card.batch_norm_eps,
             "chunk length": self.chunk_nt,
             "minimal length": self.min_nt,

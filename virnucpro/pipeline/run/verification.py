@@ -178,7 +178,7 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
             found["scored_frames"] = sum(1 for _ in file) - 1
     found["missing_frames"] = found["frames"] - found["scored_frames"]
     calls = [call.replace(" ", "_") for call in Call]
-    counted = [*COUNTED, *calls, *(name for name in ("open_chunks", "by_sequence") if name in counts)]
+    counted = [*COUNTED, *calls, *(name for name in ("embedded", "open_chunks", "by_sequence") if name in counts)]
     problems = [
         f"{layout.manifest}: says {counts.get(name, 0):,} {name.replace('_', ' ')}, the tables have {found[name]:,}"
         for name in counted

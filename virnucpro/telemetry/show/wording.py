@@ -27,6 +27,7 @@ _TITLES = {
     "embed": "computing embeddings",
     "aggregate": "putting the result together",
     "validate": "checking the result",
+    "letters": "scoring the contigs by their letters",
     "fragments": "cutting the contigs into chunks and frames",
     "dna": "embedding the frames' DNA",
     "protein": "embedding the frames' proteins",
