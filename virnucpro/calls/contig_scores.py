@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -211,26 +212,34 @@ class _Contig:
         codes = encode(letters.letters(first_letter + origin, int(self._ends[last - 1]) - origin).upper())
         end = int(self._starts[last]) if last < self._chunks else segment.length_nt
         own = codes[int(self._starts[first]) - origin : end - origin]
-        if _has_word(own):
+        chunks = range(max(first - 1, 0), last if last == self._chunks else last - 1) if self._has_windows else ()
+        windows = [(max(chunk - 1, 0), min(chunk + 2, self._chunks)) for chunk in chunks]
+        inside = [codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin] for low, high in windows]
+        own_S, *windows_S = self._features_of([own, *inside])
+        if own_S is not None:
             weight = int(np.count_nonzero(own != OTHER))
             self._weight += weight
-            self._sequence_S += weight * self._features.of(own).astype(np.float64)
+            self._sequence_S += weight * own_S.astype(np.float64)
         self._sums_W += segment.embedded.sums_CW.sum(axis=0)
         self._frames += int(segment.embedded.frames_C.sum())
         if not self._has_windows:
             return
         pairs = zip(self._before, segment.embedded, strict=True)
         known = _Embedded(*(np.concatenate(pair) for pair in pairs))
-        for chunk in range(max(first - 1, 0), last if last == self._chunks else last - 1):
-            low, high = max(chunk - 1, 0), min(chunk + 2, self._chunks)
-            inside = codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin]
+        for (low, high), window_S in zip(windows, windows_S, strict=True):
             part = known.part(low - seen, high - seen)
             yield (
-                _Row(self._features.of(inside), part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
-                if _has_word(inside)
-                else None
+                None
+                if window_S is None
+                else _Row(window_S, part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
             )
         self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
+
+    def _features_of(self, pieces: list[ByteArray]) -> list[FloatArray | None]:
+        """Return the features of each piece, found in one pass; None for one without a word."""
+        have_word = [_has_word(codes) for codes in pieces]
+        found = iter(self._features.of_many(list(compress(pieces, have_word))))
+        return [next(found) if has_word else None for has_word in have_word]
 
     def row(self) -> _Row | None:
         """Return the row of a fully read contig; None where it has no word."""
