@@ -194,7 +194,7 @@ def read_contigs(fasta, truth, prediction):
 
 def features_by(counts, is_viral, contigs):
     features = SequenceFeatures(counts.log_odds(), is_viral)
-    return np.stack([features.of(codes) for codes in contigs.records.codes])
+    return features.of_many(contigs.records.codes)
 
 
 def gradient_boosting(of_training, is_virus, of_sets):

@@ -59,7 +59,6 @@ PHAGE_NT, LEAST_HOST_NT, FLANK_NT = (5_000, 60_000), 40_000, 5_000
 BLOCK_NT, MATCHING_SHARE, LEAST_BLOCKS = 2_000, 0.1, 2
 """A block matches where this share of its sketched 21-mers is in a phage; a window, where so many blocks do."""
 MIN_OVERLAP = 0.5
-WINDOWS_AT_ONCE = 20
 SWITCH_COSTS, MOST_LOG_ODDS = (3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20), (1, 1.5, 2, 3, 4, 8)
 
 
@@ -188,9 +187,7 @@ def scored(contig: Contig, model: ContigModel, chunk_nt: int) -> Scored:
     codes = encode(contig.letters.encode())
     last = len(starts) - 1
     windows = [codes[starts[max(c - 1, 0)] : ends[min(c + 1, last)]] for c in range(len(starts))]
-    features_CS = np.concatenate(
-        [model.features.of_many(windows[at : at + WINDOWS_AT_ONCE]) for at in range(0, len(windows), WINDOWS_AT_ONCE)]
-    )
+    features_CS = model.features.of_many(windows)
     none = np.empty((len(starts), 0), dtype=np.float32)
     counts = np.ones(len(starts), dtype=np.int64)
     return Scored(contig, starts, ends, model.probabilities(features_CS, none, none, counts, counts))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.test_gene_finding import recoded_gene
+from virnucpro.models.contigs import sequence_features
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode, is_whole, reverse_complement, words
 from virnucpro.models.contigs.pieces import Groups, Pieces, ranges
@@ -42,11 +43,14 @@ def pieces():
     ]
 
 
-def test_many_pieces_have_the_features_that_each_has_alone(features, pieces):
+def test_many_pieces_have_the_features_that_each_has_alone(features, pieces, monkeypatch):
     alone = np.stack([features.of(codes) for codes in pieces])
     together = features.of_many(pieces)
     assert together.dtype == np.float32
     assert together.tobytes() == alone.tobytes()
+    for pass_nt in (1, 700, 5000):
+        monkeypatch.setattr(sequence_features, "PASS_NT", pass_nt)
+        assert np.array_equal(features.of_many(pieces), alone)
     order = np.random.default_rng(1).permutation(len(pieces))
     assert np.array_equal(features.of_many([pieces[at] for at in order]), alone[order])
     assert features.of_many([]).shape == (0, features.dim)

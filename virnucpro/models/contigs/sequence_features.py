@@ -22,7 +22,7 @@ or parts of them, read together), N genes, R residues, K k-mers, G groups, S fea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,9 @@ MARKED = 24
 """Log-odds, in those units, from which a k-mer counts as typical of the group: 4.5 times as frequent."""
 JUDGED_KMERS = 25
 """K-mers that a gene needs to be judged by itself, unless none has them."""
+
+PASS_NT = 100_000
+"""Nucleotides, and those of one piece more, that are read in one pass: bounds memory, and more is not faster."""
 
 _REDUCED_ALPHABET = ("LVIM", "C", "A", "G", "ST", "P", "FYW", "EDNQ", "KR", "H")
 """Ten classes of residues (Murphy, Wallqvist and Levy 2000)."""
@@ -112,28 +115,32 @@ class SequenceFeatures:
 
     def of_many(self, codes: Sequence[CodeArray]) -> FloatArray:
         """Return the features of contigs or parts of them, float32 (P, S), each as ``of`` gives it by itself."""
+        pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
+        bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
         features_PS = np.empty((len(codes), self.dim), dtype=np.float32)
-        if not codes:
-            return features_PS
-        pieces = Pieces(codes)
+        for first, last in pairwise(bounds):
+            if first < last:
+                features_PS[first:last] = self._of_pass(Pieces(codes[first:last]))
+        return features_PS
+
+    def _of_pass(self, pieces: Pieces) -> DoubleArray:
         genes = Genes.of(pieces)
         num_nt_P1 = np.maximum(pieces.lengths_P, 1)[:, None]
         parts = [composition(pieces), open_runs(pieces), genes.numbers(pieces), genes.usage()]
         of_tables, of_genes = [], []
         for rows, (slots_K, counts_X, of_X) in zip(self._tables, kmers(pieces, genes), strict=True):
             found_KG = rows.take(slots_K, axis=0)
-            of_K = Groups(np.repeat(of_X.piece_X, counts_X), len(pieces))
-            most_P1 = np.maximum(of_K.counts_P, 1)[:, None]
-            sums_XG = _sums_of_runs(found_KG, counts_X)
-            means = of_X.sums(sums_XG) / (UNITS_PER_NAT * most_P1)
-            marked = of_K.reduced(np.add, found_KG >= MARKED, np.int64) / most_P1
-            of_tables.append([means, marked, of_K.counts_P[:, None] / num_nt_P1])
+            sums_XG, marked_XG = (_sums_of_runs(x_KG, counts_X) for x_KG in (found_KG, found_KG >= MARKED))
+            number_P1 = of_X.sums(counts_X)[:, None]
+            most_P1 = np.maximum(number_P1, 1)
+            means, shares = of_X.sums(sums_XG) / (UNITS_PER_NAT * most_P1), of_X.sums(marked_XG) / most_P1
+            of_tables.append([means, shares, number_P1 / num_nt_P1])
             of_genes.append((sums_XG, counts_X))
         sums, counts = zip(*compress(of_genes, (table.is_protein for table in TABLES)), strict=True)
         by_gene = iter(self._by_gene(np.stack(sums), np.stack(counts), genes))
         for table, of_table in zip(TABLES, of_tables, strict=True):
             parts += [*of_table, next(by_gene)] if table.is_protein else of_table
-        return np.concatenate(parts, axis=1, out=features_PS, casting="same_kind")
+        return np.concatenate(parts, axis=1)
 
     def _by_gene(self, sums_TNG: IntArray, counts_TN: IntArray, genes: Genes) -> DoubleArray:
         """Return the features of single genes, float64 (T, P, 3 * G + 5), of T tables of residues."""
@@ -224,7 +231,7 @@ def _frame_and_piece(places: IntArray, pieces: Pieces) -> IntArray:
     return len(pieces) * frame + pieces.piece_F[codon]
 
 
-def _sums_of_runs(found_KG: TableArray, counts_X: IntArray) -> IntArray:
+def _sums_of_runs(found_KG: TableArray | BoolArray, counts_X: IntArray) -> IntArray:
     """Return the sums of so many rows after another, int64 (X, G)."""
     sums_XG = np.zeros((len(counts_X), found_KG.shape[1]), dtype=np.int64)
     if len(there := np.flatnonzero(counts_X)):
