@@ -296,7 +296,8 @@ def _chosen(piece: IntArray, starts: IntArray, ends: IntArray, sums: IntArray) -
     *sums* of the codons' numbers break ties: the greater wins, so that both strands choose alike.
     """
     order = np.lexsort((starts, ends, piece))
-    worth = (((ends - starts - PRICE_NT) << _TIE_BITS) + sums)[order].tolist()
+    by_length, by_codons = (ends - starts - PRICE_NT)[order].tolist(), sums[order].tolist()
+    worth = [(length << _TIE_BITS) + codons for length, codons in zip(by_length, by_codons, strict=True)]
     limits, sorted_ends = (starts + MAX_SHARED_NT)[order].tolist(), ends[order].tolist()
     bounds = [0, *(np.flatnonzero(np.diff(piece[order])) + 1).tolist(), len(order)]
     taken: list[int] = []

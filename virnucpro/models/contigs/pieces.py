@@ -121,27 +121,25 @@ class Groups:
     def medians(self, values_X: IntArray) -> DoubleArray:
         """Return the median of each piece's items, 0 without any, float64 (P,)."""
         medians = np.zeros(len(self.counts_P))
-        there = self.there
         ordered = values_X[np.lexsort((values_X, self.piece_X))]
-        firsts, counts = self.firsts_P[there], self.counts_P[there]
-        medians[there] = (ordered[firsts + (counts - 1) // 2] + ordered[firsts + counts // 2]) / 2
+        firsts, counts = self.firsts_P[self.there], self.counts_P[self.there]
+        medians[self.there] = (ordered[firsts + (counts - 1) // 2] + ordered[firsts + counts // 2]) / 2
         return medians
 
-    def reduced(self, by: np.ufunc, values_X: AnyArray, dtype: type | None = None) -> AnyArray:
+    def reduced(self, by: np.ufunc, values_X: AnyArray) -> AnyArray:
         """Reduce each piece's items by a ufunc; 0 without any, (P,) or (P, columns)."""
-        reduced = np.zeros((len(self.counts_P), *values_X.shape[1:]), dtype=dtype or values_X.dtype)
+        reduced = np.zeros((len(self.counts_P), *values_X.shape[1:]), dtype=values_X.dtype)
         if len(self.there):
-            reduced[self.there] = by.reduceat(values_X, self.firsts_P[self.there], axis=0, dtype=dtype)
+            reduced[self.there] = by.reduceat(values_X, self.firsts_P[self.there], axis=0)
         return reduced
 
     def first_greatest(self, values_X: IntArray) -> IntArray:
         """Return the first place of each piece's greatest item in X, int64 (P,); the number of items without any."""
-        there = self.there
         greatest_X = np.repeat(self.reduced(np.maximum, values_X), self.counts_P)
         places = np.where(values_X == greatest_X, np.arange(len(values_X)), len(values_X))
         firsts = np.full(len(self.counts_P), len(values_X))
-        if len(there):
-            firsts[there] = np.minimum.reduceat(places, self.firsts_P[there])
+        if len(self.there):
+            firsts[self.there] = np.minimum.reduceat(places, self.firsts_P[self.there])
         return firsts
 
     def bins(self, values_X: AnyArray, number: int) -> IntArray:
