@@ -32,6 +32,7 @@ from virnucpro.calls.frame_rules import probability
 from virnucpro.models.classifier_files.card import read_card
 from virnucpro.models.contigs.contig_model import load_contig_model, mean_log_odds, network_logits
 from virnucpro.models.contigs.nucleotide_codes import encode
+from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.sequence_features import (
     COMPOSITION_COUNT,
     GENES_COUNT,
@@ -193,7 +194,7 @@ def read_contigs(fasta, truth, prediction):
 
 def features_by(counts, is_viral, contigs):
     features = SequenceFeatures(counts.log_odds(), is_viral)
-    return np.stack([features.of(codes) for codes in contigs.records.codes])
+    return features.of_many(contigs.records.codes)
 
 
 def gradient_boosting(of_training, is_virus, of_sets):
@@ -209,7 +210,8 @@ def boosting_on_all(training, sets):
     """Return what gradient boosting reaches with as many training pieces as the classifier."""
 
     def of(contigs):
-        return np.stack([np.concatenate([composition(c), open_runs(c)]) for c in contigs.records.codes])
+        pieces = [Pieces([codes]) for codes in contigs.records.codes]
+        return np.concatenate([np.concatenate([composition(p), open_runs(p)], axis=1) for p in pieces])
 
     scores = gradient_boosting(
         of(training), training.records.is_virus_C, {name: of(some) for name, some in sets.items()}

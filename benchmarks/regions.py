@@ -187,7 +187,7 @@ def scored(contig: Contig, model: ContigModel, chunk_nt: int) -> Scored:
     codes = encode(contig.letters.encode())
     last = len(starts) - 1
     windows = [codes[starts[max(c - 1, 0)] : ends[min(c + 1, last)]] for c in range(len(starts))]
-    features_CS = np.stack([model.features.of(window) for window in windows])
+    features_CS = model.features.of_many(windows)
     none = np.empty((len(starts), 0), dtype=np.float32)
     counts = np.ones(len(starts), dtype=np.int64)
     return Scored(contig, starts, ends, model.probabilities(features_CS, none, none, counts, counts))

@@ -9,6 +9,7 @@ import pytest
 
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, NUMBERS, SHORTEST_GENE, Genes
 from virnucpro.models.contigs.nucleotide_codes import RESIDUES, encode, reverse_complement, word
+from virnucpro.models.contigs.pieces import Pieces
 
 GENE = "ATG" + "TTAGCTAACCTGACCGCCTAC" * 8 + "TAA"
 """57 residues and a stop; every other frame, of either strand, has a stop among each seven codons."""
@@ -25,13 +26,16 @@ LAMBDA_GENES = {
 """First and last nucleotide, from 1, and whether on the reverse strand, as GenBank's J02459 tells; B is not found."""
 
 
+def pieces_of(letters):
+    return Pieces([encode(letters.encode())])
+
+
 def genes_of(letters):
-    return Genes.of(encode(letters.encode()))
+    return Genes.of(pieces_of(letters))
 
 
 def numbers_of(letters):
-    codes = encode(letters.encode())
-    return Genes.of(codes).numbers(codes)
+    return genes_of(letters).numbers(pieces_of(letters))[0]
 
 
 def test_a_gene_is_found_from_its_start_codon_to_its_stop():
@@ -47,12 +51,13 @@ def test_a_gene_is_found_from_its_start_codon_to_its_stop():
 def test_the_other_strand_has_the_same_genes_mirrored():
     letters = np.random.default_rng(2).choice(list("ACGT"), 6000)
     codes = encode("".join(letters).encode())
-    genes, mirrored = Genes.of(codes), Genes.of(reverse_complement(codes))
+    pieces, reverse = Pieces([codes]), Pieces([reverse_complement(codes)])
+    genes, mirrored = Genes.of(pieces), Genes.of(reverse)
     assert len(genes.lengths_N) > 10
     assert set(zip(genes.starts_N, genes.ends_N, ~genes.is_reverse_N, strict=True)) == set(
         zip(len(codes) - mirrored.ends_N, len(codes) - mirrored.starts_N, mirrored.is_reverse_N, strict=True)
     )
-    np.testing.assert_allclose(genes.numbers(codes), mirrored.numbers(reverse_complement(codes)))
+    np.testing.assert_allclose(genes.numbers(pieces), mirrored.numbers(reverse))
 
 
 def test_a_gene_that_comes_in_from_beyond_the_contig_counts_as_far_as_it_is_seen():
@@ -67,7 +72,7 @@ def test_a_gene_that_comes_in_from_beyond_the_contig_counts_as_far_as_it_is_seen
 
 def test_neighbours_share_little_and_none_is_short():
     codes = encode("".join(np.random.default_rng(1).choice(list("ACGT"), 20_000)).encode())
-    genes = Genes.of(codes)
+    genes = Genes.of(Pieces([codes]))
     assert (genes.starts_N[1:] - genes.ends_N[:-1] >= -MAX_SHARED_NT).all()
     assert (genes.lengths_N >= SHORTEST_GENE).all()
     assert (genes.ends_N - genes.starts_N == 3 * (genes.lengths_N + genes.has_stop_N)).all()
@@ -125,7 +130,7 @@ def recoded_gene(stop, seed, codons=450):
 def test_a_dense_contig_whose_stop_codons_are_read_through_has_its_genes_by_another_code(number, stop, residue):
     letters = "CCTAACC" + recoded_gene(stop, 11) + "CC" + recoded_gene(stop, 111)
     genes = genes_of(letters)
-    assert genes.genetic_code.number == number
+    assert genes.genetic_codes[0].number == number
     assert list(genes.lengths_N) == [451, 451]
     where = np.flatnonzero(genes.codons_R == word(stop.encode()))
     assert len(where) > 20
@@ -134,13 +139,13 @@ def test_a_dense_contig_whose_stop_codons_are_read_through_has_its_genes_by_anot
 
 
 def test_code_11_reads_what_it_covers_as_well_and_what_is_short_or_made_by_chance():
-    assert genes_of(GENE * 20).genetic_code.number == 11
-    assert genes_of(recoded_gene("TGA", 1)).genetic_code.number == 11
+    assert genes_of(GENE * 20).genetic_codes[0].number == 11
+    assert genes_of(recoded_gene("TGA", 1)).genetic_codes[0].number == 11
     letters = "".join(np.random.default_rng(2).choice(list("ACGT"), 6000))
-    assert genes_of(letters).genetic_code.number == 11
+    assert genes_of(letters).genetic_codes[0].number == 11
 
 
 def test_a_phage_of_the_gut_is_read_by_code_15(data_dir):
     with gzip.open(data_dir / "genomes" / "virus_phage_crass_recoded.fna.gz", "rt") as file:
         letters = "".join(file.read().split("\n")[1:])
-    assert genes_of(letters).genetic_code.number == 15
+    assert genes_of(letters).genetic_codes[0].number == 15

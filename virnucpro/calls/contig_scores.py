@@ -83,7 +83,9 @@ class _Segment(NamedTuple):
 class _Row(NamedTuple):
     """The model's input for a contig or a window."""
 
-    sequence_S: FloatArray
+    sequence_S: FloatArray | None
+    """None where they are still to be found: of ``codes``, many at a time."""
+    codes: ByteArray
     sums_W: DoubleArray
     frames: int
     chunks: int
@@ -214,6 +216,8 @@ class _Contig:
         self._before = _Embedded(np.empty((0, width)), np.empty(0, dtype=np.int64))
         self._weight = 0
         self._sequence_S: DoubleArray = np.zeros(features.dim)
+        self._only: ByteArray = np.empty(0, dtype=np.uint8)
+        """Codes of a contig of one segment."""
         self._sums_W: DoubleArray = np.zeros(width)
         self._frames = 0
 
@@ -230,23 +234,27 @@ class _Contig:
         codes = encode(letters.letters(first_letter + origin, int(self._ends[last - 1]) - origin).upper())
         end = int(self._starts[last]) if last < self._chunks else segment.length_nt
         own = codes[int(self._starts[first]) - origin : end - origin]
+        chunks = range(max(first - 1, 0), last if last == self._chunks else last - 1) if self._has_windows else ()
+        windows = [(max(chunk - 1, 0), min(chunk + 2, self._chunks)) for chunk in chunks]
+        inside = [codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin] for low, high in windows]
         if _has_word(own):
             weight = int(np.count_nonzero(own != OTHER))
             self._weight += weight
-            self._sequence_S += weight * self._features.of(own).astype(np.float64)
+            if last - first == self._chunks:
+                self._only = own
+            else:
+                self._sequence_S += weight * self._features.of(own).astype(np.float64)
         self._sums_W += segment.embedded.sums_CW.sum(axis=0)
         self._frames += int(segment.embedded.frames_C.sum())
         if not self._has_windows:
             return
         pairs = zip(self._before, segment.embedded, strict=True)
         known = _Embedded(*(np.concatenate(pair) for pair in pairs))
-        for chunk in range(max(first - 1, 0), last if last == self._chunks else last - 1):
-            low, high = max(chunk - 1, 0), min(chunk + 2, self._chunks)
-            inside = codes[int(self._starts[low]) - origin : int(self._ends[high - 1]) - origin]
+        for (low, high), window in zip(windows, inside, strict=True):
             part = known.part(low - seen, high - seen)
             yield (
-                _Row(self._features.of(inside), part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
-                if _has_word(inside)
+                _Row(None, window, part.sums_CW.sum(axis=0), int(part.frames_C.sum()), high - low)
+                if _has_word(window)
                 else None
             )
         self._before = known.part(max(len(known.frames_C) - _REACHED_INTO, 0), len(known.frames_C))
@@ -255,8 +263,8 @@ class _Contig:
         """Return the row of a fully read contig; None where it has no word."""
         if not self._weight:
             return None
-        mean_S = (self._sequence_S / self._weight).astype(np.float32)
-        return _Row(mean_S, self._sums_W, self._frames, self._chunks)
+        mean_S = None if len(self._only) else (self._sequence_S / self._weight).astype(np.float32)
+        return _Row(mean_S, self._only, self._sums_W, self._frames, self._chunks)
 
 
 class _Scorer:
@@ -329,7 +337,7 @@ class _Scores:
             frames = np.array([row.frames for row in rows])
             means = (np.stack([row.sums_W for row in rows]) / np.maximum(frames, 1)[:, None]).astype(np.float32)
             scores[[row is not None for row in self._rows]] = self._model.probabilities(
-                np.stack([row.sequence_S for row in rows]),
+                self._features_of(rows),
                 means[:, : self._dna_dim],
                 means[:, self._dna_dim :],
                 frames,
@@ -337,6 +345,11 @@ class _Scores:
             )
         self._file.write(scores.tobytes())
         self._rows = []
+
+    def _features_of(self, rows: list[_Row]) -> FloatArray:
+        """Return the features of all rows, float32 (rows, S)."""
+        found = iter(self._model.features.of_many([row.codes for row in rows if row.sequence_S is None]))
+        return np.stack([next(found) if row.sequence_S is None else row.sequence_S for row in rows])
 
 
 def _has_word(codes: ByteArray) -> bool:

@@ -7,14 +7,15 @@ codons are ignored. Of the others those are chosen whose total length, each less
 neighbours share at most ``MAX_SHARED_NT``: in most stretches of viral and cellular genomes the longest open frame is
 the coding one. Density, strand, length and start of genes separate phages from their hosts over families without
 similar sequences (Roux et al. 2015, Camargo et al. 2023). Genes are read by genetic code 11, unless code 4 or 15 makes
-a long contig much denser. Legend: L nucleotides, N genes, R residues.
+a long contig much denser. Legend: P pieces (contigs, or parts of them), N genes of all pieces, R residues.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,15 +26,14 @@ from virnucpro.models.contigs.nucleotide_codes import (
     RECODED,
     RESIDUES,
     GeneticCode,
-    codons_of_frames,
-    reverse_complement,
     word,
-    words,
 )
+from virnucpro.models.contigs.pieces import FRAMES, Groups, ranges
 
 if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray, DoubleArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
+    from virnucpro.models.contigs.pieces import Pieces
 
 
 SHORTEST_GENE = 30
@@ -54,6 +54,8 @@ NUMBERS = 25
 
 _START_CODONS = tuple(word(codon) for codon in (b"ATG", b"GTG", b"TTG"))
 _IS_START = np.isin(np.arange(CODONS + 1), _START_CODONS)
+_GENETIC_CODES = (BACTERIAL, *RECODED)
+_RESIDUES_OF_CODES = np.stack([code.residue_of_codon for code in _GENETIC_CODES])
 _NOT_SEEN = -1
 _TIE_BITS = 40
 _BINDING_SITES = {4: (b"AGGA", b"GGAG", b"GAGG"), 5: (b"AGGAG", b"GGAGG")}
@@ -64,10 +66,12 @@ _UPSTREAM_NT = (18, 3)
 
 @dataclass(frozen=True)
 class Genes:
-    """Likely genes, ordered by their ends."""
+    """Likely genes of pieces; those of a piece are ordered by their ends."""
 
+    groups: Groups
+    """Piece of each gene."""
     starts_N: IntArray
-    """int64 (N,): first nucleotide, on the forward strand, from 0."""
+    """int64 (N,): first nucleotide, on the forward strand of the piece, from 0."""
     ends_N: IntArray
     """int64 (N,): nucleotide after the last one."""
     is_reverse_N: BoolArray
@@ -75,66 +79,67 @@ class Genes:
     start_codons_N: IntArray
     """int64 (N,): number of the start codon; -1 where it is unknown."""
     has_stop_N: BoolArray
-    """bool (N,): whether the gene's end is in the contig."""
+    """bool (N,): whether the gene's end is in the piece."""
     lengths_N: IntArray
     """int64 (N,): residues."""
     codons_R: CodeArray
     """uint8 (R,): codons of all genes, end to end."""
-    genetic_code: GeneticCode
+    code_P: IntArray
+    """int64 (P,): place of each piece's genetic code among 11, 4 and 15."""
 
     @classmethod
-    def of(cls, codes_L: CodeArray) -> Genes:
+    def of(cls, pieces: Pieces) -> Genes:
         """Return the genes by the code with which they cover most, 11 unless another one is clearly better."""
-        genes = cls._by(BACTERIAL, codes_L)
-        share = genes.share_of(codes_L)
-        if len(codes_L) >= RECODED_NT and share + RECODED_GAIN <= 1:
-            recoded = max((cls._by(code, codes_L) for code in RECODED), key=lambda found: found.share_of(codes_L))
-            is_dense = recoded.share_of(codes_L) >= max(RECODED_SHARE, share + RECODED_GAIN)
-            if is_dense and _mean(recoded.ends_N - recoded.starts_N) >= RECODED_GENE_NT:
-                return recoded
-        return genes
+        code_P = np.zeros(len(pieces), dtype=np.int64)
+        frames = _OpenFrames.chosen(BACTERIAL, pieces, np.ones(len(pieces), dtype=np.bool_))
+        share_P = frames.share_of(pieces)
+        is_open_P = (pieces.lengths_P >= RECODED_NT) & (share_P + RECODED_GAIN <= 1)
+        if is_open_P.any():
+            recoded = [_OpenFrames.chosen(code, pieces, is_open_P) for code in RECODED]
+            shares = np.stack([found.share_of(pieces) for found in recoded])
+            best_P = shares.argmax(axis=0)
+            means = np.stack([Groups(found.piece_N, len(pieces)).means(found.lengths_nt) for found in recoded])
+            is_dense_P = shares.max(axis=0) >= np.maximum(RECODED_SHARE, share_P + RECODED_GAIN)
+            is_better_P = is_open_P & is_dense_P & (means[best_P, np.arange(len(pieces))] >= RECODED_GENE_NT)
+            code_P[is_better_P] = best_P[is_better_P] + 1
+            frames = _OpenFrames.joined([f.of_pieces(code_P == n) for n, f in enumerate((frames, *recoded))])
+        return cls._of_frames(frames, pieces, code_P)
 
     @classmethod
-    def _by(cls, code: GeneticCode, codes_L: CodeArray) -> Genes:
-        frames = codons_of_frames(codes_L)
-        found = [_candidates(codons_of_frame, code.ends_run) for codons_of_frame in frames]
-        frame = np.repeat(np.arange(len(frames)), [len(first) for first, _ in found])
-        first, last = (np.concatenate(side) for side in zip(*found, strict=True))
-        codons = np.concatenate(frames)
-        before = np.append(0, np.cumsum([len(codons_of_frame) for codons_of_frame in frames]))[frame]
-        start_codons = codons[before + first].astype(np.int64)
-        has_stop = codons[before + last] != NO_CODON
-        from_nt, to_nt = frame % 3 + 3 * first, frame % 3 + 3 * (last + has_stop)
-        is_reverse = frame >= len(frames) // 2
-        starts = np.where(is_reverse, len(codes_L) - to_nt, from_nt)
-        ends = np.where(is_reverse, len(codes_L) - from_nt, to_nt)
-        sums = np.append(0, np.cumsum(codons, dtype=np.int64))
-        chosen = _chosen(starts, ends, sums[before + last] - sums[before + first])
-        genes = [frames[frame[n]][first[n] : last[n]] for n in chosen]
+    def _of_frames(cls, frames: _OpenFrames, pieces: Pieces, code_P: IntArray) -> Genes:
+        starts, ends, is_reverse = frames.places(pieces)
+        codons = pieces.codons_6F.ravel()
+        first_codons = codons[frames.first_N].astype(np.int64)
+        lengths = frames.last_N - frames.first_N
         return cls(
-            starts_N=starts[chosen],
-            ends_N=ends[chosen],
-            is_reverse_N=is_reverse[chosen],
-            start_codons_N=np.where(_IS_START[start_codons[chosen]], start_codons[chosen], _NOT_SEEN),
-            has_stop_N=has_stop[chosen],
-            lengths_N=(last - first)[chosen],
-            codons_R=np.concatenate([np.empty(0, dtype=np.uint8), *genes]),
-            genetic_code=code,
+            groups=Groups(frames.piece_N, len(pieces)),
+            starts_N=starts,
+            ends_N=ends,
+            is_reverse_N=is_reverse,
+            start_codons_N=np.where(_IS_START[first_codons], first_codons, _NOT_SEEN),
+            has_stop_N=frames.has_stop_N,
+            lengths_N=lengths,
+            codons_R=codons.take(ranges(frames.first_N, lengths)),
+            code_P=code_P,
         )
+
+    @property
+    def genetic_codes(self) -> list[GeneticCode]:
+        """Of each piece."""
+        return [_GENETIC_CODES[number] for number in self.code_P.tolist()]
 
     def residues(self) -> CodeArray:
         """Return the residues of all genes, end to end: places in ``RESIDUES``, uint8 (R,)."""
-        return self.genetic_code.residue_of_codon[self.codons_R]
+        if not self.code_P.any():
+            return BACTERIAL.residue_of_codon.take(self.codons_R)
+        code_R = np.repeat(self.code_P[self.groups.piece_X], self.lengths_N)
+        return _RESIDUES_OF_CODES[code_R, self.codons_R]
 
-    def share_of(self, codes_L: CodeArray) -> float:
-        """Return how much of the contig the genes cover; a little more than 1 where they overlap."""
-        return float((self.ends_N - self.starts_N).sum() / max(len(codes_L), 1))
-
-    def numbers(self, codes_L: CodeArray) -> DoubleArray:
+    def numbers(self, pieces: Pieces) -> DoubleArray:
         """
-        Return the features of the genes, float64 (NUMBERS,); 0 for a mean of nothing.
+        Return the features of the genes, float64 (P, NUMBERS); 0 for a mean of nothing.
 
-        In this order: genes per 1,000 nt, and their share of the contig; strand changes over pairs of neighbours, and
+        In this order: genes per 1,000 nt, and their share of the piece; strand changes over pairs of neighbours, and
         how much longer the genes of one strand are than the other's; mean length of all genes; mean, median and
         standard deviation of the lengths of whole ones, and these per 1,000 nt; mean space between neighbours; of
         those on one strand the median space, the mean space, and the shares that overlap, are far apart, or overlap by
@@ -142,72 +147,141 @@ class Genes:
         GTG; shares of small and of large genes; whether there are no neighbours, and no whole gene; genes; whether they
         are read by another code than 11.
         """
-        num_nt, lengths = max(len(codes_L), 1), self.ends_N - self.starts_N
+        genes, lengths = self.groups, self.ends_N - self.starts_N
+        num_nt_P = np.maximum(pieces.lengths_P, 1)
         is_whole = (self.start_codons_N != _NOT_SEEN) & self.has_stop_N
-        whole = lengths[is_whole]
-        spaces = self.starts_N[1:] - self.ends_N[:-1]
-        changes = self.is_reverse_N[1:] != self.is_reverse_N[:-1]
-        along = spaces[~changes]
-        balance = abs(int(np.where(self.is_reverse_N, -lengths, lengths).sum()))
-        starts = self.start_codons_N[self.start_codons_N != _NOT_SEEN]
+        whole, whole_lengths = genes.take(is_whole), lengths[is_whole]
+        is_pair = genes.piece_X[1:] == genes.piece_X[:-1]
+        pairs = Groups(genes.piece_X[1:][is_pair], len(pieces))
+        spaces = (self.starts_N[1:] - self.ends_N[:-1])[is_pair]
+        changes = (self.is_reverse_N[1:] != self.is_reverse_N[:-1])[is_pair]
+        along, along_spaces = pairs.take(~changes), spaces[~changes]
+        total_nt_P = genes.sums(lengths)
+        balance_P = np.abs(genes.sums(np.where(self.is_reverse_N, -lengths, lengths)))
+        is_seen = self.start_codons_N != _NOT_SEEN
+        seen, starts = genes.take(is_seen), self.start_codons_N[is_seen]
         numbers = [
-            1000 * len(lengths) / num_nt,
-            self.share_of(codes_L),
-            _mean(changes),
-            balance / max(int(lengths.sum()), 1),
-            _mean(lengths),
-            _mean(whole),
-            float(np.median(whole)) if len(whole) else 0.0,
-            float(np.std(whole)) if len(whole) else 0.0,
-            1000 * len(whole) / num_nt,
-            _mean(spaces),
-            float(np.median(along)) if len(along) else 0.0,
-            _mean(np.minimum(along, FAR_NT)),
-            _mean(along < 0),
-            _mean(along > WIDE_NT),
-            _mean((along < 0) & (along > -9)),
-            *self._with_binding_site(codes_L),
-            _mean(starts == _START_CODONS[0]),
-            _mean(starts == _START_CODONS[1]),
-            _mean(whole < SMALL_NT),
-            _mean(whole > LARGE_NT),
-            float(not len(spaces)),
-            float(not len(whole)),
-            float(len(lengths)),
-            float(self.genetic_code is not BACTERIAL),
+            1000 * genes.counts_P / num_nt_P,
+            total_nt_P / num_nt_P,
+            pairs.means(changes),
+            balance_P / np.maximum(total_nt_P, 1),
+            genes.means(lengths),
+            whole.means(whole_lengths),
+            whole.medians(whole_lengths),
+            whole.deviations(whole_lengths),
+            1000 * whole.counts_P / num_nt_P,
+            pairs.means(spaces),
+            along.medians(along_spaces),
+            along.means(np.minimum(along_spaces, FAR_NT)),
+            along.means(along_spaces < 0),
+            along.means(along_spaces > WIDE_NT),
+            along.means((along_spaces < 0) & (along_spaces > -9)),
+            *(seen.means(has_site[is_seen]) for has_site in self._has_binding_site(pieces)),
+            seen.means(starts == _START_CODONS[0]),
+            seen.means(starts == _START_CODONS[1]),
+            whole.means(whole_lengths < SMALL_NT),
+            whole.means(whole_lengths > LARGE_NT),
+            pairs.counts_P == 0,
+            whole.counts_P == 0,
+            genes.counts_P,
+            self.code_P > 0,
         ]
-        return np.array(numbers, dtype=np.float64)
+        return np.stack(numbers, axis=1).astype(np.float64)
 
     def usage(self) -> DoubleArray:
-        """Return the shares of codons and of residues, float64 (CODONS + 20,)."""
-        codons = np.bincount(self.codons_R, minlength=CODONS)[:CODONS]
-        residues = np.bincount(self.residues(), minlength=len(RESIDUES))[: len(RESIDUES)]
-        return np.concatenate([codons, residues]) / max(len(self.codons_R), 1)
+        """Return the shares of codons and of residues, float64 (P, CODONS + 20)."""
+        of_genes = Groups(np.repeat(self.groups.piece_X, self.lengths_N), len(self.code_P))
+        codons = of_genes.bins(self.codons_R, CODONS)
+        residues = of_genes.bins(self.residues(), len(RESIDUES))
+        return np.concatenate([codons, residues], axis=1) / np.maximum(of_genes.counts_P, 1)[:, None]
 
-    def _with_binding_site(self, codes_L: CodeArray) -> list[float]:
-        """Return the share of known starts after a binding site, for each length of site."""
-        is_seen = self.start_codons_N != _NOT_SEEN
-        before = [0.0] * len(_BINDING_SITES)
-        if not is_seen.any():
-            return before
-        for place, (k, sites) in enumerate(_BINDING_SITES.items()):
-            found = 0
-            for is_other, strand in ((False, codes_L), (True, reverse_complement(codes_L))):
-                of_strand = is_seen & (self.is_reverse_N == is_other)
-                starts = len(codes_L) - self.ends_N[of_strand] if is_other else self.starts_N[of_strand]
-                sums = np.append(0, np.cumsum(np.isin(words(strand, k), [word(site) for site in sites])))
-                low, high = (np.clip(starts - nt, 0, len(sums) - 1) for nt in _UPSTREAM_NT)
-                found += int(np.count_nonzero(sums[high] > sums[low]))
-            before[place] = found / int(np.count_nonzero(is_seen))
-        return before
+    def _has_binding_site(self, pieces: Pieces) -> list[BoolArray]:
+        """Return which genes have a binding site before their start, for each length of site, bool (N,)."""
+        piece_N = self.groups.piece_X
+        start_N = np.where(self.is_reverse_N, pieces.lengths_P[piece_N] - self.ends_N, self.starts_N)
+        farthest, nearest = _UPSTREAM_NT
+        before = np.arange(-farthest, max(_BINDING_SITES) - nearest - 1)
+        begin_N = 3 * pieces.frame_starts_P[piece_N] + start_N
+        places = farthest - nearest
+        at = np.maximum(begin_N[:, None] + before, 0)
+        letters = pieces.strands_2T[self.is_reverse_N.astype(np.intp)[:, None], at]
+        is_inside = start_N[:, None] + before[:places] >= 0
+        found = []
+        for k, sites in _BINDING_SITES.items():
+            numbers = np.zeros((len(piece_N), places), dtype=np.uint16)
+            for letter in range(k):
+                numbers = (numbers << 2) | (letters[:, letter : letter + places] & 3)
+            is_site = np.logical_or.reduce([numbers == word(site) for site in sites])
+            found.append((is_site & is_inside).any(axis=1))
+        return found
 
 
-def _candidates(codons: CodeArray, ends_run: BoolArray) -> tuple[IntArray, IntArray]:
-    """Return the first codon of each open reading frame of a frame, and the one after its last."""
-    ends = np.flatnonzero(ends_run[codons])
+@dataclass(frozen=True)
+class _OpenFrames:
+    """Open reading frames, by their places in the six frames of all pieces, end to end."""
+
+    piece_N: IntArray
+    """int64 (N,), ascending."""
+    first_N: IntArray
+    """int64 (N,): first codon."""
+    last_N: IntArray
+    """int64 (N,): codon after the last one."""
+    has_stop_N: BoolArray
+    """bool (N,)."""
+
+    @classmethod
+    def chosen(cls, code: GeneticCode, pieces: Pieces, is_read_P: BoolArray) -> _OpenFrames:
+        """Return the best candidates by *code*, of the pieces that are to be read."""
+        codons = pieces.codons_6F.ravel()
+        first, last = _candidates(codons, pieces.run_ends(code.ends_run))
+        piece = pieces.piece_F[first % len(pieces.piece_F)]
+        some = is_read_P[piece]
+        first, last, piece = first[some], last[some], piece[some]
+        candidates = cls(piece, first, last, codons[last] != NO_CODON)
+        starts, ends, _ = candidates.places(pieces)
+        sums = np.append(0, np.cumsum(codons, dtype=np.int64))
+        return candidates.take(_chosen(piece, starts, ends, sums[last] - sums[first]))
+
+    @classmethod
+    def joined(cls, some: list[_OpenFrames]) -> _OpenFrames:
+        """Put frames of different pieces together."""
+        parts = [(one.piece_N, one.first_N, one.last_N, one.has_stop_N) for one in some]
+        piece, first, last, has_stop = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return cls(piece, first, last, has_stop).take(np.argsort(piece, kind="stable"))
+
+    @property
+    def lengths_nt(self) -> IntArray:
+        """int64 (N,): with the stop."""
+        return 3 * (self.last_N - self.first_N + self.has_stop_N)
+
+    def share_of(self, pieces: Pieces) -> DoubleArray:
+        """Return how much of each piece they cover, float64 (P,); a little more than 1 where they overlap."""
+        covered_P = np.bincount(self.piece_N, weights=self.lengths_nt, minlength=len(pieces))
+        return covered_P / np.maximum(pieces.lengths_P, 1)
+
+    def of_pieces(self, is_taken_P: BoolArray) -> _OpenFrames:
+        return self.take(np.flatnonzero(is_taken_P[self.piece_N]))
+
+    def places(self, pieces: Pieces) -> tuple[IntArray, IntArray, BoolArray]:
+        """Return first nucleotide in the piece, the one after the last, and whether on the reverse strand."""
+        frame, codon = np.divmod(self.first_N, len(pieces.piece_F))
+        from_nt = frame % 3 + 3 * (codon - pieces.frame_starts_P[self.piece_N])
+        to_nt = from_nt + self.lengths_nt
+        is_reverse = frame >= FRAMES // 2
+        num_nt = pieces.lengths_P[self.piece_N]
+        return np.where(is_reverse, num_nt - to_nt, from_nt), np.where(is_reverse, num_nt - from_nt, to_nt), is_reverse
+
+    def take(self, numbers: IntArray) -> _OpenFrames:
+        return _OpenFrames(self.piece_N[numbers], self.first_N[numbers], self.last_N[numbers], self.has_stop_N[numbers])
+
+
+def _candidates(codons: CodeArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the first codon of each open reading frame, and the one after its last; *ends* are those of open runs."""
     begins = np.append(0, ends[:-1] + 1)
+    is_long = ends - begins >= SHORTEST_GENE
+    begins, ends = begins[is_long], ends[is_long]
     comes_from_beyond = (begins == 0) | (codons[begins - 1] == NO_CODON)
-    starts = np.flatnonzero(np.append(_IS_START[codons], True))  # the last stands for none
+    starts = np.append(np.flatnonzero(_IS_START.take(codons)), len(codons))  # the last stands for none
     first = np.minimum(starts[np.searchsorted(starts, begins)], ends)
     is_late = (first - begins > LATEST_START) | (first == ends)
     first = np.where(comes_from_beyond & is_late, begins, first)
@@ -215,33 +289,40 @@ def _candidates(codons: CodeArray, ends_run: BoolArray) -> tuple[IntArray, IntAr
     return first[is_long], ends[is_long]
 
 
-def _chosen(starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
+def _chosen(piece: IntArray, starts: IntArray, ends: IntArray, sums: IntArray) -> IntArray:
     """
-    Return the best set of candidates, by dynamic programming, ordered by their ends.
+    Return the best set of candidates of each piece, ordered by their ends.
 
     *sums* of the codons' numbers break ties: the greater wins, so that both strands choose alike.
     """
-    order = np.lexsort((starts, ends))
-    sorted_ends = ends[order].tolist()
-    best, reached = [0], []
-    for place, number in enumerate(order.tolist()):
-        length = int(ends[number] - starts[number])
-        before = bisect_right(sorted_ends, int(starts[number]) + MAX_SHARED_NT, 0, place)
-        worth = best[before] + ((length - PRICE_NT) << _TIE_BITS) + int(sums[number])
-        is_taken = worth > best[-1]
+    order = np.lexsort((starts, ends, piece))
+    by_length, by_codons = (ends - starts - PRICE_NT)[order].tolist(), sums[order].tolist()
+    worth = [(length << _TIE_BITS) + codons for length, codons in zip(by_length, by_codons, strict=True)]
+    limits, sorted_ends = (starts + MAX_SHARED_NT)[order].tolist(), ends[order].tolist()
+    bounds = [0, *(np.flatnonzero(np.diff(piece[order])) + 1).tolist(), len(order)]
+    taken: list[int] = []
+    for low, high in pairwise(bounds):
+        taken += _best_chain(limits, sorted_ends, worth, low, high)
+    return order[np.array(taken, dtype=np.int64)]
+
+
+def _best_chain(limits: list[int], ends: list[int], worth: list[int], low: int, high: int) -> list[int]:
+    """Return which candidates, from *low* to before *high*, are worth most together, by dynamic programming."""
+    best: list[int] = [0]
+    reached: list[int | None] = []
+    for place in range(low, high):
+        before = bisect_right(ends, limits[place], low, place) - low
+        worth_with_it = best[before] + worth[place]
+        is_taken = worth_with_it > best[-1]
         reached.append(before if is_taken else None)
-        best.append(worth if is_taken else best[-1])
+        best.append(worth_with_it if is_taken else best[-1])
     taken = []
-    place = len(order)
+    place = high - low
     while place:
         before_it = reached[place - 1]
         if before_it is None:
             place -= 1
         else:
-            taken.append(int(order[place - 1]))
+            taken.append(low + place - 1)
             place = before_it
-    return np.array(taken[::-1], dtype=np.int64)
-
-
-def _mean(values: np.ndarray[Any, Any]) -> float:
-    return float(values.mean()) if len(values) else 0.0
+    return taken[::-1]

@@ -59,11 +59,12 @@ def reverse_complement(codes_L: CodeArray) -> CodeArray:
 
 def words(codes_L: CodeArray, k: int) -> WordArray:
     """Return the number of each k-mer, its letters as digits of base 4, uint32 (L - k + 1,)."""
-    windows = max(len(codes_L) - k + 1, 0)
-    numbers = np.zeros(windows, dtype=np.uint32)
-    for place in range(k):
-        numbers <<= np.uint32(2)
-        numbers |= codes_L[place : place + windows] & np.uint8(3)
+    if k == 1:
+        return (codes_L & np.uint8(3)).astype(np.uint32)
+    half = (k + 1) // 2
+    of_half = words(codes_L, half)  # two of them overlap by a letter where k is odd, and agree there
+    numbers = of_half[: max(len(codes_L) - k + 1, 0)] << np.uint32(2 * (k - half))
+    numbers |= of_half[k - half :][: len(numbers)]
     return numbers
 
 
@@ -74,18 +75,11 @@ def word(letters: bytes) -> int:
 
 def is_whole(codes_L: CodeArray, k: int) -> BoolArray:
     """Return which k-mers have no letter other than A, C, G and T, bool (L - k + 1,)."""
-    others = np.append(0, np.cumsum(codes_L == OTHER))
-    return np.asarray(others[k:] == others[: max(len(others) - k, 0)])
-
-
-def codons_of_frames(codes_L: CodeArray) -> list[CodeArray]:
-    """Return the codons of each of the six frames, the reverse strand last, each followed by one that ends a run."""
-    end = np.array([NO_CODON], dtype=np.uint8)
-    frames = []
-    for strand in (codes_L, reverse_complement(codes_L)):
-        codons = np.where(is_whole(strand, 3), words(strand, 3), NO_CODON).astype(np.uint8)
-        frames += [np.concatenate([codons[offset::3], end]) for offset in range(3)]
-    return frames
+    is_known_L = codes_L != OTHER
+    is_whole_L = is_known_L[: max(len(codes_L) - k + 1, 0)]
+    for place in range(1, k):
+        is_whole_L = is_whole_L & is_known_L[place : place + len(is_whole_L)]
+    return np.asarray(is_whole_L)
 
 
 BACTERIAL = GeneticCode(

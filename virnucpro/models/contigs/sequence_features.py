@@ -15,32 +15,25 @@ The features are, in this order:
   greatest, the least, the mean, the share above 0, and the standard deviation.
 
 An open run is a stretch of a frame without a stop or a letter other than A, C, G and T. A contig and its reverse
-complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, N genes, R
-residues, K k-mers, G groups, S features of a contig.
+complement have the same features, unless two runs share the greatest length. Legend: L nucleotides, P pieces (contigs,
+or parts of them, read together), N genes, R residues, K k-mers, G groups, S features of a piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro.models.contigs import gene_finding
 from virnucpro.models.contigs.gene_finding import Genes
-from virnucpro.models.contigs.nucleotide_codes import (
-    BACTERIAL,
-    CODONS,
-    RESIDUES,
-    codons_of_frames,
-    is_whole,
-    reverse_complement,
-    words,
-)
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, CODONS, RESIDUES
+from virnucpro.models.contigs.pieces import FRAMES, Groups, Pieces, ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray, WordArray
@@ -54,9 +47,11 @@ MARKED = 24
 JUDGED_KMERS = 25
 """K-mers that a gene needs to be judged by itself, unless none has them."""
 
+PASS_NT = 100_000
+"""Nucleotides, and those of one piece more, that are read in one pass: bounds memory, and more is not faster."""
+
 _REDUCED_ALPHABET = ("LVIM", "C", "A", "G", "ST", "P", "FYW", "EDNQ", "KR", "H")
 """Ten classes of residues (Murphy, Wallqvist and Levy 2000)."""
-_FRAMES = 6
 
 
 @dataclass(frozen=True)
@@ -116,90 +111,133 @@ class SequenceFeatures:
 
     def of(self, codes_L: CodeArray) -> FloatArray:
         """Return the features of a contig's codes, float32 (S,), finite; zeros where there is nothing to count."""
-        genes = Genes.of(codes_L)
-        parts = [composition(codes_L), open_runs(codes_L), genes.numbers(codes_L), genes.usage()]
-        for table, rows, (slots_K, gene_K) in zip(TABLES, self._tables, kmers(codes_L, genes), strict=True):
-            found_KG = rows[slots_K]
-            most = max(len(found_KG), 1)
-            parts.append(found_KG.sum(axis=0, dtype=np.int64) / (UNITS_PER_NAT * most))
-            parts.append((found_KG >= MARKED).sum(axis=0) / most)
-            parts.append(np.array([len(found_KG) / max(len(codes_L), 1)]))
-            if table.is_protein:
-                parts += self._by_gene(found_KG, gene_K, genes)
-        return np.concatenate(parts).astype(np.float32)
+        return np.asarray(self.of_many([codes_L])[0])
 
-    def _by_gene(self, found_KG: TableArray, gene_K: IntArray, genes: Genes) -> list[DoubleArray]:
-        """Return the features of single genes, float64 (G,), (G,), (G,) and (5,)."""
-        num_groups = len(self._is_viral_G)
-        if not len(gene_K):
-            return [np.zeros(3 * num_groups + 5)]
-        counts_N = np.bincount(gene_K, minlength=len(genes.lengths_N))
-        with_any = np.flatnonzero(counts_N)
-        firsts = (np.cumsum(counts_N) - counts_N)[with_any]
-        means_NG = np.zeros((len(counts_N), num_groups))
-        sums = np.add.reduceat(found_KG, firsts, axis=0, dtype=np.int64)
-        means_NG[with_any] = sums / (UNITS_PER_NAT * counts_N[with_any, None])
-        is_judged_N = counts_N >= min(JUDGED_KMERS, counts_N.max())
-        judged_NG = means_NG[is_judged_N]
-        lead_N = judged_NG[:, self._is_viral_G].max(axis=1) - judged_NG[:, ~self._is_viral_G].max(axis=1)
-        of_lead = [lead_N.max(), lead_N.min(), lead_N.mean(), (lead_N > 0).mean(), lead_N.std()]
-        longest = int(np.argmax(genes.lengths_N))
-        return [means_NG[longest], judged_NG.max(axis=0), judged_NG.std(axis=0), np.array(of_lead)]
+    def of_many(self, codes: Sequence[CodeArray]) -> FloatArray:
+        """Return the features of contigs or parts of them, float32 (P, S), each as ``of`` gives it by itself."""
+        pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
+        bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
+        features_PS = np.empty((len(codes), self.dim), dtype=np.float32)
+        for first, last in pairwise(bounds):
+            if first < last:
+                features_PS[first:last] = self._of_pass(Pieces(codes[first:last]))
+        return features_PS
+
+    def _of_pass(self, pieces: Pieces) -> DoubleArray:
+        genes = Genes.of(pieces)
+        num_nt_P1 = np.maximum(pieces.lengths_P, 1)[:, None]
+        parts = [composition(pieces), open_runs(pieces), genes.numbers(pieces), genes.usage()]
+        of_tables, of_genes = [], []
+        for rows, (slots_K, counts_X, of_X) in zip(self._tables, kmers(pieces, genes), strict=True):
+            found_KG = rows.take(slots_K, axis=0)
+            sums_XG, marked_XG = (_sums_of_runs(x_KG, counts_X) for x_KG in (found_KG, found_KG >= MARKED))
+            number_P1 = of_X.sums(counts_X)[:, None]
+            most_P1 = np.maximum(number_P1, 1)
+            means, shares = of_X.sums(sums_XG) / (UNITS_PER_NAT * most_P1), of_X.sums(marked_XG) / most_P1
+            of_tables.append([means, shares, number_P1 / num_nt_P1])
+            of_genes.append((sums_XG, counts_X))
+        sums, counts = zip(*compress(of_genes, (table.is_protein for table in TABLES)), strict=True)
+        by_gene = iter(self._by_gene(np.stack(sums), np.stack(counts), genes))
+        for table, of_table in zip(TABLES, of_tables, strict=True):
+            parts += [*of_table, next(by_gene)] if table.is_protein else of_table
+        return np.concatenate(parts, axis=1)
+
+    def _by_gene(self, sums_TNG: IntArray, counts_TN: IntArray, genes: Genes) -> DoubleArray:
+        """Return the features of single genes, float64 (T, P, 3 * G + 5), of T tables of residues."""
+        tables, pieces = len(counts_TN), len(genes.code_P)
+        means_TNG = sums_TNG / (UNITS_PER_NAT * np.maximum(counts_TN, 1))[..., None]
+        groups = Groups((np.arange(tables)[:, None] * pieces + genes.groups.piece_X).ravel(), tables * pieces)
+        counts = counts_TN.ravel()
+        most = groups.reduced(np.maximum, counts)
+        is_judged = counts >= np.clip(most, 1, JUDGED_KMERS)[groups.piece_X]
+        judged, means = groups.take(is_judged), means_TNG.reshape(-1, len(self._is_viral_G))[is_judged]
+        lead = means[:, self._is_viral_G].max(axis=1) - means[:, ~self._is_viral_G].max(axis=1)
+        greatest, least = (judged.reduced(by, lead) for by in (np.maximum, np.minimum))
+        of_lead = [greatest, least, judged.means(lead), judged.means(lead > 0), judged.deviations(lead)]
+        of_longest = np.zeros((tables, pieces, means.shape[1]))
+        there = genes.groups.there
+        of_longest[:, there] = means_TNG[:, genes.groups.first_greatest(genes.lengths_N)[there]]
+        parts = [judged.reduced(np.maximum, means), judged.deviations(means), np.stack(of_lead, axis=1)]
+        of_all = [part.reshape(tables, pieces, -1) for part in parts]
+        return np.concatenate([of_longest, *of_all], axis=2)
 
 
-def open_runs(codes_L: CodeArray) -> DoubleArray:
-    """Return codon usage of the longest open run, longest runs, stops, and sizes, float64 (84,)."""
-    frames = codons_of_frames(codes_L)
-    codons = np.concatenate(frames)
-    ends = np.cumsum([len(frame) for frame in frames])
-    stops = np.flatnonzero(BACTERIAL.ends_run[codons])
-    lengths = np.diff(stops, prepend=-1) - 1
-    bounds = [-1, *np.searchsorted(stops, ends - 1).tolist()]
-    longest = np.sort([lengths[a + 1 : b + 1].max(initial=0) for a, b in pairwise(bounds)])[::-1]
-    num_stops = np.array([b - a - 1 for a, b in pairwise(bounds)])
-    stop_shares = num_stops / np.maximum([len(frame) - 1 for frame in frames], 1)
-    run = int(np.argmax(lengths))
-    usage = np.bincount(codons[stops[run] - lengths[run] : stops[run]], minlength=CODONS) / max(int(lengths[run]), 1)
-    num_nt = max(len(codes_L), 1)
-    sizes = [lengths[run], np.log(num_nt)]
-    return np.concatenate([usage, longest, 3 * longest / num_nt, np.sort(stop_shares), sizes])
+def open_runs(pieces: Pieces) -> DoubleArray:
+    """Return codon usage of the longest open run, longest runs, stops, and sizes, float64 (P, 84)."""
+    ends = pieces.run_ends(BACTERIAL.ends_run)
+    lengths = np.diff(ends, prepend=-1) - 1
+    of_frames = Groups(_frame_and_piece(ends, pieces), FRAMES * len(pieces))
+    longest_6P = of_frames.reduced(np.maximum, lengths).reshape(FRAMES, -1)
+    codons_6P = np.maximum(pieces.lengths_P - np.arange(FRAMES)[:, None] % 3, 0) // 3
+    stops_6P = of_frames.counts_P.reshape(FRAMES, -1) - (pieces.frame_lengths_P - codons_6P)
+    runs = of_frames.first_greatest(lengths).reshape(FRAMES, -1)
+    run_P = runs[longest_6P.argmax(axis=0), np.arange(len(pieces))]
+    length_P = lengths[run_P]
+    codons = pieces.codons_6F.ravel().take(ranges(ends[run_P] - length_P, length_P))
+    usage_PC = Groups(np.repeat(np.arange(len(pieces)), length_P), len(pieces)).bins(codons, CODONS)
+    longest_P6 = np.sort(longest_6P, axis=0)[::-1].T
+    stop_shares_P6 = np.sort(stops_6P / np.maximum(codons_6P, 1), axis=0).T
+    num_nt_P = np.maximum(pieces.lengths_P, 1)
+    parts = [
+        usage_PC / np.maximum(length_P, 1)[:, None],
+        longest_P6,
+        3 * longest_P6 / num_nt_P[:, None],
+        stop_shares_P6,
+        np.stack([length_P, np.log(num_nt_P)], axis=1),
+    ]
+    return np.concatenate(parts, axis=1)
 
 
-def composition(codes_L: CodeArray) -> DoubleArray:
-    """Return the frequencies of 3-mers and 4-mers of either strand, float64 (168,)."""
+def composition(pieces: Pieces) -> DoubleArray:
+    """Return the frequencies of 3-mers and 4-mers of either strand, float64 (P, 168)."""
     parts = []
     for k, canonical in _CANONICAL.items():
-        counts = np.bincount(words(codes_L, k)[is_whole(codes_L, k)], minlength=4**k)
-        either = np.bincount(canonical, weights=counts)
-        parts.append(either / max(either.sum(), 1))
-    return np.concatenate(parts)
+        piece, words = pieces.whole_words(k)
+        counts = Groups(piece, len(pieces)).bins(canonical.take(words), int(canonical.max()) + 1)
+        parts.append(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    return np.concatenate(parts, axis=1)
 
 
-def kmers(codes_L: CodeArray, genes: Genes) -> Iterator[tuple[WordArray, IntArray]]:
+def kmers(pieces: Pieces, genes: Genes) -> Iterator[tuple[WordArray, IntArray, Groups]]:
     """
-    Yield for each of ``TABLES`` the slots of its k-mers, uint32 (K,), and each one's gene, int64 (K,), ascending.
+    Yield for each of ``TABLES`` the slots of its k-mers, how many of each gene, and the genes' pieces.
 
-    K-mers of nucleotides are from everywhere and have no gene, int64 (0,); those of residues are from genes.
+    K-mers of residues are from genes, gene by gene. Those of nucleotides are from everywhere, and their counts and
+    pieces are of whole pieces. Slots are unsigned, (K,), counts int64.
     """
     residues_R = genes.residues()
     reduced_R = _CLASS_OF_RESIDUE[residues_R]
-    gene_R = np.repeat(np.arange(len(genes.lengths_N)), genes.lengths_N)
-    reverse_L = reverse_complement(codes_L)
+    ends_N = np.cumsum(genes.lengths_N)
     for table in TABLES:
         if table.is_protein:
+            counts_N = np.maximum(genes.lengths_N - table.span + 1, 0)
             letters_R = residues_R if table.letters == len(RESIDUES) else reduced_R
             windows = max(len(letters_R) - table.span + 1, 0)
             slots = np.zeros(windows, dtype=np.uint32)
             for place in table.places:
                 slots *= np.uint32(table.letters)
                 slots += letters_R[place : place + windows]
-            is_within = gene_R[:windows] == gene_R[len(gene_R) - windows :]
-            slots, gene_K = slots[is_within], gene_R[:windows][is_within]
+            slots = slots[ranges(ends_N - genes.lengths_N, counts_N)]
+            yield _hashed(slots, table.hash_bits) if table.hash_bits else slots, counts_N, genes.groups
         else:
-            forward, backward = words(codes_L, table.span), words(reverse_L, table.span)[::-1]
-            slots = _either_strand(forward, backward, table.span)[is_whole(codes_L, table.span)]
-            gene_K = np.empty(0, dtype=np.int64)
-        yield _hashed(slots, table.hash_bits) if table.hash_bits else slots, gene_K
+            piece_K, words_K = pieces.whole_words(table.span)
+            counts_P = np.bincount(piece_K, minlength=len(pieces))
+            yield _SLOTS_OF_WORDS[table.span].take(words_K), counts_P, Groups(np.arange(len(pieces)), len(pieces))
+
+
+def _frame_and_piece(places: IntArray, pieces: Pieces) -> IntArray:
+    """Return of which frame and piece places in the six frames are, as one number: P times the frame, and the piece."""
+    frame, codon = np.divmod(places, len(pieces.piece_F))
+    return len(pieces) * frame + pieces.piece_F[codon]
+
+
+def _sums_of_runs(found_KG: TableArray | BoolArray, counts_X: IntArray) -> IntArray:
+    """Return the sums of so many rows after another, int64 (X, G)."""
+    sums_XG = np.zeros((len(counts_X), found_KG.shape[1]), dtype=np.int64)
+    if len(there := np.flatnonzero(counts_X)):
+        firsts = (np.cumsum(counts_X) - counts_X)[there]
+        sums_XG[there] = np.add.reduceat(found_KG, firsts, axis=0, dtype=np.int64)
+    return sums_XG
 
 
 def feature_count(num_groups: int) -> int:
@@ -208,11 +246,12 @@ def feature_count(num_groups: int) -> int:
     return COMPOSITION_COUNT + GENES_COUNT + of_tables
 
 
-def _either_strand(forward: WordArray, backward: WordArray, k: int) -> WordArray:
-    """Return one number, below 4**k / 2, for a k-mer and its reverse complement: that of the one with A or C amid."""
-    chosen = np.where((forward >> np.uint32(k)) & np.uint32(1), backward, forward)
-    low = chosen & np.uint32((1 << k) - 1)  # the middle base's high bit, bit k, is 0 and goes
-    return np.asarray((chosen >> np.uint32(k + 1) << np.uint32(k)) | low)
+def _slots_of_words(k: int) -> WordArray:
+    """Return each k-mer's slot, below 4**k / 2, uint32 (4**k,): the number of it or its reverse, with A or C amid."""
+    forward = np.arange(4**k)
+    chosen = np.where((forward >> k) & 1, _backward(k), forward)
+    low = chosen & ((1 << k) - 1)  # the middle base's high bit, bit k, is 0 and goes
+    return ((chosen >> (k + 1) << k) | low).astype(np.uint32)
 
 
 def _hashed(numbers: WordArray, bits: int) -> WordArray:
@@ -220,15 +259,20 @@ def _hashed(numbers: WordArray, bits: int) -> WordArray:
     return np.asarray((numbers * np.uint32(2654435761)) >> np.uint32(32 - bits))
 
 
-def _canonical(k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _canonical(k: int) -> IntArray:
     """Return for each k-mer's number a number that it shares with its reverse complement, from 0, int64 (4**k,)."""
+    return np.unique(np.minimum(np.arange(4**k), _backward(k)), return_inverse=True)[1].astype(np.int64)
+
+
+def _backward(k: int) -> IntArray:
+    """Return the number of each k-mer's reverse complement, int64 (4**k,)."""
     digits = np.arange(4**k)[:, None] // 4 ** np.arange(k) % 4
-    backward = ((3 - digits) * 4 ** np.arange(k)[::-1]).sum(axis=1)
-    return np.unique(np.minimum(np.arange(4**k), backward), return_inverse=True)[1].astype(np.int64)
+    return np.asarray(((3 - digits) * 4 ** np.arange(k)[::-1]).sum(axis=1))
 
 
 _CANONICAL = {k: _canonical(k) for k in (3, 4)}
-COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + CODONS + 3 * _FRAMES + 2
+_SLOTS_OF_WORDS = {table.span: _slots_of_words(table.span) for table in TABLES if not table.is_protein}
+COMPOSITION_COUNT = sum(int(canonical.max()) + 1 for canonical in _CANONICAL.values()) + CODONS + 3 * FRAMES + 2
 """Features of the composition and the open runs, which come first."""
 GENES_COUNT = gene_finding.NUMBERS + CODONS + len(RESIDUES)
 """Features of the genes, which come next."""

@@ -249,7 +249,7 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
     """Return P(virus) of the chosen pieces as a prediction would score them, by the classifier in *folder*."""
     model = load_contig_model(folder, read_card(folder))
     chosen = np.flatnonzero(chosen_C).tolist()
-    sequence_CS = np.stack([model.features.of(encode(embedded.pieces[number].letters.encode())) for number in chosen])
+    sequence_CS = model.features.of_many([encode(embedded.pieces[number].letters.encode()) for number in chosen])
     p_virus_C = model.probabilities(
         sequence_CS,
         embedded.dna_CD[chosen_C],

@@ -23,7 +23,7 @@ from torch import nn
 
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
-from virnucpro.models.contigs.sequence_features import SequenceFeatures
+from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
 from virnucpro.training.fitting.kmer_log_odds import KmerCounts
 from virnucpro.training.fitting.tree_fitting import fit_trees
 
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 SEQUENCE, EMBEDDINGS = "sequence", "sequence and embeddings"
 """Kinds of inputs."""
 _LEAST_DEVIATION = 1e-6
+_CONTIGS_AT_ONCE = 128
+"""Contigs read between two checks of the stop."""
 _TEMPERATURES = np.exp(np.linspace(-2, 2, 401))
 
 
@@ -141,7 +143,7 @@ def train_contig_model(
     counts, fold_of_source = counted
     tables = counts.log_odds()
     features = SequenceFeatures(tables, is_viral_G)
-    held_out_CS = np.stack([features.of(codes) for codes in validation.codes])
+    held_out_CS = features.of_many(validation.codes)
     training_CS = features_out_of_fold(training, counts, fold_of_source, is_viral_G, stop=stop)
     by_kind = {}
     for kind in kinds:
@@ -229,13 +231,14 @@ def features_out_of_fold(
     *is_viral_G* is of the groups in the tables, which may lack one.
     """
     folds_C = np.array([fold_of_source[source] for source in contigs.sources])
-    rows: list[FloatArray | None] = [None] * len(folds_C)
+    sequence_CS = np.empty((len(folds_C), feature_count(len(is_viral_G))), dtype=np.float32)
     for fold in sorted(set(folds_C.tolist())):
         features = SequenceFeatures(counts.log_odds(without_fold=fold, without_group=without_group), is_viral_G)
-        for number in np.flatnonzero(folds_C == fold).tolist():
+        numbers = np.flatnonzero(folds_C == fold)
+        for some in np.split(numbers, range(_CONTIGS_AT_ONCE, len(numbers), _CONTIGS_AT_ONCE)):
             _check(stop)
-            rows[number] = features.of(contigs.codes[number])
-    return np.stack([row for row in rows if row is not None])
+            sequence_CS[some] = features.of_many([contigs.codes[number] for number in some.tolist()])
+    return sequence_CS
 
 
 def fit_networks(

@@ -83,7 +83,7 @@ def leave_each_group_out(
             training.take(chosen.tolist()), counts, fold_of_source, is_viral_G, without_group=group, stop=stop
         )
         fitted = fit_trees(x_CI, training.is_virus_C[chosen], trees, stop=stop)
-        scores_C = fitted.log_odds(np.stack([features.of(codes) for codes in ranked]))
+        scores_C = fitted.log_odds(features.of_many(ranked))
         labels_C = np.where(np.arange(len(ranked)) < len(others), not is_virus, is_virus)
         found[name] = asdict(_measured(scores_C, labels_C, is_virus=is_virus, others=len(others)))
     return found
