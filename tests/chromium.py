@@ -32,6 +32,9 @@ class Browser:
         self.driver.get_log("browser"), self.driver.get_log("performance")
         self.driver.get(path.as_uri())
         self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", path.as_uri())
+        self.wait_until(
+            "return [...document.querySelectorAll('.plot')].every(p => p.hidden || p.querySelector('path'))"
+        )
 
     def theme(self, theme, media=""):
         feature = {"name": "prefers-color-scheme", "value": theme}

@@ -1,8 +1,8 @@
 """
 The command line: its commands, and the one boundary where an error becomes a sentence and an exit code.
 
-It does not import Prefect: ``--flow`` hands the same job over to ``flows`` by name, at that moment only. A command is
-loaded when it is asked for, since most need much that the others do not.
+It does not import Prefect: ``--flow`` hands the same job over to ``flows`` by name, at that moment only. Only the
+command that is asked for is loaded, since most need much that the others do not; the list of commands needs none.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
-import structlog
 import typer
 
 import virnucpro
-from virnucpro.commands.running import guard_standard_output, ignoring_closed_output
+from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
-from virnucpro.telemetry.show.progress import StandardError
+from virnucpro.telemetry.show.standard_error import StandardError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -38,10 +37,12 @@ _COMMANDS = {
 }
 _HOMES = {"index": "checks", "verify": "checks"}
 """Modules of commands that have no module of their own name."""
+_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs"}
+"""First words of command lines that do without structlog, which takes longer to load than they take."""
 
 
-def command_line(asked: str = "") -> typer.Typer:
-    """Return the command line; where *asked* is the name of a command, only that one is loaded."""
+def command_line(asked: str | None = None) -> typer.Typer:
+    """Return the command line; given the first word *asked*, only the command of that name can run, if there is one."""
     app = typer.Typer(
         name="virnucpro",
         help="Tell which contigs or reads of a metagenome are viral.",
@@ -52,22 +53,32 @@ def command_line(asked: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for name in [asked] if asked in _COMMANDS else _COMMANDS:
-        home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name)}")
-        if name == "models":
-            app.add_typer(home.app, name=name, help=_COMMANDS[name])
+    for name, about in _COMMANDS.items():
+        home = None
+        if asked in {name, None}:
+            home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name)}")
+        if name != "models":
+            app.command(name, short_help=about)(_not_loaded if home is None else getattr(home, name))
+        elif home is None:
+            app.command(name, help=about)(_not_loaded)  # a group's help is shortened in the list
         else:
-            app.command(name, short_help=_COMMANDS[name])(getattr(home, name))
+            app.add_typer(home.app, name=name, help=about)
     return app
+
+
+def _not_loaded() -> None:
+    raise AssertionError("this command was not asked for")
 
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
-    _log_to_standard_error()
+    asked = next((word for word in sys.argv[1:] if word != "--"), "")
+    if asked not in _LOGS_NOTHING:
+        _log_to_standard_error()
     guard_standard_output()
     try:
         try:
-            command_line(*sys.argv[1:2])()
+            command_line(asked)()
         finally:
             with ignoring_closed_output():
                 pass
@@ -92,6 +103,7 @@ def main() -> None:
 
 def _log_to_standard_error() -> None:
     """Show warnings on standard error; what is in them reaches the terminal as plain text only."""
+    import structlog  # noqa: PLC0415  as _LOGS_NOTHING says
 
     def as_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}

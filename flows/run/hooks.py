@@ -25,7 +25,8 @@ from prefect.states import Crashed
 from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from flows.run.api import REQUEST_TIMEOUT_S, client_that_asks_once
 from virnucpro.errors import ResultError, VirNucProError, printable
-from virnucpro.pipeline.run.run_status import RunStatus, mark_interrupted
+from virnucpro.pipeline.run.interruption import mark_interrupted
+from virnucpro.pipeline.run.run_status import RunStatus
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.manifest import PredictionManifest, TrainingManifest

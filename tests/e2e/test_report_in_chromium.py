@@ -189,6 +189,30 @@ def test_it_prints_in_light_colours_at_the_width_of_the_page(browser, page):
     browser.theme("light")
 
 
+def test_a_browser_that_cannot_unpack_the_plots_says_so_and_shows_the_rest(browser, page):
+    from selenium.webdriver.support.ui import Select
+
+    path, made = page
+    old = {"source": "delete window.DecompressionStream"}
+    added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", old)
+    try:
+        browser.open(path)
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    note = browser.js("return document.getElementById('without-plots')")
+    assert note.text == "The plots need a browser of 2023 or later; everything else is here."
+    shown = "return [...document.querySelectorAll('.plot, button[data-plot]')].filter(p => p.checkVisibility()).length"
+    assert browser.js(shown) == 0
+    assert len(browser.rows()) == 50
+    Select(browser.js("return document.getElementById('filter-call')")).select_by_value("virus")
+    assert browser.js("return document.getElementById('count').textContent").startswith(
+        f"The first 50 of {made.count('virus')} contigs"
+    )
+    assert browser.complaints() == []
+    browser.open(path)
+    assert not browser.js("return document.getElementById('without-plots')").is_displayed()
+
+
 @pytest.mark.parametrize(
     "contigs",
     [

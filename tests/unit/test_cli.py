@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-import virnucpro
+import virnucpro.cli
 from tests.command_line import run
 from virnucpro.models.classifier_files.card import classifiers_table
 from virnucpro.models.dnabert_s import load_dnabert_s
@@ -43,7 +45,7 @@ def proteins(tmp_path, examples_dir):
 
 
 def test_a_defect_ends_with_70_and_says_what_to_report_and_where():
-    script = "from virnucpro import cli; cli.command_line = lambda: 1 / 0; cli.main()"
+    script = "from virnucpro import cli; cli.command_line = lambda _: 1 / 0; cli.main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 70
     *_, error, advice = done.stderr.splitlines()
@@ -141,6 +143,74 @@ def test_a_command_loads_nothing_that_only_others_need():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def loaded_by(*arguments):
+    """Return the exit code and the modules of a command line that has run to its end."""
+    code = (
+        "import sys\n"
+        "import virnucpro.cli\n"
+        "try:\n    virnucpro.cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "print('\\n', code or 0, *sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    code, *modules = done.stdout.splitlines()[-1].split()
+    return int(code), modules
+
+
+@pytest.mark.parametrize("words", [["--help"], [], ["--version"], ["statsu"]])
+def test_the_list_of_commands_is_printed_without_loading_one(words):
+    _, modules = loaded_by(*words)
+    commands = {"status", "logs", "checks", "models", "embed", "predict", "train", "evaluate"}
+    assert not {f"virnucpro.commands.{name}" for name in commands} & set(modules)
+    assert not {"pydantic", "numpy", "rich"} & set(modules) or words == ["statsu"]
+
+
+def test_a_command_that_only_looks_loads_what_looking_needs(tmp_path, proteins):
+    out = tmp_path / "out"
+    assert run("embed", proteins, "-o", out, "--devices", "cpu", "--workers", "1").code == 0
+    for name in ("status", "logs"):
+        code, modules = loaded_by(name, out)
+        assert code == 0
+        assert not {"structlog", "numpy", "h5py", "prometheus_client", "virnucpro.settings"} & set(modules)
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 120])
+def test_the_list_of_commands_is_the_same_loaded_or_not(columns):
+    def text(asked):
+        return CliRunner().invoke(virnucpro.cli.command_line(asked), ["--help"], terminal_width=columns).output
+
+    assert text(None) == text("--help") == text("status") == text("models")
+
+
+def test_a_mistyped_command_gets_the_same_hint_as_ever():
+    done = virnucpro_command("statsu", "out")
+    assert done.returncode == 2
+    assert "No such command 'statsu'. Did you mean 'status'?" in done.stderr
+
+
+def test_a_command_after_two_hyphens_runs(tmp_path):
+    done = run("--", "status", tmp_path / "none")
+    assert done.code == 65
+    assert "is not a folder" in done.err
+
+
+@pytest.mark.parametrize(("words", "promised_s"), [(["--help"], 0.1), (["status"], 0.3)])
+def test_help_and_status_start_within_three_times_the_processor_time_they_promise(
+    tmp_path, proteins, words, promised_s
+):
+    if words == ["status"]:
+        words = ["status", tmp_path / "out"]
+        assert run("embed", proteins, "-o", words[1], "--devices", "cpu", "--workers", "1").code == 0
+    seconds = []
+    for _ in range(4):  # the first one may compile
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert virnucpro_command(*words).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"virnucpro {words[0]}: {min(seconds):.3f} s of processor time, promised {promised_s} s")
+    assert min(seconds) <= 3 * promised_s
 
 
 def test_embed_verify_and_again(tmp_path, proteins):

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tests.command_line import run
 from virnucpro.api import embed_fasta, predict_fasta
-from virnucpro.commands.running import print_renderable
+from virnucpro.commands.output import print_renderable
 from virnucpro.errors import BadInputError
 from virnucpro.pipeline.multi_gpu_inference import run_esm2_multi_gpu
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.test_status_command import killed_holder, manifest
 from virnucpro.errors import ResultError
-from virnucpro.pipeline.run.run_status import mark_interrupted, status_of
+from virnucpro.pipeline.run.interruption import mark_interrupted
+from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import RunManifest

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from virnucpro.errors import ExitCode, OutputError, RunLockedError
+from virnucpro.store.locks.holder import holder_of
 from virnucpro.store.locks.lease import LeaseLock
-from virnucpro.store.locks.run_lock import RunLock, holder_of
+from virnucpro.store.locks.run_lock import RunLock
 
 LEASE_S = 1.5
 

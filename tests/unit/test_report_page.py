@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import importlib.resources
 import itertools
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+from plotly.offline import get_plotlyjs_version
 
 from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, some_contigs
 from virnucpro.report import html_page as figures
@@ -25,6 +28,8 @@ NAMES = [
     "\"'onmouseover=alert(3)x='",
     "${script}",
 ]
+PLOTLY_SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+"""Of ``plotly-basic.min.js`` in plotly.js-basic-dist-min 4.1.1."""
 
 
 class Page(HTMLParser):
@@ -32,7 +37,7 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.attributes, self.scripts, self.text = set(), [], [], ""
+        self.tags, self.attributes, self.scripts, self.comments, self.text = set(), [], [], [], ""
         self._kind = None
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
@@ -43,6 +48,9 @@ class Page(HTMLParser):
         if tag == "script":
             self.scripts.append((dict(attrs).get("type"), ""))
         self._kind = tag
+
+    def handle_comment(self, data):
+        self.comments.append(data)
 
     def handle_endtag(self, tag):
         self._kind = None
@@ -68,6 +76,12 @@ def page_of(folder, contigs=None, **settings):
     return Page(write_report(made.layout)), made
 
 
+def plotly_in(page):
+    """Return plotly.js as the page's script unpacks it."""
+    (text,) = [text for kind, text in page.scripts if kind == "application/gzip"]
+    return gzip.decompress(base64.b64decode(text, validate=True))
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     return page_of(tmp_path_factory.mktemp("page"), missing_frames=3)
@@ -84,7 +98,7 @@ def hostile(tmp_path_factory):
 
 def test_the_page_needs_no_other_file_and_no_network(written):
     page, _ = written
-    assert "Plotly" in max((text for _, text in page.scripts), key=len)
+    assert b"Plotly" in plotly_in(page)
     sources = [
         (tag, name, value) for tag, name, value in page.attributes if name in {"src", "srcset", "data", "action"}
     ]
@@ -97,9 +111,9 @@ def test_the_page_needs_no_other_file_and_no_network(written):
 def test_only_the_scripts_that_stand_in_the_page_may_run_and_nothing_may_be_loaded(written):
     page, _ = written
     (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
-    scripts = [text for kind, text in page.scripts if kind is None]
+    scripts = [plotly_in(page), *(text.encode() for kind, text in page.scripts if kind is None)]
     assert len(scripts) == 2
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    digests = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in scripts]
     assert re.findall(r"'sha256-([^']+)'", policy) == digests
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
@@ -107,11 +121,35 @@ def test_only_the_scripts_that_stand_in_the_page_may_run_and_nothing_may_be_load
     assert "http" not in policy
 
 
+def test_the_page_is_no_larger_than_what_it_shows_needs(written):
+    _, made = written
+    size = made.layout.report.stat().st_size
+    print(f"report.html of {len(made.rows)} contigs: {size:,} bytes")
+    assert size < 1_500_000
+
+
+def test_plotly_is_the_published_bundle_of_the_version_whose_figures_the_page_has(written):
+    page, _ = written
+    bundle = plotly_in(page)
+    update = "npm pack plotly.js-basic-dist-min@VERSION, its script through gzip -9n into virnucpro/report/plotly_js"
+    assert hashlib.sha256(bundle).hexdigest() == PLOTLY_SHA256, update
+    assert bundle[:100].startswith(f"/**\n* plotly.js (basic - minified) v{get_plotlyjs_version()}\n".encode()), update
+    licence = (importlib.resources.files("virnucpro.report") / "plotly_js" / "LICENSE").read_text()
+    assert licence.startswith("MIT License")
+    assert page.comments == [f" plotly.js:\n{licence}"]
+
+
+def test_figures_have_only_kinds_of_traces_that_the_bundle_draws(written):
+    page, _ = written
+    kinds = {trace["type"] for figure in page.figures.values() for trace in figure["data"]}
+    assert kinds == {"bar", "scatter"}
+
+
 def test_no_name_of_the_input_becomes_markup(hostile):
     page, made = hostile
     plain, _ = page_of(made.layout.output_dir.parent / f"{made.layout.output_dir.name}_plain", some_contigs(120))
     assert page.tags == plain.tags
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 3  # figures, plotly.js, ours
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for name in NAMES:
         assert name in page.text

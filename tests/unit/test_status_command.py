@@ -25,7 +25,8 @@ from virnucpro.errors import ResultError
 from virnucpro.pipeline.run import run_status
 from virnucpro.pipeline.run.run_status import status_of
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.store.locks.run_lock import RunLock, holder_of
+from virnucpro.store.locks.holder import holder_of
+from virnucpro.store.locks.run_lock import RunLock
 from virnucpro.store.manifest import COUNTED, PredictionManifest, RunManifest, StageRecord
 from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RankState

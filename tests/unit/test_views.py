@@ -24,10 +24,10 @@ from virnucpro.telemetry.show.progress import (
     PLAIN_INTERVAL_S,
     PlainView,
     QuietView,
-    StandardError,
     TerminalView,
     terminal_view,
 )
+from virnucpro.telemetry.show.standard_error import StandardError
 from virnucpro.telemetry.show.terminal import Terminal
 from virnucpro.telemetry.snapshot import RankState
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
-from virnucpro.commands.running import configured, print_renderable, report, run_as_flow, shown_run
+from virnucpro.commands.output import print_renderable
+from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.commands.options import AsJson, OutputDir, takes_settings
-from virnucpro.commands.running import configured, ignoring_closed_output, print_renderable, shown_run
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
+from virnucpro.commands.running import configured, shown_run
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction.prediction import run_prediction

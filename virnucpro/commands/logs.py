@@ -19,7 +19,7 @@ from virnucpro.choices import LogLevel
 from virnucpro.commands.options import RunDir
 from virnucpro.errors import ExitCode, ResultError, printable
 from virnucpro.run_layout import PredictionLayout, RunLayout
-from virnucpro.store.locks.run_lock import holder_of
+from virnucpro.store.locks.holder import holder_of
 from virnucpro.telemetry.log_lines import LEVELS, entry_line, frame_lines
 from virnucpro.telemetry.log_reader import RunLogs
 

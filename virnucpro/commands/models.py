@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import takes_settings
-from virnucpro.commands.running import print_renderable
+from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
 from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL, classifiers_table
 from virnucpro.models.registry import BUNDLED, models_table

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from virnucpro.choices import Choice
-from virnucpro.knobs import Setting, UsageError, from_flat, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from virnucpro.knobs import Setting
     from virnucpro.settings import RunSettings
 
 
@@ -69,6 +69,7 @@ def takes_settings(
         typer.BadParameter: Settings exclude each other as options do.
         ConfigurationError: A setting cannot work.
     """
+    from virnucpro.knobs import UsageError, from_flat, settings_of  # noqa: PLC0415  not every command has settings
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = [one for one in settings_of(kind, face="command") if not only or one.argument in only]

@@ -1,28 +1,18 @@
-"""
-What commands share: standard output, which may be a closed pipe, and a run as a command has it.
-
-A run is shown on the terminal, with its metrics, and stopped by signals and by its time limit.
-"""
+"""A run as a command has it: shown on the terminal, with its metrics, stopped by signals and by its time limit."""
 
 from __future__ import annotations
 
-import errno
 import importlib
-import io
 import json
 import os
 import signal
-import sys
 import threading
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rich.console import Console
-from rich.measure import Measurement
-
+from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.config import RunLimits
-from virnucpro.errors import OutputError, StoppedError, TimeLimitError, printable
+from virnucpro.errors import StoppedError, TimeLimitError, printable
 from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -30,8 +20,6 @@ from virnucpro.telemetry.show.progress import DownloadProgress, say, terminal_vi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from rich.console import RenderableType
 
     from virnucpro.pipeline.hardware.device_claim import DeviceClaim
     from virnucpro.pipeline.prediction.result import PredictionResult
@@ -41,69 +29,6 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result", "RunResult", "PredictionResult")
-
-_GONE = (errno.EPIPE, errno.EIO)
-"""Errors of a closed pipe or terminal."""
-_NO_TERMINAL_COLUMNS = 120
-_MOST_COLUMNS = 1000
-
-
-class _StandardOutput(io.FileIO):
-    """Standard output that reports a full disk as other files do."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno in _GONE:
-                raise
-            raise OutputError("standard output", error.strerror or str(error)) from error
-
-
-def guard_standard_output() -> None:
-    """Make every print raise ``OutputError`` when the output cannot be written."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
-        return
-    try:
-        raw = _StandardOutput(sys.stdout.fileno(), "w", closefd=False)
-    except (OSError, ValueError):  # in memory
-        return
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=sys.stdout.encoding,
-        errors=sys.stdout.errors,
-        line_buffering=getattr(sys.stdout, "line_buffering", False),
-    )
-
-
-@contextmanager
-def ignoring_closed_output() -> Iterator[None]:
-    """
-    Print in the block to an output that may be closed; the outcome of the work does not depend on it.
-
-    A run whose terminal was closed keeps its own exit code.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except OutputError:
-        raise
-    except OSError:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
-
-
-def print_renderable(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
-    """Print a rich object without truncating numbers; *soft_wrap* leaves wrapping to the terminal."""
-    is_terminal = sys.stdout.isatty()
-    text = io.StringIO()  # rich ends the process at a closed pipe
-    console = Console(
-        file=text, force_terminal=is_terminal, width=None if is_terminal else _NO_TERMINAL_COLUMNS, highlight=False
-    )
-    unbounded = console.options.update(width=_MOST_COLUMNS)
-    console.width = max(console.width, Measurement.get(console, unbounded, renderable).minimum)
-    console.print(renderable, soft_wrap=soft_wrap)
-    print(text.getvalue(), end="")
 
 
 def configured(

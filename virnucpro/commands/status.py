@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.commands.options import AsJson, RunDir
-from virnucpro.commands.running import ignoring_closed_output, print_renderable
+from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.errors import printable
 from virnucpro.pipeline.run.run_status import RunStatus, status_of
 from virnucpro.store.manifest import PredictionManifest, RunManifest

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settings
-from virnucpro.commands.running import configured, ignoring_closed_output, run_as_flow, shown_run
+from virnucpro.commands.output import ignoring_closed_output
+from virnucpro.commands.running import configured, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.knobs import settings_of
 from virnucpro.training.genomes.labelled_genomes import check_files

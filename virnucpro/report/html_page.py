@@ -1,21 +1,20 @@
 """
 A page as one file that needs neither network nor other files: head, style, plots and scripts around its sections.
 
-It embeds plotly.js from the installed package. Its content security policy runs only that script and ours, by their
-hashes, and loads no address. Every colour of a figure is one of the page's; the page's script swaps them for the dark
-ones.
+It holds plotly.js, the bundle with bars and scatter plots, compressed as it lies in ``plotly_js/``; the page's script
+unpacks it. Its content security policy runs only these two scripts, by their hashes, and loads no address. Every colour
+of a figure is one of the page's; the page's script swaps them for the dark ones.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from plotly.offline import get_plotlyjs
 
 from virnucpro.report.html import Html, joined, script_json
 
@@ -45,6 +44,9 @@ COLOURS = {
     "region": Colour("#fbe3d2", "#4a2c17"),
 }
 """Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
+
+PLOTLY = "plotly_js/plotly-basic.min.js.gz"
+"""`npm pack plotly.js-basic-dist-min`, compressed with `gzip -9n`: of the version that the package plotly brings."""
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -110,9 +112,9 @@ def fill_page(
     *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures have the
     colours of the light page; *colours* has all colours by role.
     """
-    plotly, script = _newlines(get_plotlyjs()), _text("page.js")
+    packed, script = (files("virnucpro.report") / PLOTLY).read_bytes(), _text("page.js")
     return Template(_text("page.html")).substitute(
-        policy=_policy(plotly, script),
+        policy=_policy(gzip.decompress(packed), script.encode()),
         generator=f"virnucpro {version('virnucpro')}",
         title=joined(title),
         colours=_colour_rules(colours),
@@ -126,7 +128,8 @@ def fill_page(
                 "dark": {colour.light: colour.dark for colour in colours.values()},
             }
         ),
-        plotly=plotly,
+        plotly=base64.b64encode(packed).decode(),
+        plotly_licence=_text("plotly_js/LICENSE"),
         script=script,
     )
 
@@ -140,8 +143,8 @@ def _colour_rules(colours: Mapping[str, Colour]) -> str:
     )
 
 
-def _policy(*scripts: str) -> str:
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+def _policy(*scripts: bytes) -> str:
+    hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
         f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -150,9 +153,6 @@ def _policy(*scripts: str) -> str:
 
 
 def _text(name: str) -> str:
-    return _newlines((files("virnucpro.report") / name).read_text(encoding="utf-8"))
-
-
-def _newlines(text: str) -> str:
-    """Return *text* with the line ends that browsers hash."""
+    """Return the text of a file of this room with the line ends that browsers hash."""
+    text = (files("virnucpro.report") / name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -34,20 +34,37 @@
     }
   }
 
-  draw(false);
-  wantsDark.addEventListener("change", () => draw(false));
-  addEventListener("beforeprint", () => draw(true));
-  addEventListener("afterprint", () => draw(false));
-
-  for (const button of document.querySelectorAll("button[data-plot]")) {
-    button.setAttribute("aria-pressed", String(figures[button.dataset.plot].layout.yaxis.type === "log"));
-    button.addEventListener("click", () => {
-      const isLog = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(isLog));
-      document.getElementById(button.dataset.plot).dataset.scale = isLog ? "log" : "linear";
-      draw(false);
-    });
+  async function loadPlotly() {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+    const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(unpacked).text();
+    document.head.append(script); // runs at once
   }
+
+  function showPlots() {
+    draw(false);
+    wantsDark.addEventListener("change", () => draw(false));
+    addEventListener("beforeprint", () => draw(true));
+    addEventListener("afterprint", () => draw(false));
+    for (const button of document.querySelectorAll("button[data-plot]")) {
+      button.setAttribute("aria-pressed", String(figures[button.dataset.plot].layout.yaxis.type === "log"));
+      button.addEventListener("click", () => {
+        const isLog = button.getAttribute("aria-pressed") !== "true";
+        button.setAttribute("aria-pressed", String(isLog));
+        document.getElementById(button.dataset.plot).dataset.scale = isLog ? "log" : "linear";
+        draw(false);
+      });
+    }
+  }
+
+  function doWithoutPlots() {
+    document.getElementById("without-plots").hidden = false;
+    for (const one of document.querySelectorAll(".plot, button[data-plot]")) one.hidden = true;
+  }
+
+  // a browser that cannot unpack them has no DecompressionStream
+  if (document.querySelector(".plot")) loadPlotly().then(showPlots, doWithoutPlots);
 
   // --- the table ---
   const table = document.querySelector("table.contigs");

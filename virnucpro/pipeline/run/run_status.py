@@ -1,9 +1,8 @@
 """
 How a run is, from its folder alone: the lock file, the live status, ``run.json``.
 
-To look, nothing is written or locked, so it works beside the run, from another terminal and from another machine that
-sees the folder. Any of these files may be torn or forged: one that cannot be read is listed as a problem, and is no
-error. Only ``mark_interrupted`` writes: for an orchestrator's hooks it notes what is true of a killed run.
+Nothing is written or locked, so it works beside the run, from another terminal and from another machine that sees the
+folder. Any of these files may be torn or forged: one that cannot be read is listed as a problem, and is no error.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
-from virnucpro.errors import OutputError, ResultError, RunLockedError
+from virnucpro.errors import ResultError
 from virnucpro.pipeline.failures import FailureClass
-from virnucpro.pipeline.run.run import note_end, sweep
-from virnucpro.run_layout import FolderLayout, PredictionLayout, RunLayout
-from virnucpro.store.locks.run_lock import RunLock, holder_of
+from virnucpro.run_layout import FolderLayout, PredictionLayout
+from virnucpro.store.locks.holder import holder_of
 from virnucpro.store.manifest import RunManifest, read_manifest
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import WRITE_INTERVAL_S, read_status, to_json
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from virnucpro.store.locks.run_lock import Holder
+    from virnucpro.store.locks.holder import Holder
     from virnucpro.store.manifest import AnyManifest
     from virnucpro.telemetry.show.status_file import SavedStatus
     from virnucpro.telemetry.snapshot import EmbeddingSnapshot, GpuSample, RankSnapshot, RunSnapshot
@@ -233,7 +230,7 @@ def _status_of(layout: FolderLayout, holder: Holder | None, *, part_of: Path | N
         except ResultError as error:
             problems.append(str(error))
     try:
-        manifest = _manifest_in(layout)
+        manifest = manifest_in(layout)
     except ResultError as error:
         if holder is None:
             raise
@@ -280,49 +277,9 @@ def _is_written_again(layout: FolderLayout, age_s: float | None) -> bool:
     return False
 
 
-def _manifest_in(layout: FolderLayout) -> AnyManifest | None:
+def manifest_in(layout: FolderLayout) -> AnyManifest | None:
     """Return ``run.json`` of a folder, None where there is none; ``ResultError`` where it cannot be read."""
     return read_manifest(layout.manifest) if layout.manifest.exists() else None
-
-
-def mark_interrupted(output_dir: Path) -> RunStatus:
-    """
-    Note in ``run.json`` that a killed run has stopped, end what it left alive, and return how the run is now.
-
-    The embedding runs within a prediction are marked with it. The folder's lock, which the kernel has taken back from
-    the dead, is held for a moment and never waited for: a running run is left alone, and so is one of another host,
-    whose processes cannot be seen. What a later start resumes from stays.
-
-    Raises:
-        ResultError: The folder holds no run, or nothing of it can be read.
-    """
-    parts = PredictionLayout(output_dir)
-    for folder in (output_dir, parts.dna_dir, parts.protein_dir):  # the parts' locks are the whole's to take
-        try:
-            _mark(RunLayout(folder))
-        except (RunLockedError, OutputError, ResultError):  # the next start meets it, and reports it
-            break
-    return status_of(output_dir)
-
-
-def _mark(layout: RunLayout) -> None:
-    if not layout.lock.exists():
-        return
-    holder = holder_of(layout.lock)
-    if holder is not None and holder.is_alive is None:
-        raise RunLockedError(layout.output_dir, f"process {holder.pid} on {holder.host}")
-    manifest = _manifest_in(layout)
-    is_left_running = manifest is not None and manifest.state == "running"
-    if holder is None and not is_left_running and not layout.live_status.exists():
-        return
-    run_id = manifest.run_id if manifest is not None else holder.run_id if holder is not None else ""
-    with RunLock(layout.lock, run_id=run_id):
-        sweep(layout)
-        for path in (layout.reservation, layout.live_status):
-            durable.remove(path)
-        manifest = _manifest_in(layout)  # as it is, now that no other process can write it
-        if manifest is not None and manifest.state == "running":
-            note_end(layout, "stopped")
 
 
 def _prediction_around(output_dir: Path) -> Path | None:

@@ -5,30 +5,23 @@ The kernel's lock (``flock``) ends with its holder, however that ends; the file 
 inherit it, and orphans of an earlier run are ended first. On file systems without ``flock`` (some mounts of NFS and
 Lustre) a lease replaces it.
 
-``holder_of`` takes no lock: a look must not make a starting run fail. The holder writes itself into the lock file and
-clears it at its end, so an entry belongs to a live or a killed run. On the holder's host its process tells which; from
-another host only a lock visible over the network file system does.
+The holder writes itself into the lock file and clears it at its end: ``holder.py`` reads it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
 import stat
-import struct
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
-
-import psutil
+from typing import TYPE_CHECKING, Self
 
 from virnucpro import failpoints, run_folders
-from virnucpro.errors import OutputError, ResultError, RunLockedError
+from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
 from virnucpro.store.locks.worker_lock import end_orphans, forget_workers, try_lock
@@ -40,8 +33,6 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(rb'"mark": "([0-9a-f]{16})"')
 """Kept from run to run: temporary names that carry it belong to the folder."""
-_CLOCK_STEP_S = 60.0
-"""Most seconds by which the clock was set since the holder started."""
 
 
 class RunLock:
@@ -179,75 +170,4 @@ def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
-        return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """The entry in the lock file of a folder, and whether it is still valid."""
-
-    host: str
-    pid: int
-    run_id: str
-    since: str
-    """UTC, ISO 8601."""
-    is_alive: bool | None
-    """Whether it still holds the folder; None when unknown on this host."""
-
-
-def holder_of(lock: Path) -> Holder | None:
-    """Return who holds a folder, or held it when killed; None without an entry."""
-    try:
-        descriptor = run_folders.only_regular(os.fspath(lock), os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ResultError(lock, error.strerror or str(error)) from error
-    try:
-        about = _parsed(os.pread(descriptor, 4096, 0))
-        if about is None:
-            return None
-        is_here = about["host"] == host_name()
-        is_alive = True if _is_locked(descriptor) else _has_process(about) if is_here else None
-    except OSError as error:
-        raise ResultError(lock, error.strerror or str(error)) from error
-    finally:
-        os.close(descriptor)
-    return Holder(**about, is_alive=is_alive)
-
-
-def _parsed(data: bytes) -> dict[str, Any] | None:
-    try:
-        about = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    kinds = {"host": str, "pid": int, "run_id": str, "since": str}
-    if not isinstance(about, dict) or not all(type(about.get(name)) is kind for name, kind in kinds.items()):
-        return None
-    return {name: about[name] for name in kinds}
-
-
-def _is_locked(descriptor: int) -> bool:
-    """
-    Whether an open file has a POSIX lock; takes none.
-
-    Local file systems keep ``flock`` apart from it; NFS turns ``flock`` into a POSIX lock (flock(2)).
-    """
-    question = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
-    except OSError:  # a file system without such locks
-        return False
-    return bool(struct.unpack("@hhqqi0q", answer)[0] != fcntl.F_UNLCK)
-
-
-def _has_process(about: dict[str, Any]) -> bool:
-    """Whether the recorded process is alive; one that started later only reuses its number."""
-    try:
-        process = psutil.Process(about["pid"])
-        started = datetime.fromisoformat(about["since"]).timestamp()
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= started + _CLOCK_STEP_S
-    except psutil.AccessDenied:
-        return True
-    except (psutil.Error, ValueError, OverflowError):
         return False

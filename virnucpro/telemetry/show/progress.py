@@ -7,12 +7,9 @@ run.
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -27,6 +24,7 @@ from rich.progress import (
 from rich.text import Text
 
 from virnucpro.telemetry.show import wording
+from virnucpro.telemetry.show.standard_error import StandardError
 from virnucpro.telemetry.show.terminal import Terminal, lines_of
 
 if TYPE_CHECKING:
@@ -39,18 +37,6 @@ PLAIN_INTERVAL_S = 30.0
 _WORTH_A_LINE_S = 1.0
 """A stage of at least so many seconds leaves a line on a terminal."""
 _CLOCK_JITTER_S = 0.001
-
-
-class StandardError(io.TextIOBase):
-    """``sys.stderr`` at the moment of each write, so that text appears above the bars; a closed pipe is ignored."""
-
-    def write(self, text: str) -> int:
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
-        return len(text)
 
 
 def say(text: str) -> None:

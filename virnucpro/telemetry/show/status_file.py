@@ -18,8 +18,6 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import structlog
-
 from virnucpro import durable
 from virnucpro.errors import ResultError
 from virnucpro.run_folders import only_regular
@@ -28,8 +26,6 @@ from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-log = structlog.get_logger(__name__)
 
 FORMAT = 1
 WRITE_INTERVAL_S = 2.0
@@ -81,7 +77,11 @@ class StatusFile:
         except OSError as error:
             if not self._was_refused:
                 self._was_refused = True
-                log.warning("status.not_written", path=str(self._path), reason=error.strerror or str(error))
+                import structlog  # noqa: PLC0415  readers of the file do without
+
+                structlog.get_logger(__name__).warning(
+                    "status.not_written", path=str(self._path), reason=error.strerror or str(error)
+                )
 
     def say(self, text: str) -> None:
         """Ignore it: the file is about the run alone."""
