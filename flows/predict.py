@@ -115,7 +115,8 @@ run_from_command_line = partial(run_here, predict)
 
 def _final_state(result: PredictionResult) -> State[Any]:
     counts = result.counts
-    calls = f"{counts['virus']:,} of {counts['contigs']:,} {result.sequences} are called viral: {result.report_path}"
+    where = result.report_path or result.contigs_path
+    calls = f"{counts['virus']:,} of {counts['contigs']:,} {result.sequences} are called viral: {where}"
     if result.state == "partial":
         missing = f"{counts['missing_frames']:,} of {counts['frames']:,} open frames without a score"
         return Completed(name="Partial", message=f"{missing}; {calls}", data=result)

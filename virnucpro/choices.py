@@ -28,6 +28,8 @@ AUTO_TOKEN_BUDGET = 0
 DEFAULT_TOKEN_BUDGET = 4096
 """Tokens in one block on a CPU: of 1,024 to 8,192 the best or within noise of it (``benchmarks/scaling.py``)."""
 PRIOR_AUTO, PRIOR_OFF = "auto", "off"
+LARGE_INPUT_NT = 10**9
+"""Nucleotides from which on ``Keep.AUTO`` leaves out frames and embeddings: about 4 bytes for each."""
 CASCADE_AUTO, CASCADE_OFF = "auto", "off"
 LEAST_PRIOR_CONTIGS = 200
 """Contigs with a score from which the share of viruses is estimated: from there on its estimates spread by some 0.02,
@@ -102,6 +104,17 @@ class BadRecordPolicy(Choice):
 
     ERROR = "error"
     SKIP = "skip"
+
+
+class Keep(Choice):
+    """What a complete prediction leaves in its folder."""
+
+    AUTO = "auto"
+    """Everything, from ``LARGE_INPUT_NT`` on without frames and embeddings."""
+    ALL = "all"
+    """Tables, report, frames and embeddings, where there are any."""
+    TABLES = "tables"
+    """Tables and viral contigs."""
 
 
 class ResultForm(Choice):

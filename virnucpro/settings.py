@@ -24,6 +24,7 @@ from virnucpro.choices import (
     UNLIMITED_LETTERS,
     BadRecordPolicy,
     GapPolicy,
+    Keep,
     LogLevel,
     LongPolicy,
     PrecisionChoice,
@@ -230,6 +231,11 @@ class PredictionOutput(Box):
     formats: list[TableFormat] = knob(
         [], "Formats", "Formats of the table of contigs; TSV is always written. May be given twice.", option="--format",
         auto="those of the folder, at first tsv"
+    )
+    keep: Keep = knob(
+        Keep.AUTO, "Keep",
+        "What a complete run leaves. all: tables, report and, where contigs are embedded, frames and embeddings. "
+        "tables: tables and viral.fasta. auto: all, from 1 Gb of contigs on without frames and embeddings."
     )
     keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks of embedded contigs as FASTA, too.")
 

@@ -48,7 +48,9 @@ def publish_prediction(result: PredictionResult) -> None:
     create_table_artifact(
         table=report_table(layout), key="predict-contigs", description=f"Likeliest contigs of {where}"
     )
-    create_link_artifact(link=layout.report.as_uri(), link_text="report.html", key="predict-report", description=where)
+    if result.report_path is not None:
+        link = layout.report.as_uri()
+        create_link_artifact(link=link, link_text="report.html", key="predict-report", description=where)
     if layout.failed_sequences.exists():
         _publish_missing(layout.failed_sequences, key="predict-missing", where=where)
 

@@ -11,6 +11,7 @@ from tests.command_line import run
 from tests.strategies import write_fasta
 from virnucpro import predict_fasta
 from virnucpro.models.classifier_files.card import classifiers_table
+from virnucpro.pipeline.prediction import settings
 from virnucpro.store.contig_table import read_contig_calls
 
 
@@ -49,6 +50,7 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
         "prior": "auto",
         "fdr": None,
         "formats": ["tsv"],
+        "keep": "auto",
         "keep_chunks": True,
     }
     of_stages = sum(stage["seconds"] for stage in manifest["stages"].values())
@@ -78,6 +80,37 @@ def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, co
         assert run("verify", tmp_path / name).code == 0
     other = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", "--cascade", "off")
     assert (other.code, "cascade was 'no contig is embedded', now not set" in other.err) == (78, True), other.err
+
+
+def test_what_was_not_wanted_is_not_kept_and_nothing_is_computed_for_it_again(tmp_path, contigs):
+    out = tmp_path / "out"
+    command = ("predict", contigs, "-o", out, "--devices", "cpu", "--cascade", "off")
+    assert run(*command).code == 0
+    everything = {path.name for path in out.iterdir()}
+    tables = {name: (out / name).read_bytes() for name in everything if name.endswith((".tsv", ".txt", ".csv", ".bed"))}
+    less = run(*command, "--keep", "tables")
+    assert (less.code, "report:" in less.out, "keep tables: it was auto" in less.err) == (0, False, True), less.err
+    left = {path.name for path in out.iterdir()}
+    frames = {"my contigs_identified_nucleotide.fa", "my contigs_identified_protein.faa"}
+    assert everything - left == {"report.html", "dna", "protein", *frames}
+    assert {name: (out / name).read_bytes() for name in tables} == tables
+    assert run("verify", out).code == 0
+    assert run("status", out).code == 0
+    again = run(*command)
+    assert (again.code, "already complete" in again.out) == (0, True), again.err
+    changed = run(*command, "--threshold", "0.9", "--keep", "all", "--json")
+    assert (changed.code, json.loads(changed.out)["computed"]) == (0, ["contigs", "report"]), changed.err
+    assert (out / "report.html").exists()
+    assert not (out / "dna").exists()
+    assert run("verify", out).code == 0
+
+
+def test_of_a_large_input_frames_and_embeddings_are_not_kept(tmp_path, contigs, monkeypatch):
+    monkeypatch.setattr(settings, "LARGE_INPUT_NT", 500)
+    predict_fasta(contigs, tmp_path / "out", devices="cpu", cascade="off")
+    assert not {"dna", "protein"} & {path.name for path in (tmp_path / "out").iterdir()}
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not list((tmp_path / "out").glob("*identified*"))
 
 
 @pytest.mark.parametrize(

@@ -105,4 +105,5 @@ def print_summary(result: PredictionResult) -> None:
         if names:
             print(f"  {title}{', '.join(f'{name} {result.stages_s[name]:.1f} s' for name in names)}")
     print(f"calls:  {printable(str(result.contigs_path))}")
-    print(f"report: {printable(str(result.report_path))}")
+    if result.report_path is not None:
+        print(f"report: {printable(str(result.report_path))}")

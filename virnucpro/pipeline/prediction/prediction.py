@@ -157,7 +157,9 @@ def fragments_stage(run: PredictionRun, stop: threading.Event | None = None) -> 
             stop=stop,
         )
 
-    written = [*run.nucleotide_files, *run.protein_files, layout.open_frames, *(chunked or [])]
+    written = [layout.open_frames, *(chunked or [])]
+    if not run.is_done(classify_stage(run)):  # else they may have been removed
+        written += [*run.nucleotide_files, *run.protein_files]
     return Stage(name="fragments", fingerprint=run.fingerprint, files=written, work=work)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.calls.score_files import ScoreReader, map_scores
-from virnucpro.choices import TableFormat
+from virnucpro.choices import Keep, TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
@@ -221,9 +221,11 @@ def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionC
     """Return the names of all files that a run is to write into its folder, beside the embedding runs."""
     formats = {layout.contigs_json: TableFormat.JSON, layout.contigs_parquet: TableFormat.PARQUET}
     results = [path for path in layout.results() if formats.get(path, TableFormat.TSV) in config.formats]
+    absent = {layout.report} if config.keep is Keep.TABLES else set()
     if config.cascade is None:
-        of_frames = {layout.prediction_results, layout.highest_score}
-        return sorted(path.name for path in results if path not in of_frames)
+        absent |= {layout.prediction_results, layout.highest_score}
+        return sorted(path.name for path in results if path not in absent)
+    results = [path for path in results if path not in absent]
     frames = [path(stem) for stem in stems for path in (layout.nucleotide_frames, layout.protein_frames)]
     chunks = [layout.chunks(stem, config.chunk_nt) for stem in stems] if config.keep_chunks else []
     return sorted(path.name for path in [*results, *frames, *chunks])
@@ -261,5 +263,5 @@ def _finished_as_asked(layout: PredictionLayout, earlier: PredictionManifest, co
         return False
     if not earlier.counts.get("contigs") and not config.rules.allow_empty:
         return False  # indexing says that there is nothing
-    wanted = {layout.contigs.name, layout.report.name}
+    wanted = {layout.contigs.name, *([] if config.keep is Keep.TABLES else [layout.report.name])}
     return wanted <= earlier.files.keys() and all_intact(layout.output_dir, earlier.files)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
+from virnucpro.choices import Keep
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
-from virnucpro.pipeline.run.run import remove_unpacked
+from virnucpro.pipeline.run.run import remove_files, remove_run, remove_unpacked
 from virnucpro.pipeline.shard_aggregator import FAILED_HEADER
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.contig_table import Call
@@ -52,8 +53,8 @@ class PredictionResult:
     """Stages that this start did."""
     contigs_path: Path
     """``contigs.tsv``."""
-    report_path: Path
-    """``report.html``."""
+    report_path: Path | None
+    """``report.html``; None where only tables were wanted."""
     fingerprint: str
     """Of classifier, models and chunk length."""
     embeddings: tuple[RunResult, ...] = ()
@@ -77,7 +78,7 @@ class PredictionResult:
             "state": self.state,
             "output_dir": str(self.output_dir),
             "contigs_path": str(self.contigs_path),
-            "report_path": str(self.report_path),
+            "report_path": None if self.report_path is None else str(self.report_path),
             "fingerprint": self.fingerprint,
             "counts": dict(self.counts),
             "sequences": self.sequences,
@@ -121,6 +122,8 @@ def close_prediction(
     if manifest.sample is not None and manifest.counts["contigs"]:
         manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)
     manifest.notes += [config.card.worth] if config.card.worth else []
+    if not manifest.counts["missing_frames"] and config.cascade and not config.keeps_frames(int(lengths.sum())):
+        _remove_frames(run)
     manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
     manifest.output_settings = config.output_settings()
     manifest.files = {
@@ -133,14 +136,29 @@ def close_prediction(
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
     stages.pop("report", None)
     manifest.write(layout.manifest)
-    began_s = time.monotonic()
-    written = write_report(layout)
-    seconds = time.monotonic() - began_s
-    manifest.files[written.name] = durable.sha256_of(written)
-    run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds)
+    if config.keep is not Keep.TABLES:
+        began_s = time.monotonic()
+        written = write_report(layout)
+        seconds = time.monotonic() - began_s
+        manifest.files[written.name] = durable.sha256_of(written)
+        run.record("report", fingerprint(manifest.files), [written], {}, seconds=seconds)
+    elif layout.report.name in manifest.outputs:
+        durable.remove(layout.report)  # of an earlier start
     if manifest.state == "complete":
         remove_unpacked(layout)
     return prediction_result(run, embeddings)
+
+
+def _remove_frames(run: PredictionRun) -> None:
+    """Remove the frames' files and the embedding runs: the scores are there, and nothing else reads them."""
+    layout, record = run.layout, run.manifest.stages["fragments"]
+    frames = [*run.nucleotide_files, *run.protein_files]
+    names = {path.name for path in frames}
+    record.files = {name: sha256 for name, sha256 in record.files.items() if name not in names}
+    run.manifest.write(layout.manifest)
+    remove_files(layout, frames, with_manifest=False)
+    for folder in (layout.dna_dir, layout.protein_dir):
+        remove_run(RunLayout(folder))
 
 
 def prediction_result(
@@ -157,7 +175,7 @@ def prediction_result(
         stages_s={name: stage.seconds for name, stage in manifest.stages.items()},
         computed=tuple(run.computed),
         contigs_path=run.layout.contigs,
-        report_path=run.layout.report,
+        report_path=None if run.config.keep is Keep.TABLES else run.layout.report,
         fingerprint=manifest.fingerprint,
         embeddings=tuple(embeddings),
         was_complete=was_complete,

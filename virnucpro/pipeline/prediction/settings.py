@@ -16,8 +16,10 @@ from virnucpro.choices import (
     CASCADE_AUTO,
     CASCADE_OFF,
     DEFAULT_CLASSIFIER,
+    LARGE_INPUT_NT,
     PRIOR_AUTO,
     PRIOR_OFF,
+    Keep,
     SequenceKind,
     TableFormat,
 )
@@ -93,6 +95,8 @@ class PredictionConfig:
     """Most expected false discovery rate, which sets the threshold of the sample."""
     formats: tuple[TableFormat, ...] = (TableFormat.TSV,)
     """Formats of the table of contigs; TSV is always written."""
+    keep: Keep = Keep.ALL
+    """What a complete run leaves."""
     keep_chunks: bool = False
     """Whether the chunks are written, too."""
     not_given: frozenset[str] = frozenset()
@@ -171,7 +175,13 @@ class PredictionConfig:
         kept = {name: value for name, value in recorded.items() if name in self.not_given}
         if "formats" in kept:
             kept["formats"] = _formats(kept["formats"])
+        if "keep" in kept:
+            kept["keep"] = _kept(kept["keep"])
         return replace(self, **kept)
+
+    def keeps_frames(self, num_nt: int) -> bool:
+        """Whether a complete run leaves the frames and embeddings of so many nucleotides of contigs."""
+        return self.keep is Keep.ALL or (self.keep is Keep.AUTO and num_nt < LARGE_INPUT_NT)
 
     def output_settings(self) -> dict[str, Any]:
         """Return what may change from run to run in one folder, ready for JSON."""
@@ -181,6 +191,7 @@ class PredictionConfig:
             "prior": self.prior,
             "fdr": self.fdr,
             "formats": [str(one) for one in self.formats],
+            "keep": str(self.keep),
             "keep_chunks": self.keep_chunks,
         }
 
@@ -294,6 +305,7 @@ def configure_prediction(
         "prior": not settings.prior,
         "fdr": has_no_rule and settings.prior != PRIOR_OFF,
         "formats": not result.formats,
+        "keep": result.keep is Keep.AUTO,
         "keep_chunks": not result.keep_chunks,
     }
     return PredictionConfig(
@@ -315,6 +327,7 @@ def configure_prediction(
         prior=settings.prior or PRIOR_AUTO,
         fdr=settings.fdr,
         formats=_formats(result.formats),
+        keep=result.keep,
         keep_chunks=result.keep_chunks,
         not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
@@ -334,6 +347,13 @@ def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tupl
         bundled = locate_classifier(DEFAULT_CLASSIFIER)
         own = LettersModel(bundled, read_card(bundled))
     return Cascade(low, high), own
+
+
+def _kept(recorded: object) -> Keep:
+    for one in Keep:
+        if one == recorded:
+            return one
+    raise ConfigurationError(f"keep {recorded!r}: choose one of {', '.join(Keep)}")
 
 
 def _formats(wanted: Sequence[TableFormat | str]) -> tuple[TableFormat, ...]:

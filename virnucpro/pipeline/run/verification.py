@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.choices import Keep
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import IndexFormatError, ResultError
@@ -85,7 +86,9 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
     )
     if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, contigs + skipped, 0, skipped, problems)
-    results = [layout.contigs, layout.viral_fasta, layout.report]
+    results = [layout.contigs, layout.viral_fasta]
+    if manifest.output_settings.get("keep") != Keep.TABLES:
+        results.append(layout.report)
     if manifest.has_frames:
         results += [layout.prediction_results, layout.highest_score]
     problems = [

@@ -26,7 +26,8 @@ def report_markdown(layout: PredictionLayout) -> str:
     if reasons:
         lines += [f"| Why there is no score | {summary.sequences.capitalize()} |", "| --- | ---: |", *reasons, ""]
     lines += [f"- {markdown_text(note)}" for note in summary.manifest.notes]
-    lines += ["", f"Report: {markdown_text(str(layout.report.resolve()))}", ""]
+    found = ("Report", layout.report) if layout.report.exists() else ("Calls", layout.contigs)
+    lines += ["", f"{found[0]}: {markdown_text(str(found[1].resolve()))}", ""]
     return "\n".join(lines)
 
 
