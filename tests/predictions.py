@@ -90,7 +90,8 @@ def predict_forked(inputs, out: Path, config: PredictionConfig, *, failpoint: st
 
 def tables(out: Path) -> dict[str, bytes]:
     """Return every table of a result by its name, frames' files included."""
-    return {path.name: path.read_bytes() for path in [*(out / name for name in TABLES), *out.glob("*_identified_*")]}
+    written = [*(path for name in TABLES if (path := out / name).exists()), *out.glob("*_identified_*")]
+    return {path.name: path.read_bytes() for path in written}
 
 
 def real_classifier(folder: Path) -> Path:
