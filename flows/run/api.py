@@ -7,6 +7,7 @@ the errors and the signals of the plain command.
 """
 
 import ctypes
+import fcntl
 import logging
 import os
 import signal
@@ -16,10 +17,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
-import prefect
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ParameterTypeError, PrefectSignal
@@ -34,6 +34,19 @@ LOG_DRAIN_S = 10.0
 """Seconds that the last log lines have to reach the API."""
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 10.0
+# What these imports make lives as long as the server: the garbage collector would look through it again and again, for
+# a third of the CPU time that the server's start costs.
+_UVICORN = (
+    "import gc; gc.disable(); import prefect.server.api.server, uvicorn; gc.freeze(); gc.enable(); uvicorn.main()"
+)
+_SERVER_SETTINGS = {
+    "PREFECT_UI_ENABLED": "0",
+    # Types of blocks are for a UI. Nor does this server note them as registered: a later one in the same home does it.
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "0",
+    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
 
 
 class ServerError(VirNucProError):
@@ -82,30 +95,37 @@ def prefect_api() -> Iterator[None]:
         return
     settings = get_current_settings()
     settings.home.mkdir(parents=True, exist_ok=True)  # for the server's database
-    port = _free_port()
-    server = subprocess.Popen(
+    with (settings.home / "virnucpro-server.lock").open("w") as starting:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(starting, fcntl.LOCK_EX)  # of two servers that make one database at once, one fails
+        port = _free_port()
+        server = _start(port)
+        try:
+            url = f"http://127.0.0.1:{port}/api"
+            _wait_until_healthy(url, server, float(settings.server.ephemeral.startup_timeout_seconds))
+            starting.close()
+            _show_warnings_only()
+            with temporary_settings({PREFECT_API_URL: url}):
+                yield
+        finally:
+            server.terminate()
+            try:
+                server.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _start(port: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [
-            *(sys.executable, "-m", "uvicorn", "--app-dir", str(prefect.__module_path__.parent)),
-            *("--factory", "prefect.server.api.server:create_app"),
+            *(sys.executable, "-P", "-c", _UVICORN, "--factory", "prefect.server.api.server:create_app"),
             *("--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"),
         ],
-        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+        env={**os.environ, **_SERVER_SETTINGS},
         start_new_session=True,
         preexec_fn=_end_with_parent,  # noqa: PLW1509  there is one thread yet
     )
-    try:
-        url = f"http://127.0.0.1:{port}/api"
-        _wait_until_healthy(url, server, float(settings.server.ephemeral.startup_timeout_seconds))
-        _show_warnings_only()
-        with temporary_settings({PREFECT_API_URL: url}):
-            yield
-    finally:
-        server.terminate()
-        try:
-            server.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def _show_warnings_only() -> None:

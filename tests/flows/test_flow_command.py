@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, closing
 
 import psutil
 import pytest
@@ -67,3 +69,30 @@ def test_a_signal_ends_the_flow_its_workers_and_its_server(tmp_path, examples_di
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert verify_run(out).problems == []
+
+
+def test_two_flows_at_once_make_one_database_and_both_end_well(tmp_path, examples_dir):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
+    command = [
+        sys.executable,
+        "-m",
+        "virnucpro",
+        "embed",
+        examples_dir / "proteins.fasta",
+        "--devices",
+        "cpu",
+        "--flow",
+    ]
+    with ExitStack() as stack:
+        flows = [
+            stack.enter_context(
+                subprocess.Popen([*command, "-o", tmp_path / name], env=environment, stderr=subprocess.PIPE)
+            )
+            for name in ("one", "two")
+        ]
+        errors = [flow.communicate(timeout=240)[1].decode() for flow in flows]
+    assert [flow.returncode for flow in flows] == [0, 0], errors
+    with closing(sqlite3.connect(tmp_path / "prefect" / "prefect.db")) as database:
+        states = database.execute("SELECT state_type FROM flow_run").fetchall()
+    assert states == [("COMPLETED",)] * 2
