@@ -192,6 +192,7 @@ def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, m
     with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
         scores(job, workers=2, limits=RunLimits(attempts=1))
     assert "no luck" in str(caught.value)
+    assert "failed_sequences.tsv" not in str(caught.value), "there is none yet"
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 

@@ -221,6 +221,7 @@ def _score_in_processes(
             total_sequences=sum(map(len, parts)),
             partial_path=None,
             exit_code=exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL,
+            is_listed=False,
         )
 
 
