@@ -310,6 +310,7 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         missing_sequences: Sequences without a row.
         total_sequences: Sequences of the input.
         partial_path: The existing rows, None when there are none.
+        is_listed: Whether ``failed_sequences.tsv`` names the missing sequences.
     """
 
     exit_code = ExitCode.PARTIAL
@@ -323,6 +324,7 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         total_sequences: int,
         partial_path: str | None,
         exit_code: ExitCode = ExitCode.PARTIAL,
+        is_listed: bool = True,
     ) -> None:
         self.failures = failures
         self.world_size = world_size
@@ -330,12 +332,15 @@ class WorkersFailedError(VirNucProError, RuntimeError):
         self.total_sequences = total_sequences
         self.partial_path = partial_path
         self.exit_code = exit_code
-        kept = "no row was finished" if partial_path is None else f"partial result at {printable(partial_path)}"
+        self.is_listed = is_listed
+        kept = "no row was finished" if is_listed else "what is finished is kept"
+        kept = kept if partial_path is None else f"partial result at {printable(partial_path)}"
         who = f"{len(failures)} of {world_size} workers failed, " if failures else ""
         reasons = "".join(f"\n  rank {rank}: {why}" for rank, why in sorted(failures.items()))
         super().__init__(
-            f"{who}{missing_sequences:,} of {total_sequences:,} sequences missing, {kept}{reasons}\n"
-            "  the missing sequences are listed in failed_sequences.tsv; start the same command again to compute them"
+            f"{who}{missing_sequences:,} of {total_sequences:,} sequences missing, {kept}{reasons}\n  "
+            f"{'the missing sequences are listed in failed_sequences.tsv; ' if is_listed else ''}"
+            "start the same command again to compute them"
         )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from tests.strategies import write_fasta
+from virnucpro import durable
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.config import InputRules, RunLimits
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import StoppedError, WorkersFailedError
+from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.pipeline.prediction import letters
 from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
@@ -99,6 +102,7 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)
     job.path_of(parts[2]).write_bytes(b"")
+    durable.write_bytes(job.path_of(parts[3]), b"other scores", seal=True)  # of other contigs
     other = job.path_of(parts[0]).with_name("0123456789abcdef.0.f32")  # of other settings
     other.write_bytes(b"x")
     computed, compute = [], letters.score_by_letters
@@ -109,7 +113,7 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
 
     monkeypatch.setattr(letters, "score_by_letters", noted)
     assert scores(job, workers=1)[1:] == tuple(expected)
-    assert computed == [parts[1], parts[2], *parts[4:]]
+    assert sorted(computed, key=parts.index) == [*parts[1:4], *parts[4:]]
 
 
 def test_an_input_without_contigs_has_empty_files(tmp_path, model):
@@ -118,10 +122,28 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
 
 
 def worker_that_dies(rank, world_size, results_queue, job, parts):
+    """The first process dies with the part that it was given."""
     if rank == 0:
-        letters._score(job, job.open_index(), parts[:1], lambda: None)
+        next(letters._handed_out(parts, results_queue))
         os.kill(os.getpid(), signal.SIGKILL)
     letters.letters_worker(rank, world_size, results_queue, job, parts)
+
+
+def worker_that_notes_its_parts(rank, world_size, results_queue, job, parts):
+    """Every part takes so long that each process has one."""
+    compute = letters.score_by_letters
+
+    def noted(index, part, *args, **settings):
+        time.sleep(0.2)
+        (job.layout.output_dir / f"scored.{part.start}.{os.getpid()}").touch()
+        return compute(index, part, *args, **settings)
+
+    letters.score_by_letters = noted
+    letters.letters_worker(rank, world_size, results_queue, job, parts)
+
+
+def worker_that_cannot_write(rank, world_size, results_queue, job, parts):
+    raise OutputError(job.layout.letter_parts, os.strerror(errno.ENOSPC))
 
 
 def worker_that_fails(rank, world_size, results_queue, job, parts):
@@ -134,11 +156,44 @@ def test_a_process_that_dies_costs_time_only(job, monkeypatch):
     assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
 
 
+def test_no_part_is_computed_by_two_processes(job, monkeypatch):
+    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_notes_its_parts")
+    scores(job, workers=3)
+    index = SequenceIndex.open(job.layout.contig_index)
+    parts = parts_of(index.lengths[index.in_input_order()])
+    noted = [path.name.split(".")[1:] for path in job.layout.output_dir.glob("scored.*")]
+    assert sorted(int(start) for start, _ in noted) == [part.start for part in parts]
+    assert len({pid for _, pid in noted}) == 3
+
+
+def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(letters, "WORKER_NT", 1_000)
+    monkeypatch.setattr(letters, "_score_in_processes", None)
+    contig = "".join(random.Random(4).choices("ACGT", k=9_000))
+    counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
+    assert counts == {"contigs": 1, "scored": 1}
+
+
+def test_a_full_disk_ends_it_as_such(job, monkeypatch):
+    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_cannot_write")
+    with pytest.raises(OutputError, match="free some space"):
+        scores(job, workers=2, limits=RunLimits(attempts=1))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_in_place_of_their_folder_is_refused(job, workers):
+    job.layout.letter_parts.touch()
+    with pytest.raises(OutputError):
+        score_letters(job, workers=workers, limits=RunLimits(attempts=1))
+
+
 def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, monkeypatch):
     monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_fails")
     with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
         scores(job, workers=2, limits=RunLimits(attempts=1))
     assert "no luck" in str(caught.value)
+    assert "failed_sequences.tsv" not in str(caught.value), "there is none yet"
+    assert caught.value.exit_code is ExitCode.INTERNAL
 
 
 @pytest.mark.parametrize("workers", [1, 2])

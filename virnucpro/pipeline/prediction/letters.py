@@ -2,32 +2,37 @@
 Scores of all contigs by their letters, computed by one process a core.
 
 The contigs are parted by the input alone, so scores do not depend on the number of processes. The scores of a part are
-a sealed file: a start after a kill computes the other parts. A process begins with every n-th part, then takes what the
-others have not finished, so that a lost process costs time only.
+a sealed file: a start after a kill computes the other parts. Processes get one part at a time, the largest first; the
+part of a lost process is handed out again.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from virnucpro import durable
 from virnucpro.calls.contig_scores import score_by_letters
+from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.config import RunLimits
+from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ResultError, StoppedError, WorkersFailedError
+from virnucpro.errors import ExitCode, OutputError, ResultError, StoppedError, WorkersFailedError
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.gpu_coordinator import GPUProcessCoordinator
+from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.pipeline.gpu_coordinator import CountedAttempts, GPUProcessCoordinator
 from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.store.locks.worker_lock import hold_worker_lock, taking_part
+from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
@@ -42,6 +47,8 @@ PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 WORKER_NT = 500_000
 """Nucleotides worth another process: fewer are scored before it has started."""
+ANSWER_POLL_S = 1.0
+"""Seconds between two signs of a process that waits for a part."""
 WORKER = "virnucpro.pipeline.prediction.letters:letters_worker"
 
 
@@ -82,6 +89,7 @@ def score_letters(
 
     Raises:
         StoppedError: *stop* was set.
+        OutputError: A part cannot be written.
         WorkersFailedError: No process got to the end.
     """
     stop = stop or threading.Event()
@@ -89,10 +97,11 @@ def score_letters(
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]
     parts = parts_of(lengths)
-    durable.make_folder(layout.letter_parts)
-    missing = [part for part in parts if not _is_there(job, part)]
-    worth_nt = sum(int(lengths[part.start : part.stop].sum()) for part in missing)
-    num_workers = min(workers or usable_cores(), max(1, worth_nt // WORKER_NT))
+    missing = [part for part in parts if not _is_there(job, part, lengths[part.start : part.stop])]
+    part_nt = {part: int(lengths[part.start : part.stop].sum()) for part in missing}
+    missing.sort(key=part_nt.__getitem__, reverse=True)
+    worth_nt = sum(part_nt.values())
+    num_workers = min(workers or usable_cores(), max(1, worth_nt // WORKER_NT), max(1, len(missing)))
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
@@ -125,15 +134,50 @@ def parts_of(lengths_nt: IntArray) -> list[range]:
     return parts
 
 
+class _PartPolicy(CountedAttempts):
+    """Hands out parts one at a time; those of a process that has failed go to the next that asks."""
+
+    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, num_parts: int) -> None:
+        super().__init__(ranks, limits)
+        self._left = deque(range(num_parts))
+        self._held: dict[int, int] = {}
+        self._changing = threading.Lock()
+
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+        """Return the number of the next part; nothing while another process may lose its part; None at the end."""
+        with self._changing:
+            self._held.pop(rank, None)
+            if self._left:
+                self._held[rank] = self._left.popleft()
+                return [{"part": self._held[rank]}]
+            return [] if self._held else [{"part": None}]
+
+    def another_attempt(self, outcome: Rank) -> bool:
+        """Take back what a process had, and say whether attempts are left."""
+        with self._changing:
+            if (lost := self._held.pop(outcome.rank, None)) is not None:
+                self._left.append(lost)
+        return super().another_attempt(outcome)
+
+
 def letters_worker(
     rank: int, world_size: int, results_queue: ReportPipe, job: LettersJob, parts: Sequence[range]
 ) -> None:
-    """Score every *world_size*-th of *parts*, then those of the others that are still missing, from the end."""
+    """Score those of *parts* that the parent hands out."""
+    del world_size
     hold_worker_lock(job.layout.output_dir, rank)
-    own = parts[rank::world_size]
-    others = [part for number, part in enumerate(parts) if number % world_size != rank]
-    _score(job, job.open_index(), [*own, *reversed(others)], lambda: results_queue.put({"kind": "step"}))
+    _score(job, job.open_index(), _handed_out(parts, results_queue), lambda: results_queue.put({"kind": "step"}))
     results_queue.put({"rank": rank, "status": "complete"})
+
+
+def _handed_out(parts: Sequence[range], reports: ReportPipe) -> Iterator[range]:
+    while True:
+        reports.put({"kind": "wants"})
+        while (answer := reports.receive(ANSWER_POLL_S)) is None:
+            reports.put({"kind": "step"})
+        if answer["part"] is None:
+            return
+        yield parts[answer["part"]]
 
 
 def _score(job: LettersJob, index: SequenceIndex, parts: Iterable[range], before_each: Callable[[], None]) -> None:
@@ -156,19 +200,28 @@ def _score_in_processes(
     job: LettersJob, parts: Sequence[range], num_workers: int, limits: RunLimits, stop: threading.Event
 ) -> None:
     devices = [CPU] * num_workers
-    with GPUProcessCoordinator(num_workers, job.layout.output_dir, devices=devices, limits=limits, stop=stop) as ranks:
+    policy = _PartPolicy([Rank(rank=rank, device=CPU.label) for rank in range(num_workers)], limits, len(parts))
+    with GPUProcessCoordinator(
+        num_workers, job.layout.output_dir, devices=devices, limits=limits, stop=stop, policy=policy
+    ) as ranks:
         ranks.spawn_workers(WORKER, (job, parts))
         ranks.wait_for_completion()
-        reasons = {rank: outcome.reason or "" for rank, outcome in ranks.outcomes.items() if outcome.failure}
+        failed = [outcome for outcome in ranks.outcomes.values() if outcome.failure]
     _refuse_to_go_on(stop)
     missing = [part for part in parts if not job.path_of(part).exists()]
     if missing:
+        classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
+        reasons = {outcome.rank: outcome.reason or "" for outcome in failed}
+        if FailureClass.CANNOT_WRITE in classes:
+            raise OutputError(job.layout.letter_parts, next(iter(reasons.values())))
         raise WorkersFailedError(
             reasons,
             world_size=num_workers,
             missing_sequences=sum(map(len, missing)),
             total_sequences=sum(map(len, parts)),
             partial_path=None,
+            exit_code=exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL,
+            is_listed=False,
         )
 
 
@@ -177,14 +230,18 @@ def _refuse_to_go_on(stop: threading.Event) -> None:
         raise StoppedError
 
 
-def _is_there(job: LettersJob, part: range) -> bool:
-    """Whether the part's file is whole; a damaged one is removed."""
+def _is_there(job: LettersJob, part: range, lengths_nt: IntArray) -> bool:
+    """Whether the part's file is whole and of its contigs, whose *lengths_nt* are given; any other is removed."""
     path = job.path_of(part)
+    long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
+    windows = int(chunks_per_contig(long_nt, job.chunk_nt, job.min_nt).sum())
     try:
         durable.check_seal(path)
+        if path.stat().st_size == 4 * (len(part) + windows) + durable.SEAL_BYTES:
+            return True
     except FileNotFoundError:
         return False
     except ResultError:
-        durable.remove(path)
-        return False
-    return True
+        pass
+    durable.remove(path)
+    return False

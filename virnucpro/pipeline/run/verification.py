@@ -102,7 +102,8 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
             remedy = f"scores were made before; remove {folder} if the embeddings are not needed"
             found = _verify_embedding(embedding, RunManifest.read(embedding.manifest), remedy="")
             problems += [f"{problem} ({remedy})" for problem in found.problems]
-    what = f"{manifest.sequences}, {scored_frames:,} of {frames:,} open frames scored"
+    scored = f", {scored_frames:,} of {frames:,} open frames scored" if manifest.has_frames else ""
+    what = f"{manifest.sequences}{scored}"
     return Verification(manifest.state, contigs + skipped, contigs, skipped, problems, what=what)
 
 

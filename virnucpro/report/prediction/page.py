@@ -112,15 +112,16 @@ def left_out(summary: Summary) -> Html:
         parts.append(element("p", f"Every {summary.sequence} has a score."))
     else:
         parts.append(element("p", f"There was no {summary.sequence} to score."))
-    chunks = counts.get("chunks", 0)
-    if summary.manifest.has_frames and chunks:
+    fragments = summary.manifest.stages.get("fragments")
+    if fragments is not None and (chunks := fragments.counts.get("chunks", 0)):
         opened, frames, missing = (counts.get(name, 0) for name in ("open_chunks", "frames", "missing_frames"))
         scored = (
             "none of them could be scored"
             if frames and missing == frames
             else (f"{whole(missing)} of them could not be scored" if missing else "all of them were scored")
         )
-        text = f"{whole(opened)} of {counted(chunks, 'chunk')} ({percent(opened, chunks)}) have an open reading frame"
+        looked_at = counted(chunks, "chunk") + (" of embedded contigs" if chunks < counts["chunks"] else "")
+        text = f"{whole(opened)} of {looked_at} ({percent(opened, chunks)}) have an open reading frame"
         ending = f"; there are {counted(frames, 'open frame')}, and {scored}." if frames else "."
         parts.append(element("p", f"{text}{ending}", class_="note"))
     if alone := counts.get("by_sequence"):

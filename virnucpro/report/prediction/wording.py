@@ -67,11 +67,23 @@ def scores(summary: Summary) -> str:
         return (
             f"P(virus) is the probability that a {summary.sequence} is viral, calibrated on genomes of the "
             "kinds that the classifier\u2019s card names, half of them viral: there, of contigs with 0.8 about 8 in 10 "
-            f"are viral. Of other kinds it may be far off. {_of_sample(summary)}"
+            f"are viral. Of other kinds it may be far off. {_of_sample(summary)}{_of_letters(summary)}"
         )
     return (
         "P(virus) is the classifier\u2019s score, from 0 to 1. Rank by it; it is not a "
         "measured rate of error. Scores far from the threshold and sequences of several chunks are the surest."
+        f"{_of_letters(summary)}"
+    )
+
+
+def _of_letters(summary: Summary) -> str:
+    """Return whose the scores of contigs are that another classifier's letters decided; usually nothing."""
+    letters = summary.manifest.models.get("letters")
+    if letters is None:
+        return ""
+    return (
+        f" Of {summary.sequences} that were not embedded it is P(virus) by {letters['name']}, which reads letters "
+        "alone; the column embedded of contigs.tsv says which these are."
     )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from virnucpro import failpoints, run_folders
 from virnucpro.errors import OutputError, RunLockedError
-from virnucpro.run_layout import RunLayout
+from virnucpro.run_layout import PredictionLayout, RunLayout
 from virnucpro.store.locks.lease import LEASE_S, LeaseLock, write_over
 from virnucpro.store.locks.worker_lock import end_orphans, forget_workers, try_lock
 from virnucpro.this_host import host_name
@@ -148,6 +148,7 @@ def _refuse_foreign_work(layout: RunLayout) -> None:
         layout.worker_locks_dir,
         layout.unpacked_dir,
         layout.shared_rows_dir,
+        PredictionLayout(layout.output_dir).letter_parts,
     ):
         try:
             found = folder.lstat()
