@@ -80,7 +80,7 @@ def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, co
         verified = run("verify", tmp_path / name)
         assert (verified.code, "open frames" in verified.out) == (0, name != "out")
     other = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", "--cascade", "off")
-    assert (other.code, "cascade was 'no contig is embedded', now not set" in other.err) == (78, True), other.err
+    assert (other.code, "cascade was 'no contig is embedded', now 'off'. Use" in other.err) == (78, True), other.err
 
 
 def test_what_was_not_wanted_is_not_kept_and_nothing_is_computed_for_it_again(tmp_path, contigs):

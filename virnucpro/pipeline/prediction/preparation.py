@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.calls.score_files import ScoreReader, map_scores
-from virnucpro.choices import Keep, TableFormat
+from virnucpro.choices import CASCADE_OFF, Keep, TableFormat
 from virnucpro.data.index.file import content_is_intact
 from virnucpro.data.reading.input_files import holds_reads
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ConfigurationError, OutputError, printable
+from virnucpro.errors import ConfigurationError, OutputError, SettingsChangedError, printable
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import (
     about_indexed,
@@ -147,6 +147,7 @@ def prepare_prediction(
     refuse_foreign_files(layout.output_dir / name for name in outputs if name not in announced)
     if earlier is not None and earlier.stages:
         is_same = is_same_input(layout.output_dir, earlier, input_files, settings)
+        _refuse_other_cascade(layout, earlier, settings)
         refuse_other_settings(layout.output_dir, earlier, settings)
         if is_same and _finished_as_asked(layout, earlier, config):
             sweep(layout)
@@ -174,6 +175,13 @@ def prepare_prediction(
     )
     manifest.write(layout.manifest)
     return ready(manifest=manifest, already_complete=False)
+
+
+def _refuse_other_cascade(layout: PredictionLayout, earlier: PredictionManifest, settings: dict[str, Any]) -> None:
+    """Raise ``SettingsChangedError`` for another cascade, without the settings of encoders that follow from it."""
+    before, now = (values.get("cascade", CASCADE_OFF) for values in (earlier.settings, settings))
+    if before != now:
+        raise SettingsChangedError(layout.output_dir, {"cascade": (before, now)})
 
 
 def _start_from_scratch(layout: PredictionLayout, earlier: PredictionManifest, index: SequenceIndex) -> None:
