@@ -197,6 +197,18 @@ def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, m
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_progress_is_said_in_tenths_that_only_grow(job, workers, monkeypatch):
+    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
+    lines = []
+    score_letters(job, workers=workers, say=lines.append)
+    shares = [int(line.partition(" %")[0]) for line in lines]
+    assert len(shares) >= 3
+    assert shares == sorted(set(shares))
+    assert all(0 < share < 100 and share % 10 == 0 for share in shares)
+    assert lines[0].endswith(" Mb scored")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_stop_ends_it(job, workers):
     stop = threading.Event()
     stop.set()

@@ -9,6 +9,7 @@ part of a lost process is handed out again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from virnucpro.store.locks.worker_lock import hold_worker_lock, taking_part
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
@@ -45,7 +46,9 @@ PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
-WORKER_NT = 500_000
+LEAST_PROGRESS_S = 5.0
+"""Seconds between two lines on progress, at least."""
+WORKER_NT = 1_000_000
 """Nucleotides worth another process: fewer are scored before it has started."""
 ANSWER_POLL_S = 1.0
 """Seconds between two signs of a process that waits for a part."""
@@ -77,6 +80,7 @@ def score_letters(
     workers: int | None = None,
     limits: RunLimits | None = None,
     elsewhere: ItemMap | None = None,
+    say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> dict[str, int]:
     """
@@ -85,6 +89,7 @@ def score_letters(
     Args:
         workers: Number of processes; by default one a core, as far as the input is worth it.
         elsewhere: Has the parts computed on other hosts.
+        say: Gets a line after every tenth that took some seconds.
         stop: Set it to end the processes.
 
     Raises:
@@ -101,13 +106,14 @@ def score_letters(
     part_nt = {part: int(lengths[part.start : part.stop].sum()) for part in missing}
     missing.sort(key=part_nt.__getitem__, reverse=True)
     worth_nt = sum(part_nt.values())
+    progress = _Progress(part_nt, say)
     num_workers = min(workers or usable_cores(), max(1, worth_nt // WORKER_NT), max(1, len(missing)))
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
-        _score_in_processes(job, missing, num_workers, limits or RunLimits(), stop)
+        _score_in_processes(job, missing, num_workers, limits or RunLimits(), progress, stop)
     else:
-        _score(job, index, missing, lambda: _refuse_to_go_on(stop))
+        _score(job, index, progress.through(missing), lambda: _refuse_to_go_on(stop))
     scored = 0
     with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
         for part in parts:
@@ -134,19 +140,43 @@ def parts_of(lengths_nt: IntArray) -> list[range]:
     return parts
 
 
+class _Progress:
+    """Says how much is done; *part_nt* are the nucleotides of each part."""
+
+    def __init__(self, part_nt: Mapping[range, int], say: Callable[[str], None]) -> None:
+        self._part_nt, self._say = part_nt, say
+        self._total_nt, self._done_nt = sum(part_nt.values()), 0
+        self._said, self._said_s = 0, time.monotonic()
+
+    def done(self, part: range) -> None:
+        self._done_nt += self._part_nt[part]
+        tenths, now_s = 10 * self._done_nt // self._total_nt, time.monotonic()
+        if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
+            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb scored")
+            self._said, self._said_s = tenths, now_s
+
+    def through(self, parts: Iterable[range]) -> Iterator[range]:
+        """Yield *parts*; each is done when the next is asked for."""
+        for part in parts:
+            yield part
+            self.done(part)
+
+
 class _PartPolicy(CountedAttempts):
     """Hands out parts one at a time; those of a process that has failed go to the next that asks."""
 
-    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, num_parts: int) -> None:
+    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, parts: Sequence[range], progress: _Progress) -> None:
         super().__init__(ranks, limits)
-        self._left = deque(range(num_parts))
+        self._parts, self._progress = parts, progress
+        self._left = deque(range(len(parts)))
         self._held: dict[int, int] = {}
         self._changing = threading.Lock()
 
     def next_blocks(self, rank: int) -> list[dict[str, Any]]:
         """Return the number of the next part; nothing while another process may lose its part; None at the end."""
         with self._changing:
-            self._held.pop(rank, None)
+            if (finished := self._held.pop(rank, None)) is not None:
+                self._progress.done(self._parts[finished])
             if self._left:
                 self._held[rank] = self._left.popleft()
                 return [{"part": self._held[rank]}]
@@ -197,10 +227,16 @@ def _score_for(job: LettersJob, part: range) -> None:
 
 
 def _score_in_processes(
-    job: LettersJob, parts: Sequence[range], num_workers: int, limits: RunLimits, stop: threading.Event
+    job: LettersJob,
+    parts: Sequence[range],
+    num_workers: int,
+    limits: RunLimits,
+    progress: _Progress,
+    stop: threading.Event,
 ) -> None:
     devices = [CPU] * num_workers
-    policy = _PartPolicy([Rank(rank=rank, device=CPU.label) for rank in range(num_workers)], limits, len(parts))
+    ranks_of = [Rank(rank=rank, device=CPU.label) for rank in range(num_workers)]
+    policy = _PartPolicy(ranks_of, limits, parts, progress)
     with GPUProcessCoordinator(
         num_workers, job.layout.output_dir, devices=devices, limits=limits, stop=stop, policy=policy
     ) as ranks:

@@ -101,7 +101,9 @@ def run_prediction(
         embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
             if config.letters is not None:
-                of_letters = partial(score_letters, workers=workers, limits=limits, elsewhere=elsewhere, stop=stop)
+                of_letters = partial(
+                    score_letters, workers=workers, limits=limits, elsewhere=elsewhere, say=shown.say, stop=stop
+                )
                 stages.do("letters", lambda: run.do(letters_stage(run, of_letters)))
             embeddings: list[RunResult] = []
             if config.cascade is not None:
