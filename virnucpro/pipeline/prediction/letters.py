@@ -40,7 +40,7 @@ PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
-WORKER_NT = 500_000
+WORKER_NT = 1_000_000
 """Nucleotides worth another process: fewer are scored before it has started."""
 WORKER = "virnucpro.pipeline.prediction.letters:letters_worker"
 
