@@ -10,6 +10,7 @@ newest results.
 
     python benchmarks/end_to_end.py [--megabases 1 5] [--workers 1 2] [--rounds 1]
         [--embedded-megabases 5] [--write NAME] [--genomad PATH] [--deepmicroclass PATH]
+    python benchmarks/end_to_end.py --megabases 20 200 --workers 2 --embedded-megabases 0 --write end_to_end_of_200_mb
     python benchmarks/end_to_end.py --page
 """
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "prediction.md"
 BEGIN, END = "<!-- end to end: written by benchmarks/end_to_end.py -->", "<!-- end -->"
-RESULT_NAMES = ("end_to_end", "end_to_end_large", "end_to_end_200_mb", "end_to_end_peers")
+RESULT_NAMES = ("end_to_end", "end_to_end_large", "end_to_end_of_200_mb", "end_to_end_peers")
 """Results that the page shows; of a row in several, the first is shown."""
 SINGLE_NT = 3_000
 MOST_SLOW_MB = 5.0
@@ -145,7 +146,7 @@ def run_once(program: Program, contigs: Input, folder: Path) -> dict[str, Any]:
         if manifest.exists():
             stages = json.loads(manifest.read_text())["stages"]
             run["stages_s"] = {stage: record["seconds"] for stage, record in stages.items()}
-    named = f"{contigs.name}, {program.name}" + (f", {program.workers} workers" if program.workers else "")
+    named = f"{contigs.name}, {program.name}" + (f", workers: {program.workers}" if program.workers else "")
     print(f"  {named}: {run['cpu_s']} CPU s", file=sys.stderr, flush=True)
     return run | {"load": round(load, 2)}
 
@@ -156,7 +157,7 @@ def measure(programs: list[Program], inputs: list[Input], rounds: int, folder: P
     for number in range(rounds):
         for contigs in inputs:
             some = [program for program in programs if program.takes(contigs)]
-            start = number % len(some)
+            start = number % max(len(some), 1)
             for program in some[start:] + some[:start]:
                 row = rows.setdefault(
                     (contigs.name, program.name, program.workers),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 OURS, EMBEDDING = "virnucpro", "virnucpro --cascade off"
 PART_MB = 0.25
 """Of ``letters.py``: what one worker computes at a time."""
+LEAST_SHARED_MB = 2.0
+"""Of ``letters.py``: one process scores less, whatever ``--workers``."""
 MODELLED_WORKERS = 16
 
 
@@ -35,6 +37,8 @@ class WorkerModel:
 
     def wall_s(self, workers: int) -> float:
         """Return the seconds of a run with *workers*, each on an idle core of its own."""
+        if workers == 1:
+            return self.alone_s + self.per_mb_s * self.megabases  # the parent scores itself
         letters_s = self.per_mb_s * (self.megabases / workers + PART_MB)
         return self.alone_s + self.worker_start_s + letters_s
 
@@ -98,7 +102,7 @@ def two_workers(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     one = {row["input"]: row for row in rows_of(report, OURS, 1)}
     for row in rows_of(report, OURS, 2):
         parallel = [run for run in row["runs"] if "workers_cpu_s" in run]
-        if row["input"] not in one or not parallel:
+        if row["input"] not in one or not parallel or row["megabases"] < LEAST_SHARED_MB:
             continue
         pairs = zip(one[row["input"]]["runs"], row["runs"], strict=False)
         found.append(
@@ -112,8 +116,8 @@ def two_workers(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def worker_models(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the model of each size that was run with two workers, beside what was measured with two."""
-    rows = [row for row in rows_of(report, OURS, 2) if all("workers_cpu_s" in run for run in row["runs"])]
+    """Return the model of each size that two workers shared, beside what was measured; none of fewer than two sizes."""
+    rows = [row for row in rows_of(report, OURS, 2) if row["megabases"] >= LEAST_SHARED_MB]
     if len(rows) < 2:
         return []
     worked = [(row["megabases"], median_of(row, "workers_cpu_s")) for row in rows]
@@ -127,7 +131,9 @@ def worker_models(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             {
                 "input": row["input"],
                 **{name: round(value, 3) for name, value in asdict(model).items()},
+                "wall_s_with_1": round(model.wall_s(1), 2),
                 "wall_s_with_2": round(model.wall_s(2), 2),
+                "wall_of_one_over_two": round(model.wall_s(1) / model.wall_s(2), 2),
                 "measured_wall_s_with_2": measured_s,
                 "measured_over_model_with_2": round(measured_s / model.wall_s(2), 2),
                 f"wall_s_with_{MODELLED_WORKERS}": round(model.wall_s(MODELLED_WORKERS), 2),
@@ -151,7 +157,7 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
     first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in (row for report in reports for row in report["rows"]):
         first.setdefault((row["input"], row["program"], row["workers"]), row)
-    for row in sorted(first.values(), key=lambda row: row["megabases"]):
+    for row in sorted(first.values(), key=lambda row: (row["megabases"], row["workers"] is None)):
         run = min(row["runs"], key=lambda run: abs(run["cpu_s"] - median_of(row, "cpu_s")))
         peaks = run["peak_mb"]["workers"]
         memory = f"{run['peak_mb']['parent']:,}" + (f"; {_range(peaks)}" if peaks else "")
@@ -167,37 +173,43 @@ def costs(reports: Sequence[Mapping[str, Any]]) -> str:
     first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in (row for report in reports for row in report["cpu_s_of_a_further_mb"]):
         first.setdefault((row["program"], row["workers"], row["between"]), row)
-    lines += [f"| {_named(row)} | {row['between']} | {_interval(row['cpu_s'])} |" for row in first.values()]
-    ratios = [
-        f"{row['program']} {_interval(row['cpu_s_over_ours'])} ({row['input']})"
-        for report in reports
-        for row in report["peers_over_ours"]
+    by_program = sorted(first.values(), key=lambda row: (row["workers"] is None, row["program"], row["workers"] or 0))
+    lines += [f"| {_named(row)} | {row['between']} | {_interval(row['cpu_s'])} |" for row in by_program]
+    ratios: dict[str, dict[str, str]] = {}
+    for row in (row for report in reports for row in report["peers_over_ours"]):
+        ratios.setdefault(row["program"], {})[row["input"]] = _interval(row["cpu_s_over_ours"])
+    compared = [
+        f"CPU seconds of {program} over those of `predict` with one worker: {_listed(of_inputs)}."
+        for program, of_inputs in ratios.items()
     ]
-    compared = f"CPU seconds over those of `virnucpro predict` with one worker: {'; '.join(ratios)}." if ratios else ""
-    return "\n\n".join(filter(None, ["\n".join(lines), compared]))
+    return "\n\n".join(["\n".join(lines), *compared])
 
 
 def busy_cores(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return what more workers gain: measured with two, modelled with ``MODELLED_WORKERS``."""
-    gains = {
-        row["input"]: f"{row['input']} {_interval(row['wall_of_one_over_two'])}"
-        for report in reports
-        for row in report["two_workers"]
-    }
-    shares = {
-        row["input"]: f"{row[f'share_alone_with_{MODELLED_WORKERS}']:.0%} at {row['input']}"
-        for report in reports
-        for row in report["model"]
-    }
+    """Return what more workers gain: measured with two, modelled with two and with ``MODELLED_WORKERS``."""
+    last_first = reports[::-1]  # of an input in several, the first report counts
+    gains = {row["input"]: _interval(row["wall_of_one_over_two"]) for one in last_first for row in one["two_workers"]}
+    models = {row["input"]: row for one in last_first for row in one["model"]}
     sentences = []
     if gains:
-        sentences.append(f"Wall time with one worker over that with two: {'; '.join(gains.values())}.")
-    if shares:
-        sentences.append(
-            f"By a model of these CPU seconds, with {MODELLED_WORKERS} workers on as many idle cores one core works "
-            f"alone (start, index, calls, report) for {', '.join(shares.values())} of the wall time."
-        )
+        sentences.append(f"Wall time with one worker over that with two, on the busy machine: {_listed(gains)}.")
+    if models:
+        modelled = {name: row["wall_of_one_over_two"] for name, row in models.items()}
+        alone = {name: f"{row[f'share_alone_with_{MODELLED_WORKERS}']:.0%}" for name, row in models.items()}
+        longer = {name: row["measured_over_model_with_2"] for name, row in models.items()}
+        work_alone = f"with {MODELLED_WORKERS} workers one core works alone (start, index, calls, report)"
+        sentences += [
+            f"A model of these CPU seconds gives on idle cores: {_listed(modelled)}.",
+            f"By it, {work_alone} for this share of the wall time: {_listed(alone)}.",
+            f"Measured wall time with two workers over the modelled: {_listed(longer)}.",
+        ]
     return " ".join(sentences)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """Write *values* by input, small inputs first."""
+    inputs = sorted(values, key=lambda name: float(name.split()[0]) * (1e-3 if "kb" in name else 1))
+    return "; ".join(f"{name}: {values[name]}" for name in inputs)
 
 
 def where(reports: Sequence[Mapping[str, Any]]) -> str:

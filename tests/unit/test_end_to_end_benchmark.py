@@ -42,24 +42,24 @@ REPORT = {
     "machine": {"cpu": "2 x A", "date": "2026-11-23T10:00:00", "python": "3.11"},
     "peers": {"genomad": "1.0"},
     "rows": [
-        row(1, OURS, 1, run(2.0, 2.0), run(2.2, 2.4)),
-        row(5, OURS, 1, run(6.0, 6.0), run(7.0, 7.4)),
-        row(1, OURS, 2, run(3.0, 2.5, workers_cpu_s=2.0), run(3.0, 2.5, workers_cpu_s=2.0)),
-        row(5, OURS, 2, run(7.0, 4.0, workers_cpu_s=6.0), run(7.0, 4.0, workers_cpu_s=6.0)),
-        row(1, "geNomad", None, run(20.0, 20.0), run(22.0, 22.0)),
+        row(2, OURS, 1, run(2.0, 2.0), run(2.2, 2.4)),
+        row(6, OURS, 1, run(6.0, 6.0), run(7.0, 7.4)),
+        row(2, OURS, 2, run(4.0, 2.5, workers_cpu_s=3.0), run(4.0, 2.5, workers_cpu_s=3.0)),
+        row(6, OURS, 2, run(8.0, 4.0, workers_cpu_s=7.0), run(8.0, 4.0, workers_cpu_s=7.0)),
+        row(2, "geNomad", None, run(20.0, 20.0), run(22.0, 22.0)),
     ],
 }
 
 
 def test_a_further_mb_and_the_ratios_are_paired_by_round():
     first = further_mb(REPORT)[0]
-    assert (first["program"], first["workers"], first["between"]) == (OURS, 1, "1 Mb to 5 Mb")
+    assert (first["program"], first["workers"], first["between"]) == (OURS, 1, "2 Mb to 6 Mb")
     assert first["cpu_s"] == {"median": 1.1, "least": 1.0, "greatest": 1.2}
     [peer] = peers_over_ours(REPORT)
     assert peer["cpu_s_over_ours"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
     gain = two_workers(REPORT)[-1]
     assert gain["wall_of_one_over_two"]["least"] == 1.5
-    assert gain["workers_cpu_over_twice_wall"]["median"] == 0.75
+    assert gain["workers_cpu_over_twice_wall"]["median"] == 0.88
 
 
 def test_the_model_has_the_costs_that_the_runs_were_made_of():
@@ -67,8 +67,9 @@ def test_the_model_has_the_costs_that_the_runs_were_made_of():
     assert small["per_mb_s"] == pytest.approx(1.0)
     assert small["worker_start_s"] == pytest.approx(0.5)
     assert small["alone_s"] == large["alone_s"] == pytest.approx(1.0)
-    assert large["wall_s_with_2"] == pytest.approx(1.0 + 0.5 + 2.5 + end_to_end_model.PART_MB)
-    assert large["measured_over_model_with_2"] == pytest.approx(4.0 / 4.25, abs=0.01)
+    assert large["wall_s_with_2"] == pytest.approx(1.0 + 0.5 + 3.0 + end_to_end_model.PART_MB)
+    assert large["wall_of_one_over_two"] == pytest.approx(7.0 / 4.75, abs=0.01)
+    assert large["measured_over_model_with_2"] == pytest.approx(4.0 / 4.75, abs=0.01)
 
 
 def test_more_workers_take_less_time_of_which_one_core_works_alone_for_more():
@@ -89,8 +90,8 @@ def test_the_page_has_each_row_once_and_where_it_was_measured():
         }
     ] * 2
     text = end_to_end_model.page(reports)
-    assert text.count("| 5 Mb | virnucpro, 2 workers | 7.0 | 4.0 | 120; 125 to 126 | 1.0; 2.0 |") == 1
-    assert "geNomad 10.0 (1 Mb)" in text
+    assert text.count("| 6 Mb | virnucpro, 2 workers | 8.0 | 4.0 | 120; 125 to 126 | 1.0; 2.0 |") == 1
+    assert "geNomad over those of `predict` with one worker: 2 Mb: 10.0." in text
     assert "2 x A, shared with others (load 2 to 2)" in text
 
 
