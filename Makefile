@@ -6,7 +6,8 @@
 # make lint   ruff, mypy --strict, import directions
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
-# make bench-large   those of larger models, of blocks, workers and threads, and of scale (docs/scale.md); over an hour
+# make bench-large   those of larger models, of blocks, workers and threads, of 20 Mb of contigs, and of scale
+#     (docs/scale.md); over an hour
 # make gpu-check   the checks that need a GPU, under 10 minutes, with any Python that has torch 2.10 or later
 # make venv   only set up .venv
 
@@ -98,6 +99,8 @@ bench: $(BENCH_READY)
 	$(PY) benchmarks/embedding_cache.py --write
 	$(PY) benchmarks/fragments.py --write
 	$(PY) benchmarks/classification.py --write
+	$(PY) benchmarks/end_to_end.py --embedded-megabases 1 --write end_to_end
+	$(PY) benchmarks/end_to_end.py --page
 	$(PY) benchmarks/report.py
 
 bench-large: $(BENCH_READY)
@@ -106,6 +109,8 @@ bench-large: $(BENCH_READY)
 	$(PY) benchmarks/sharded_output.py --write
 	$(PY) benchmarks/scale_rates.py --write
 	$(PY) benchmarks/scale_page.py
+	$(PY) benchmarks/end_to_end.py --megabases 1 5 20 --rounds 3 --write end_to_end_large
+	$(PY) benchmarks/end_to_end.py --page
 	$(PY) benchmarks/report.py
 
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.

@@ -43,6 +43,12 @@ def write_result(name: str, report: dict[str, Any]) -> Path:
     return path
 
 
+def latest(name: str) -> dict[str, Any] | None:
+    """Return the newest result of benchmark *name*."""
+    paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
+    return json.loads(paths[-1].read_text()) if paths else None
+
+
 def spread(values: list[float], digits: int = 2) -> dict[str, float]:
     """Return median, least and greatest."""
     return {

@@ -8,12 +8,11 @@ benchmark that has no result in ``benchmarks/results`` has no row.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from bench_common import RESULTS
+from bench_common import RESULTS, latest
 from matplotlib import pyplot as plt
 
 README = Path(__file__).parent.parent / "README.md"
@@ -25,12 +24,6 @@ HEADER = (
     "| tokens per CPU s | peak memory, MB (fair-esm, transformers) |"
 )
 COLOURS = {"fair-esm": "#9aa5b1", "transformers": "#5b7c99", "virnucpro": "#c2410c"}
-
-
-def latest(name: str) -> dict[str, Any] | None:
-    """Return the newest result of benchmark *name*."""
-    paths = sorted(RESULTS.glob(f"{name}_[0-9]*.json"))
-    return json.loads(paths[-1].read_text()) if paths else None
 
 
 def embedding_rows() -> list[dict[str, Any]]:
