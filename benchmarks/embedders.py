@@ -180,8 +180,10 @@ class VirNucPro:
 
     name = "virnucpro"
 
-    def __init__(self, checkpoint: Path, size: str, *, token_budget: int = DEFAULT_TOKEN_BUDGET) -> None:
-        self.model, self.tokenizer = load_esm2_model(checkpoint, "cpu")
+    def __init__(
+        self, checkpoint: Path, size: str, *, token_budget: int = DEFAULT_TOKEN_BUDGET, precision: str = "fp32"
+    ) -> None:
+        self.model, self.tokenizer = load_esm2_model(checkpoint, "cpu", precision=precision)
         self.config = ModelConfig(
             model_name=size,
             weights_path=str(checkpoint),

@@ -85,6 +85,7 @@ def measure(size: str, workload: str, rounds: int, folder: Path, *, memory: bool
         "greatest_difference": {name: _difference(rows["virnucpro"], rows[name]) for name in seconds},
     }
     report["where_our_time_goes"] = shares_of_operators(programs[-1], fasta, folder)
+    report["bf16"] = bf16_beside(programs[-1], VirNucPro(checkpoint, size, precision="bf16"), fasta, rounds)
     del programs
     if memory:
         report["peak_memory_mb"] = {
@@ -92,6 +93,21 @@ def measure(size: str, workload: str, rounds: int, folder: Path, *, memory: bool
         }
     checkpoint.unlink()
     return report
+
+
+def bf16_beside(fp32: VirNucPro, bf16: VirNucPro, fasta: Path, rounds: int) -> dict[str, object]:
+    """Let our fp32 and bf16 take turns; cosines are left out, since those of random weights say little."""
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    for number in range(rounds):
+        for name, program in (("fp32", fp32), ("bf16", bf16))[:: 1 if number % 2 else -1]:
+            with tempfile.TemporaryDirectory() as out:
+                start = time.process_time()
+                program.run(fasta, Path(out))
+                seconds[name].append(time.process_time() - start)
+    return {
+        "cpu_seconds": {name: [round(value, 3) for value in values] for name, values in seconds.items()},
+        "times_as_fast_as_fp32": spread([a / b for a, b in zip(seconds["fp32"], seconds["bf16"], strict=True)]),
+    }
 
 
 def shares_of_operators(program: VirNucPro, fasta: Path, folder: Path, *, shown: int = 8) -> dict[str, float]:

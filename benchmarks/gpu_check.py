@@ -407,13 +407,8 @@ def precision(check: Check) -> dict[str, Any]:
 
 def _bundled_encoder(device: torch.device, dtype: torch.dtype) -> PackedEncoder:
     architecture, tensors = open_checkpoint(BUNDLED, vocabulary=33)
-    with torch.device("meta"):
-        model = esm2_flash.PackedESM2(architecture, mask_idx=gpu_models.MASK)
-    packed = esm2_flash._joined_tensors(tensors, architecture)  # noqa: SLF001  what load_esm2_model does, less fair-esm
-    kept = {esm2_flash.ROTARY_NAME: torch.float32}
-    model.load_state_dict({name: x.to(device, kept.get(name, dtype)) for name, x in packed.items()}, assign=True)
-    model.prepare_for_inference()
-    return model
+    # what load_esm2_model does, less fair-esm
+    return esm2_flash.packed_esm2(architecture, tensors, device, dtype, mask_idx=gpu_models.MASK)
 
 
 def _rows(check: Check, model: PackedEncoder, batches: Sequence[PackedBatch]) -> np.ndarray:

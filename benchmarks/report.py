@@ -8,6 +8,7 @@ benchmark that has no result in ``benchmarks/results`` has no row.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,31 @@ BEGIN, END = "<!-- benchmarks: written by benchmarks/report.py -->", "<!-- end o
 WORKLOADS = {"chunks": "chunks of 30 to 166 residues", "proteins": "whole proteins, median 290 residues"}
 FAIR_ESM, TRANSFORMERS = "fair-esm", "transformers"
 HEADER = (
-    "| ESM-2, fp32, one CPU thread | times as fast as fair-esm | as transformers | share of GEMM peak "
-    "| tokens per CPU s | peak memory, MB (fair-esm, transformers) |"
+    "| ESM-2, fp32, one CPU thread | processor | times as fast as fair-esm | as transformers | share of GEMM peak "
+    "| tokens per CPU s | peak memory, MB (fair-esm, transformers) | bf16 over fp32 |"
 )
 COLOURS = {"fair-esm": "#9aa5b1", "transformers": "#5b7c99", "virnucpro": "#c2410c"}
 
 
+def embedding_reports() -> list[dict[str, Any]]:
+    """Return the newest report of each embedding benchmark on each processor, small models first."""
+    newest = {}
+    for name in ("embedding", "embedding_large"):
+        for path in sorted(RESULTS.glob(f"{name}_[0-9]*.json")):
+            report = json.loads(path.read_text())
+            newest[name, report["machine"]["cpu"]] = report
+    return list(newest.values())
+
+
 def embedding_rows() -> list[dict[str, Any]]:
-    """Return the rows of all embedding benchmarks, small models first."""
-    return [row for name in ("embedding", "embedding_large") for row in (latest(name) or {"rows": []})["rows"]]
+    """Return the rows of those reports, each with its processor."""
+    return [row | {"processor": processor(report)} for report in embedding_reports() for row in report["rows"]]
+
+
+def processor(report: dict[str, Any]) -> str:
+    """Return the maker's name for the processor, without the number of them."""
+    name = report["machine"]["cpu"].partition(" x ")[2].replace("(R)", "")
+    return name.removesuffix(" Processor")
 
 
 def interval(figures: dict[str, float]) -> str:
@@ -45,29 +62,35 @@ def percentages(figures: dict[str, float]) -> str:
 
 def comparison() -> str:
     """Return the comparison with other programs in Markdown."""
-    lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
+    lines = [HEADER, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     for row in embedding_rows():
         faster, memory = row["times_as_fast_as"], row.get("peak_memory_mb")
         lines.append(
-            f"| {row['model']}, {WORKLOADS[row['workload']]} | **{interval(faster['fair-esm'])}** "
+            f"| {row['model']}, {WORKLOADS[row['workload']]} | {row['processor']} | **{interval(faster['fair-esm'])}** "
             f"| {interval(faster['transformers'])} | {interval(row['share_of_gemm_peak'])} "
             f"| {row['tokens_per_cpu_second']['median']:,.0f} "
-            f"| {_peaks(memory)} |"
+            f"| {_peaks(memory)} | {interval(row['bf16']['times_as_fast_as_fp32']) if 'bf16' in row else ''} |"
         )
-    first = latest("embedding")
-    if first is not None:
-        where = first["machine"]
+    if rows := embedding_rows():
         padding = ", ".join(
             f"{row['model']} {row['workload']} {row['padding'][FAIR_ESM]:.0%} and {row['padding'][TRANSFORMERS]:.0%}"
-            for row in embedding_rows()
+            for row in {(row["model"], row["workload"]): row for row in rows}.values()
         )
+        where = "; ".join(dict.fromkeys(_machine(report) for report in embedding_reports()))
         how = (
             "Median and range over rounds in which the programs take turns, CPU seconds, from one FASTA file to "
-            f"embeddings on disk; padding of fair-esm's and transformers' batches: {padding}. {where['cpu']}, torch "
-            f"{where['torch']}, fair-esm {where[FAIR_ESM]}, transformers {where[TRANSFORMERS]}, {where['date'][:10]}."
+            f"embeddings on disk; padding of fair-esm's and transformers' batches: {padding}. {where}."
         )
         lines += ["", how]
     return "\n".join(lines)
+
+
+def _machine(report: dict[str, Any]) -> str:
+    where = report["machine"]
+    return (
+        f"{where['cpu']}, torch {where['torch']}, fair-esm {where[FAIR_ESM]}, transformers {where[TRANSFORMERS]}, "
+        f"{where['date'][:10]}"
+    )
 
 
 def elsewhere() -> str:
@@ -174,7 +197,7 @@ def plot(path: Path) -> None:
             axes.text(end + 0.06, y, f"{value:.2f}", va="center", fontsize=9)
         reach = [[ours["median"] - ours["least"]], [ours["greatest"] - ours["median"]]]
         axes.errorbar(ours["median"], place + 0.26, xerr=reach, color="black", capsize=3, linewidth=1)
-    axes.set_yticks(range(len(rows)), [f"ESM-2 {row['model']}\n{row['workload']}" for row in rows])
+    axes.set_yticks(range(len(rows)), [f"ESM-2 {row['model']}, {row['workload']}\n{row['processor']}" for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("speed on one CPU thread, fp32, fair-esm = 1")
     axes.set_xlim(0, max(row["times_as_fast_as"]["fair-esm"]["greatest"] for row in rows) * 1.15)

@@ -185,7 +185,6 @@ class EvaluationLayout:
 
     @property
     def table(self) -> Path:
-        """The measures, one line for each stratum."""
         return self.output_dir / "evaluation.tsv"
 
     @property
@@ -222,7 +221,6 @@ class PredictionLayout(FolderLayout):
 
     @property
     def letter_windows(self) -> Path:
-        """P(virus) by letters around each chunk of the long contigs: likewise."""
         return self.work_dir / "letter_windows.f32"
 
     @property
@@ -237,7 +235,6 @@ class PredictionLayout(FolderLayout):
 
     @property
     def window_scores(self) -> Path:
-        """The same around each chunk of the long contigs."""
         return self.work_dir / "window_scores.f32"
 
     @property

@@ -23,6 +23,7 @@ from virnucpro.models.attention import AttentionChoice, choose_attention
 from virnucpro.models.encoders.attention_kernels import equal_length_attention
 from virnucpro.models.encoders.dnabert_checkpoint import DnaTokenizer, open_dnabert_checkpoint
 from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.loading import filled, own_tensors
 from virnucpro.models.esm2_flash import DTYPES
 from virnucpro.models.pooling import mean_over_tokens
 from virnucpro.models.registry import locate_weights
@@ -60,11 +61,11 @@ def load_dnabert_s(
     tokenizer = DnaTokenizer.of_checkpoint(weights_path)
     config, tensors = open_dnabert_checkpoint(weights_path, vocabulary=tokenizer.vocabulary)
     dtype = DTYPES[Precision(precision)]
-    with torch.device("meta"):
-        model = PackedMosaicBert(config)
-    model.load_state_dict({name: x.to(device, dtype) for name, x in tensors.items()}, assign=True)
-    del tensors  # so that each layer frees its plain weights when they are laid out
+    # taken out one by one, so that none is kept in two formats
+    weights = ((name, tensors.pop(name).to(device, dtype)) for name in list(tensors))
+    model = filled(lambda: PackedMosaicBert(config), weights)
     model.prepare_for_inference()
+    own_tensors(model, weights_path)
     return model, tokenizer
 
 

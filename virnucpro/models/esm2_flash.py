@@ -21,6 +21,7 @@ from virnucpro.choices import Precision
 from virnucpro.models.attention import choose_attention
 from virnucpro.models.encoders.esm2_checkpoint import ROTARY_NAME, ProteinTokenizer, open_checkpoint
 from virnucpro.models.encoders.fused_linear import FusedLinear, by_rows, fill_up, pack_layers
+from virnucpro.models.encoders.loading import filled, own_tensors
 from virnucpro.models.pooling import mean_over_residues
 from virnucpro.models.registry import locate_weights
 
@@ -68,15 +69,29 @@ def load_esm2_model(
     tokenizer = ProteinTokenizer()
     weights_path = locate_weights(model_name)
     architecture, tensors = open_checkpoint(weights_path, vocabulary=len(tokenizer.alphabet))
-    dtype = DTYPES[Precision(precision)]
-    with torch.device("meta"):
-        model = PackedESM2(architecture, mask_idx=tokenizer.alphabet.mask_idx)
-    joined = _joined_tensors(tensors, architecture)
-    kept_dtypes = {ROTARY_NAME: torch.float32}
-    model.load_state_dict({name: x.to(device, kept_dtypes.get(name, dtype)) for name, x in joined.items()}, assign=True)
-    del tensors, joined  # so that each layer frees its plain weights when they are laid out
-    model.prepare_for_inference()
+    model = packed_esm2(
+        architecture, tensors, torch.device(device), DTYPES[Precision(precision)], mask_idx=tokenizer.alphabet.mask_idx
+    )
+    own_tensors(model, weights_path)
     return model, tokenizer
+
+
+def packed_esm2(
+    architecture: Architecture,
+    tensors: dict[str, torch.Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    mask_idx: int,
+) -> PackedESM2:
+    """Return the model of a checkpoint's *tensors*, ready for inference; they are taken out of the dictionary."""
+    kept_dtypes = {ROTARY_NAME: torch.float32}
+    model = filled(
+        lambda: PackedESM2(architecture, mask_idx=mask_idx),
+        ((name, x.to(device, kept_dtypes.get(name, dtype))) for name, x in _joined_tensors(tensors, architecture)),
+    )
+    model.prepare_for_inference()
+    return model
 
 
 class PackedESM2(nn.Module):
@@ -223,24 +238,22 @@ def _rotate(x_TNH: torch.Tensor, rotation_TH: torch.Tensor) -> None:
         pairs_TNH.copy_(torch.view_as_real(torch.view_as_complex(pairs_TNH.float()).mul_(rotation_TH)))
 
 
-def _joined_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
+def _joined_tensors(tensors: dict[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
     """
-    Rename fair-esm's tensors to those of ``PackedESM2``, queries, keys and values joined.
+    Take fair-esm's tensors out of *tensors*, by the names of ``PackedESM2``, queries, keys and values joined.
 
     fair-esm rotates channel i of a head together with channel i + H/2. Here such pairs are made neighbours, for one
     complex product; queries and keys are permuted alike, so that their dot products stay the same.
     """
-    packed = {}
-    for name, tensor in tensors.items():
+    for name in list(tensors):
         if ".self_attn." not in name:
-            packed[name] = tensor
+            yield name, tensors.pop(name)
         elif ".out_proj." in name:
-            packed[name.replace(".self_attn.", ".")] = tensor
+            yield name.replace(".self_attn.", "."), tensors.pop(name)
         elif ".q_proj." in name:
-            query, key, value = (tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv")
+            query, key, value = (tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv")
             neighbours = [_pairs_as_neighbours(x, architecture) for x in (query, key)]
-            packed[name.replace(".self_attn.q_proj.", ".qkv_proj.")] = torch.cat([*neighbours, value])
-    return packed
+            yield name.replace(".self_attn.q_proj.", ".qkv_proj."), torch.cat([*neighbours, value])
 
 
 def _pairs_as_neighbours(tensor: torch.Tensor, architecture: Architecture) -> torch.Tensor:

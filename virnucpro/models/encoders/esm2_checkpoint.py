@@ -130,7 +130,7 @@ def _with_one_rotary(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, 
     if not frequencies or not all(torch.equal(frequencies[0], other) for other in frequencies):
         raise WeightsError(path.stem, f"{path} has no rotary frequencies that all layers share: it is not an ESM-2")
     others = {name: tensor for name, tensor in tensors.items() if not name.endswith(_ROTARY_SUFFIX)}
-    return {**others, ROTARY_NAME: frequencies[0]}
+    return {**others, ROTARY_NAME: frequencies[0].clone()}  # a view of a mapped file would keep all of it in memory
 
 
 def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
