@@ -157,7 +157,8 @@ def test_lost_ranks_many_times(tmp_path, seed, soak_table):
         )
         result = run_embedding([folder / "in.fasta"], folder / "out", config, [CPU] * 4)
         found = compare_rows(folder / "out", sequences)
-        is_wrong = (result.state, result.failed_ranks) != ("complete", list(range(lost)))
+        # a rank that has attempts left when the others have computed everything is not lost
+        is_wrong = result.state != "complete" or not set(result.failed_ranks) <= set(range(lost))
         soak_table(
             "one to three of four ranks lost for good",
             tries=1,
