@@ -22,6 +22,7 @@ from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import as_tasks, from_scratch
 from virnucpro.choices import ResultForm
+from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.models.classifier_files.card import BUNDLED_CLASSIFIERS
 from virnucpro.pipeline.devices import CPU
@@ -99,6 +100,8 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
                 config,
                 claim,
                 write_report=write_report,
+                workers=settings.hardware.workers or None,
+                limits=RunLimits.of(settings.limits),
                 embed=embed,
                 elsewhere=None if engine is None else engine.map,
                 stage_runner=as_tasks(TASKS),

@@ -20,6 +20,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
+from virnucpro.pipeline.prediction import letters
 from virnucpro.pipeline.run.verification import verify_run
 
 
@@ -70,6 +71,25 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
     calls = predict_fasta(contigs, tmp_path / "plain", classifier=classifier, devices="cpu", workers=1)
     assert tables(tmp_path / "flow") == tables(tmp_path / "plain")
     assert [call.contig for call in calls] == ["a", "none", "b"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
+    monkeypatch.setattr(letters, "WORKER_NT", 1)
+    monkeypatch.setattr(letters, "PART_NT", 1)
+    began, in_processes = [], letters._score_in_processes
+
+    def noted(job, parts, num_workers, *more):
+        began.append(num_workers)
+        in_processes(job, parts, num_workers, *more)
+
+    monkeypatch.setattr(letters, "_score_in_processes", noted)
+    hardware = {"devices": "cpu", "workers": workers}
+    state = predict([str(contigs)], str(tmp_path / "out"), hardware=hardware, return_state=True)
+    assert state.is_completed(), state.message
+    assert began == ([] if workers == 1 else [2])
+    assert verify_run(tmp_path / "out").problems == []
 
 
 @pytest.mark.slow

@@ -76,9 +76,9 @@ def run_prediction(
         devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
             device a worker, which no other process may use.
         workers: Number of CPU workers; None for as many as the machine bears.
-        limits: Attempts and time limits of the embedding runs.
+        limits: Attempts and time limits of the worker processes.
         embed: Does an embedding run; by default with processes of this machine.
-        elsewhere: Has the frames and contigs classified on another host; None for this process.
+        elsewhere: Has letters scored and frames classified on other hosts; None for this one.
         stage_runner: Does each other stage; by default in place.
         telemetry: Shows the run; by default one of its own, which reports failures on standard error.
         stop: Set it to end the run at the next batch boundary.

@@ -280,23 +280,20 @@ def configure_prediction(
             raise WeightsError(card.name, f"its card names a model by a path: {printable(encoder.name)}")
         if given in MODELS and given != encoder.name:  # before its weights are fetched
             raise ClassifierMismatchError(card.name, {"embeddings by": (encoder.name, given)})
-    encoder_of = partial(
-        configure_encoder,
-        settings=settings,
-        device_type=device_type,
-        on_download=on_download,
-        allow_empty=True,  # contigs without any open frame are no error
-    )
     dna = protein = None
-    if cascade is None and (asked.dna_model or asked.protein_model or settings.result.keep_chunks):
-        raise ConfigurationError(
-            f"the classifier {card.name} reads letters alone, so nothing is cut into chunks or embedded: "
-            "give --cascade off for chunks, or to embed by other models"
+    if cascade is None:
+        _refuse_without_embedding(settings, card)
+    else:
+        encoder_of = partial(
+            configure_encoder,
+            settings=settings,
+            device_type=device_type,
+            on_download=on_download,
+            allow_empty=True,  # contigs without any open frame are no error
         )
-    if cascade is not None:
         dna = encoder_of(asked.dna_model or card.dna_model.name, SequenceKind.DNA)
         protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
-    card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
+        card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
     result, threshold = settings.result, settings.threshold
     has_no_rule = threshold is None and settings.fdr is None
     is_default = {
@@ -331,6 +328,15 @@ def configure_prediction(
         keep_chunks=result.keep_chunks,
         not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
+
+
+def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard) -> None:
+    """Refuse what has no effect where no contig is embedded."""
+    if settings.models.dna_model or settings.models.protein_model or settings.result.keep_chunks:
+        raise ConfigurationError(
+            f"the classifier {card.name} reads letters alone, so nothing is cut into chunks or embedded: "
+            "give --cascade off for chunks, or to embed by other models"
+        )
 
 
 def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tuple[Cascade | None, LettersModel | None]:
