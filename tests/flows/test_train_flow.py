@@ -27,7 +27,7 @@ def prefect_server():
 
 
 def weights(out):
-    return {path.name: sha256_of(path) for path in out.glob("*.safetensors")}
+    return {path.name: sha256_of(path) for path in out.glob("*.safetensors*")}
 
 
 @pytest.mark.slow

@@ -94,10 +94,10 @@ def test_a_contig_model_is_known_by_its_sha256_and_a_card_without_one_does_not_s
     assert read_card(folder) == card
     assert check_contig_weights(folder, card) == data
     (folder / CONTIG_WEIGHTS_NAME).write_bytes(data[:-1])
-    with pytest.raises(WeightsError, match=r"contig_model\.safetensors has sha256 .*, its card says"):
+    with pytest.raises(WeightsError, match=r"contig_model\.safetensors\.gz has sha256 .*, its card says"):
         check_contig_weights(folder, card)
     (folder / CONTIG_WEIGHTS_NAME).unlink()
-    with pytest.raises(WeightsError, match=r"contig_model\.safetensors cannot be read"):
+    with pytest.raises(WeightsError, match=r"contig_model\.safetensors\.gz cannot be read"):
         check_contig_weights(folder, card)
 
 
@@ -226,7 +226,7 @@ def test_weights_of_another_shape_type_or_range_are_refused_before_anything_is_e
         ({"dna_model": {"name": "x"}}, "not a classifier's card"),
         ({"dna_model": None}, "not a classifier's card"),
         ({"weights_sha256": None}, "weights_sha256"),
-        ({"contig_model": {"weights_sha256": "a" * 64, "format": 1}}, "contig model is 1, not 2"),
+        ({"contig_model": {"weights_sha256": "a" * 64, "format": 1}}, "contig model is 1, not 3"),
         ({"contig_model": {"weights_sha256": None, "format": 1}}, "contig model is no text"),
         ({"contig_model": {"weights_sha256": "a" * 64}}, "not a classifier's card"),
         ({"contig_model": "contig_model.safetensors"}, "not a classifier's card"),

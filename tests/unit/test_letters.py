@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
+from virnucpro.models.contigs.similarity import is_unsure
 from virnucpro.pipeline.prediction import letters
 from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
 from virnucpro.pipeline.prediction.settings import LettersModel
@@ -32,12 +34,13 @@ CHUNK_NT = 500
 @pytest.fixture(scope="module")
 def model():
     folder = locate_classifier(DEFAULT_CLASSIFIER)
-    return LettersModel(folder, read_card(folder))
+    return LettersModel(folder, read_card(folder), searches_proteins=True)
 
 
 @pytest.fixture
 def job(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "PART_NT", 4_000)
+    monkeypatch.setattr(letters, "SEARCH_PART_NT", 12_000)
     monkeypatch.setattr(letters, "WORKER_NT", 10_000)
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
@@ -64,16 +67,16 @@ def scores(job, **arguments):
 def test_every_contig_is_in_one_part_and_parts_are_of_like_size(monkeypatch):
     chooser = np.random.default_rng(1)
     lengths = chooser.integers(1, 50_000, 3_000)
-    parts = parts_of(lengths)
+    parts = parts_of(lengths, letters.PART_NT)
     assert [contig for part in parts for contig in part] == list(range(len(lengths)))
     sizes = [int(lengths[part.start : part.stop].sum()) for part in parts]
     assert max(sizes) <= letters.PART_NT
     assert min(sizes[:-1]) > letters.PART_NT - 50_000
-    assert [len(part) for part in parts_of(np.array([9_000_000, 5, 5]))] == [1, 2]
-    assert max(map(len, parts_of(np.ones(10_000)))) == letters.PART_CONTIGS
+    assert [len(part) for part in parts_of(np.array([9_000_000, 5, 5]), letters.PART_NT)] == [1, 2]
+    assert max(map(len, parts_of(np.ones(10_000), letters.PART_NT))) == letters.PART_CONTIGS
     monkeypatch.setattr(letters, "MOST_PARTS", 10)
-    assert len(parts_of(lengths)) <= 11
-    assert parts_of(np.empty(0, dtype=np.int64)) == []
+    assert len(parts_of(lengths, letters.PART_NT)) <= 11
+    assert parts_of(np.empty(0, dtype=np.int64), letters.PART_NT) == []
 
 
 def test_any_number_of_processes_gives_the_same_bytes(job):
@@ -84,6 +87,8 @@ def test_any_number_of_processes_gives_the_same_bytes(job):
     too_short = index.lengths[order] < job.min_nt
     assert np.isnan(of_contigs[too_short]).all()
     assert np.isnan(of_contigs[[name == "unknown" for name in index.sequence_ids(order)]]).all()
+    searched = counts.pop("searched")
+    assert 0 < searched <= counts["scored"]
     assert counts == {"contigs": 20, "scored": int((~np.isnan(of_contigs)).sum())}
     assert counts["scored"] == 19 - too_short.sum() > 15
     assert len(windows) == 4 * chunks_per_contig(np.array([2 * LONG_CONTIG_NT]), CHUNK_NT)[0]
@@ -91,11 +96,46 @@ def test_any_number_of_processes_gives_the_same_bytes(job):
     assert scores(job)[1:] == (contigs, windows)
 
 
+@pytest.fixture
+def first_bytes(job):
+    """What the job gives without a search: the letters' scores."""
+    plain = replace(job, model=replace(job.model, searches_proteins=False))
+    return scores(plain, workers=1)[1]
+
+
+def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, first_bytes):
+    before, (counts, contigs, _) = np.frombuffer(first_bytes, np.float32), scores(job, workers=2)
+    after = np.frombuffer(contigs, np.float32)
+    unsure = is_unsure(before)
+    assert unsure.sum() == counts["searched"] > 5
+    np.testing.assert_array_equal(after[~unsure], before[~unsure])
+    assert (after[unsure] != before[unsure]).all()
+    assert ((after[unsure] > 0) & (after[unsure] < 1)).all()
+
+
+def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
+    _, *expected = scores(job, workers=1)
+    refine, calls = letters.refine_scores, []
+
+    def killed(index, part, model, found):
+        calls.append(part)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return refine(index, part, model, found)
+
+    monkeypatch.setattr(letters, "refine_scores", killed)
+    with pytest.raises(KeyboardInterrupt):
+        score_letters(job, workers=1)
+    assert len(list(job.layout.letter_parts.glob("*.refined.*"))) == 1
+    assert scores(job, workers=1)[1:] == tuple(expected)
+    assert len(calls) == len(set(calls)) + 1, "the part that was whole is not searched again"
+
+
 def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypatch):
     _, *expected = scores(job, workers=1)
     job.layout.letter_parts.mkdir()
     index = SequenceIndex.open(job.layout.contig_index)
-    parts = parts_of(index.lengths[index.in_input_order()])
+    parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
     assert len(parts) > 4
     letters._score(job, index, parts[:4], lambda: None)
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
@@ -118,7 +158,11 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
 
 def test_an_input_without_contigs_has_empty_files(tmp_path, model):
     (tmp_path / "in.fa").write_text("")
-    assert scores(job_in(tmp_path / "out", [tmp_path / "in.fa"], model)) == ({"contigs": 0, "scored": 0}, b"", b"")
+    assert scores(job_in(tmp_path / "out", [tmp_path / "in.fa"], model)) == (
+        {"contigs": 0, "scored": 0, "searched": 0},
+        b"",
+        b"",
+    )
 
 
 def worker_that_dies(rank, world_size, results_queue, job, parts):
@@ -160,7 +204,7 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
     monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_notes_its_parts")
     scores(job, workers=3)
     index = SequenceIndex.open(job.layout.contig_index)
-    parts = parts_of(index.lengths[index.in_input_order()])
+    parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
     noted = [path.name.split(".")[1:] for path in job.layout.output_dir.glob("scored.*")]
     assert sorted(int(start) for start, _ in noted) == [part.start for part in parts]
     assert len({pid for _, pid in noted}) == 3
@@ -171,7 +215,7 @@ def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "_score_in_processes", None)
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
     counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
-    assert counts == {"contigs": 1, "scored": 1}
+    assert counts["contigs"] == counts["scored"] == 1
 
 
 def test_a_full_disk_ends_it_as_such(job, monkeypatch):
@@ -201,11 +245,12 @@ def test_progress_is_said_in_tenths_that_only_grow(job, workers, monkeypatch):
     monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
     lines = []
     score_letters(job, workers=workers, say=lines.append)
-    shares = [int(line.partition(" %")[0]) for line in lines]
-    assert len(shares) >= 3
-    assert shares == sorted(set(shares))
-    assert all(0 < share < 100 and share % 10 == 0 for share in shares)
-    assert lines[0].endswith(" Mb scored")
+    assert {line.partition(" Mb ")[2] for line in lines} == {"scored", "compared with known proteins"}
+    for work, least in (("scored", 3), ("compared with known proteins", 1)):
+        shares = [int(line.partition(" %")[0]) for line in lines if line.endswith(work)]
+        assert len(shares) >= least
+        assert shares == sorted(set(shares))
+        assert all(0 < share < 100 and share % 10 == 0 for share in shares)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

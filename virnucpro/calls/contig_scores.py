@@ -25,6 +25,7 @@ from virnucpro.data.frames import LetterWindow, chunk_bounds, chunks_per_contig,
 from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.nucleotide_codes import OTHER, encode
 from virnucpro.models.contigs.sequence_features import TABLES
+from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 
 if TYPE_CHECKING:
     import threading
@@ -111,8 +112,8 @@ def score_contigs(
         of_contigs, of_windows = (stack.enter_context(durable.replacing(path)) for path in written)
         width, dna_dim = dna_rows.hidden_dim + protein_rows.hidden_dim, dna_rows.hidden_dim
         scorer = _Scorer(model, order.chunk_nt, of_contigs, of_windows, width=width, dna_dim=dna_dim)
-        every = range(len(order.index))
-        scorer.score(_segments(order, dna_rows, protein_rows), _letters(order.index, every, order.min_nt), stop)
+        every = _with_chunks(order.index, range(len(order.index)), order.min_nt)
+        scorer.score(_segments(order, dna_rows, protein_rows), _letters(order.index, every), stop)
         for rows in (dna_rows, protein_rows):
             rows.finish()
 
@@ -135,20 +136,41 @@ def score_by_letters(
     lengths = index.lengths[positions]
     segments = _bare_segments(lengths, chunks_per_contig(lengths, chunk_nt, min_nt), chunk_nt)
     scorer = _Scorer(model, chunk_nt, of_contigs, of_windows, width=0, dna_dim=0)
-    scorer.score(segments, _letters(index, contigs, min_nt))
+    scorer.score(segments, _letters(index, _with_chunks(index, contigs, min_nt)))
     return of_contigs.getvalue(), of_windows.getvalue()
 
 
-def _letters(index: SequenceIndex, contigs: range, min_nt: int) -> Iterator[bytes]:
-    """Yield the letters of those *contigs* that have chunks, end to end, in input order."""
+def refine_scores(index: SequenceIndex, contigs: range, model: ContigModel, scores: FloatArray) -> FloatArray:
+    """Return the *scores* of some contigs, refined by their similarity to the model's proteins, float32 (contigs,)."""
+    assert model.similarity is not None
+    unsure = np.flatnonzero(is_unsure(scores))
+    numbers = contigs.start + unsure
+    window = LetterWindow(_letters(index, numbers))
+    searched, first_letter = [], 0
+    for length_nt in index.lengths[index.in_input_order()[numbers]].tolist():
+        searched.append(encode(window.letters(first_letter, min(length_nt, SEARCHED_NT)).upper()))
+        first_letter += length_nt
+    window.finish()
+    refined = np.array(scores)
+    refined[unsure] = model.similarity.refined(scores[unsure], searched)
+    return refined
+
+
+def _with_chunks(index: SequenceIndex, contigs: range, min_nt: int) -> IntArray:
+    """Return the numbers of those *contigs* that have chunks, int64."""
+    lengths = index.lengths[index.in_input_order()[contigs.start : contigs.stop]]
+    return contigs.start + np.flatnonzero(lengths >= min_nt)
+
+
+def _letters(index: SequenceIndex, numbers: IntArray) -> Iterator[bytes]:
+    """Yield the letters of contigs, end to end; *numbers* are ascending, in the order of the input."""
     positions = index.in_input_order()
     first = 0
     for file in index.files:
-        of_file = range(max(contigs.start, first), min(contigs.stop, first + file.num_records))
+        of_file = numbers[np.searchsorted(numbers, first) : np.searchsorted(numbers, first + file.num_records)]
         first += file.num_records
-        for at in range(of_file.start, of_file.stop, CONTIGS_AT_ONCE):
-            some = positions[at : min(at + CONTIGS_AT_ONCE, of_file.stop)]
-            yield from stream_letters(index, some[index.lengths[some] >= min_nt])
+        for at in range(0, len(of_file), CONTIGS_AT_ONCE):
+            yield from stream_letters(index, positions[of_file[at : at + CONTIGS_AT_ONCE]])
 
 
 def _bare_segments(lengths_nt: IntArray, chunks_per_contig: IntArray, chunk_nt: int) -> Iterator[_Segment]:

@@ -1,7 +1,7 @@
 """
 What a classifier was trained with, and the refusal to use it with anything else.
 
-A classifier is a folder of ``model.safetensors`` and ``card.json``, with ``contig_model.safetensors`` where it has a
+A classifier is a folder of ``model.safetensors`` and ``card.json``, with ``contig_model.safetensors.gz`` where it has a
 contig model. The card's fields for readers only (data, training, measurements) are ignored here. Imports no torch, so
 that a run is refused before any heavy work.
 """
@@ -33,10 +33,10 @@ BUNDLED_CLASSIFIERS = (DEFAULT_CLASSIFIER,)
 PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
 """The models that the published classifiers were trained with."""
 
-WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors", "card.json"
+WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors.gz", "card.json"
 CARD_FORMAT = 1
-CONTIG_MODEL_FORMAT = 2
-"""Of ``contig_model.safetensors``: its tensors, and how a score is made of them."""
+CONTIG_MODEL_FORMAT = 3
+"""Of ``contig_model.safetensors.gz``: its tensors, and how a score is made of them."""
 NUM_CLASSES = 2
 """Others and virus, in this order."""
 DEFAULT_THRESHOLD = 0.5
@@ -60,7 +60,7 @@ class Encoder:
 @dataclass(frozen=True, kw_only=True)
 class ContigModelCard:
     weights_sha256: str
-    """Hex sha256 of ``contig_model.safetensors``."""
+    """Hex sha256 of ``contig_model.safetensors.gz``."""
     format: int = CONTIG_MODEL_FORMAT
 
     def __post_init__(self) -> None:

@@ -4,13 +4,15 @@ The contig model: features of a whole contig in, a calibrated P(virus) out.
 Inputs are the features of ``sequence_features`` and, where the model was trained with them, the means of the embeddings
 of the contig's frames. A few small networks, trained alike from other initial weights, give each group of genomes a
 logit; their log-odds of the viral groups against the others are averaged. Boosted trees give log-odds of their own. The
-score is the mean of the two, divided by the temperature. Computed in float64, so that a row's score does not depend on
+score is the mean of the two, divided by the temperature. Where a model has proteins to compare contigs with,
+``similarity`` refines it. Computed in float64, so that a row's score does not depend on
 the other rows. Imports no torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of
 the embeddings, G groups, I inputs.
 """
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
 from virnucpro.models.contigs.boosted_trees import BoostedTrees
 from virnucpro.models.contigs.sequence_features import SequenceFeatures
+from virnucpro.models.contigs.similarity import Similarity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +39,11 @@ FARTHEST = 6.0
 _NUM_COUNTS = 2
 """Inputs for the number of embedded frames, besides the embeddings."""
 _DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numbers that give no score"
-_TABLE, _MEMBER, _TREES = "log_odds.", "members.", "trees."
+_TABLE, _MEMBER, _TREES, _SIMILARITY = "log_odds.", "members.", "trees.", "similarity."
+_GZIP = 31
+"""For zlib: the format of gzip files."""
+_MOST_BYTES = 1 << 30
+"""Of the tensors, so that a small file cannot fill the memory; what is cut here does not load."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +69,32 @@ class ContigWeights:
     """The networks."""
     trees: BoostedTrees
     temperature: float
+    similarity: Similarity | None = None
+    """Refines the scores of contigs; not those of windows along them."""
 
     def to_bytes(self) -> bytes:
+        """Return the content of ``contig_model.safetensors.gz``."""
         tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
         tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
         tensors |= {_TREES + name: values for name, values in self.trees.tensors().items()}
+        if self.similarity is not None:
+            tensors |= {_SIMILARITY + name: values for name, values in self.similarity.tensors().items()}
         tensors["temperature"] = np.array([self.temperature], dtype=np.float32)
         for member, layers in enumerate(self.members):
             for number, layer in enumerate(layers):
                 tensors[f"{_MEMBER}{member}.{number}.weight"] = layer.weight
                 tensors[f"{_MEMBER}{member}.{number}.bias"] = layer.bias
-        return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+        data = save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+        return zlib.compress(data, 9, _GZIP)
 
     @classmethod
     def of_bytes(cls, data: bytes) -> ContigWeights:
-        """Read the content of ``contig_model.safetensors``; ValueError where it is something else."""
+        """Read the content of ``contig_model.safetensors.gz``; ValueError where it is something else."""
         try:
-            tensors = load(data)
+            tensors = load(zlib.decompressobj(_GZIP).decompress(data, _MOST_BYTES))
+            of_similarity = {
+                name.removeprefix(_SIMILARITY): x for name, x in tensors.items() if name.startswith(_SIMILARITY)
+            }
             members: dict[int, dict[int, Layer]] = {}
             for name in sorted(tensors):
                 if name.startswith(_MEMBER) and name.endswith(".weight"):
@@ -93,8 +109,9 @@ class ContigWeights:
                 members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
                 trees=BoostedTrees.of_tensors({name.removeprefix(_TREES): x for name, x in tensors.items()}),
                 temperature=float(tensors["temperature"][0]),
+                similarity=Similarity.of_tensors(of_similarity) if of_similarity else None,
             )
-        except (SafetensorError, KeyError, IndexError, TypeError) as error:
+        except (SafetensorError, zlib.error, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"no contig model ({error})") from error
         weights.check()
         return weights
@@ -126,6 +143,8 @@ class ContigWeights:
         if not is_sound:
             raise ValueError(_DO_NOT_FIT)
         self.trees.check(len(self.mean_I))
+        if self.similarity is not None:
+            self.similarity.check()
 
 
 class ContigModel:
@@ -141,6 +160,11 @@ class ContigModel:
     def uses_embeddings(self) -> bool:
         """Whether the embeddings of frames are among its inputs."""
         return len(self._weights.mean_I) > self.features.dim
+
+    @property
+    def similarity(self) -> Similarity | None:
+        """What refines the scores of contigs, where the model has it."""
+        return self._weights.similarity
 
     def probabilities(
         self,

@@ -3,7 +3,8 @@ Scores of all contigs by their letters, computed by one process a core.
 
 The contigs are parted by the input alone, so scores do not depend on the number of processes. The scores of a part are
 a sealed file: a start after a kill computes the other parts. Processes get one part at a time, the largest first; the
-part of a lost process is handed out again.
+part of a lost process is handed out again. Contigs that a model with known proteins is not sure of are then searched in
+these, in larger parts: each reads all proteins once.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.contig_scores import score_by_letters
+from virnucpro.calls.contig_scores import refine_scores, score_by_letters
+from virnucpro.calls.score_files import map_scores
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.config import RunLimits
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, ResultError, StoppedError, WorkersFailedError
 from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.protein_search import PASS_NT
+from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
 from virnucpro.pipeline.gpu_coordinator import CountedAttempts, GPUProcessCoordinator
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
+    from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.pipeline.hosts.result_passes import ItemMap
     from virnucpro.pipeline.prediction.settings import LettersModel
     from virnucpro.pipeline.work.worker_process import ReportPipe
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
+SEARCH_PART_NT = PASS_NT
+"""The same of a part that is searched, of the nucleotides that are."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 LEAST_PROGRESS_S = 5.0
@@ -65,6 +72,8 @@ class LettersJob:
     min_nt: int
     fingerprint: str
     """Of input and settings; names the parts' files."""
+    work: ClassVar[str] = "scored"
+    """What is said of the nucleotides that are done."""
 
     def open_index(self) -> SequenceIndex:
         return SequenceIndex.open(self.layout.contig_index)
@@ -72,6 +81,32 @@ class LettersJob:
     def path_of(self, part: range) -> Path:
         """Return the file of a part's scores."""
         return self.layout.letter_parts / f"{self.fingerprint[:16]}.{part.start}.f32"
+
+    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
+        """Return the number of scores of a part: of its contigs, of *lengths_nt*, and of windows along long ones."""
+        long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
+        return len(part) + int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum())
+
+    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
+        """Return the scores of a part, float32."""
+        return b"".join(score_by_letters(index, part, model, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
+
+
+class SearchJob(LettersJob):
+    """Refines the scores of contigs that their letters are not sure of."""
+
+    work: ClassVar[str] = "compared with known proteins"
+
+    def path_of(self, part: range) -> Path:
+        return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}.f32"
+
+    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
+        del lengths_nt
+        return len(part)
+
+    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
+        scores = map_scores(self.layout.letter_scores, "scores", len(index))[part.start : part.stop]
+        return refine_scores(index, part, model, scores).tobytes()
 
 
 def score_letters(
@@ -84,7 +119,7 @@ def score_letters(
     stop: threading.Event | None = None,
 ) -> dict[str, int]:
     """
-    Write the scores of all contigs, and of the windows along the long ones; return the number of contigs with a score.
+    Write the scores of all contigs, and of the windows along the long ones; return how many were scored and searched.
 
     Args:
         workers: Number of processes; by default one a core, as far as the input is worth it.
@@ -101,36 +136,67 @@ def score_letters(
     layout = job.layout
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]
-    parts = parts_of(lengths)
-    missing = [part for part in parts if not _is_there(job, part, lengths[part.start : part.stop])]
-    part_nt = {part: int(lengths[part.start : part.stop].sum()) for part in missing}
-    missing.sort(key=part_nt.__getitem__, reverse=True)
-    worth_nt = sum(part_nt.values())
-    progress = _Progress(part_nt, say)
-    num_workers = min(workers or usable_cores(), max(1, worth_nt // WORKER_NT), max(1, len(missing)))
+    compute = partial(_compute, workers=workers, limits=limits, elsewhere=elsewhere, say=say, stop=stop)
+    parts = parts_of(lengths, PART_NT)
+    compute(job, {part: lengths[part.start : part.stop] for part in parts})
+    scored = 0
+    with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
+        for part in parts:
+            data = _read_part(job, part)
+            of_part = np.frombuffer(data[: 4 * len(part)], np.float32)
+            scored += int(np.count_nonzero(~np.isnan(of_part)))
+            of_contigs.write(of_part.tobytes())
+            of_windows.write(data[4 * len(part) :])
+    is_searched = is_unsure(map_scores(layout.letter_scores, "scores", len(index))) & job.model.searches_proteins
+    if is_searched.any():
+        search = SearchJob(**vars(job))
+        unsure_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
+        parts = parts_of(unsure_nt, SEARCH_PART_NT)
+        compute(search, {part: unsure_nt[part.start : part.stop] for part in parts})
+        with durable.replacing(layout.letter_scores) as of_contigs:
+            for part in parts:
+                of_contigs.write(_read_part(search, part))
+    durable.remove_tree(layout.letter_parts)
+    return {"contigs": len(index), "scored": scored, "searched": int(np.count_nonzero(is_searched))}
+
+
+def _read_part(job: LettersJob, part: range) -> bytes:
+    durable.check_seal(job.path_of(part))
+    return job.path_of(part).read_bytes()[: -durable.SEAL_BYTES]
+
+
+def _compute(
+    job: LettersJob,
+    lengths_of: Mapping[range, IntArray],
+    *,
+    workers: int | None,
+    limits: RunLimits | None,
+    elsewhere: ItemMap | None,
+    say: Callable[[str], None],
+    stop: threading.Event,
+) -> None:
+    """Have the scores of those parts computed that have no file; *lengths_of* their contigs count as work."""
+    part_nt = {part: int(nt.sum()) for part, nt in lengths_of.items() if not _is_there(job, part, nt)}
+    missing = sorted(part_nt, key=part_nt.__getitem__, reverse=True)
+    progress = _Progress(part_nt, job.work, say)
+    worth = max(1, sum(part_nt.values()) // WORKER_NT)
+    num_workers = min(workers or usable_cores(), worth, max(1, len(missing)))
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
         _score_in_processes(job, missing, num_workers, limits or RunLimits(), progress, stop)
     else:
-        _score(job, index, progress.through(missing), lambda: _refuse_to_go_on(stop))
-    scored = 0
-    with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
-        for part in parts:
-            durable.check_seal(job.path_of(part))
-            data = job.path_of(part).read_bytes()[: -durable.SEAL_BYTES]
-            of_part = np.frombuffer(data[: 4 * len(part)], np.float32)
-            scored += int(np.count_nonzero(~np.isnan(of_part)))
-            of_contigs.write(of_part.tobytes())
-            of_windows.write(data[4 * len(part) :])
-    durable.remove_tree(layout.letter_parts)
-    return {"contigs": len(index), "scored": scored}
+        _score(job, job.open_index(), progress.through(missing), lambda: _refuse_to_go_on(stop))
 
 
-def parts_of(lengths_nt: IntArray) -> list[range]:
-    """Return the contigs of each part, by their number in the input; *lengths_nt* of all contigs, in that order."""
+def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
+    """
+    Return the contigs of each part, by their number in the input.
+
+    *lengths_nt* count of all contigs, in that order; a part is to have *part_nt* of them.
+    """
     ends_nt = np.cumsum(lengths_nt)
-    part_nt = max(PART_NT, int(ends_nt[-1]) // MOST_PARTS) if len(ends_nt) else PART_NT
+    part_nt = max(part_nt, int(ends_nt[-1]) // MOST_PARTS) if len(ends_nt) else part_nt
     parts, first = [], 0
     while first < len(ends_nt):
         before_nt = int(ends_nt[first - 1]) if first else 0
@@ -141,10 +207,10 @@ def parts_of(lengths_nt: IntArray) -> list[range]:
 
 
 class _Progress:
-    """Says how much is done; *part_nt* are the nucleotides of each part."""
+    """Says how much is done, *work*; *part_nt* are the nucleotides of each part."""
 
-    def __init__(self, part_nt: Mapping[range, int], say: Callable[[str], None]) -> None:
-        self._part_nt, self._say = part_nt, say
+    def __init__(self, part_nt: Mapping[range, int], work: str, say: Callable[[str], None]) -> None:
+        self._part_nt, self._work, self._say = part_nt, work, say
         self._total_nt, self._done_nt = sum(part_nt.values()), 0
         self._said, self._said_s = 0, time.monotonic()
 
@@ -152,7 +218,7 @@ class _Progress:
         self._done_nt += self._part_nt[part]
         tenths, now_s = 10 * self._done_nt // self._total_nt, time.monotonic()
         if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
-            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb scored")
+            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self._work}")
             self._said, self._said_s = tenths, now_s
 
     def through(self, parts: Iterable[range]) -> Iterator[range]:
@@ -217,8 +283,7 @@ def _score(job: LettersJob, index: SequenceIndex, parts: Iterable[range], before
         before_each()
         path = job.path_of(part)
         if not path.exists():
-            scores = score_by_letters(index, part, model, chunk_nt=job.chunk_nt, min_nt=job.min_nt)
-            durable.write_bytes(path, b"".join(scores), seal=True)
+            durable.write_bytes(path, job.score(index, part, model), seal=True)
 
 
 def _score_for(job: LettersJob, part: range) -> None:
@@ -269,11 +334,9 @@ def _refuse_to_go_on(stop: threading.Event) -> None:
 def _is_there(job: LettersJob, part: range, lengths_nt: IntArray) -> bool:
     """Whether the part's file is whole and of its contigs, whose *lengths_nt* are given; any other is removed."""
     path = job.path_of(part)
-    long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
-    windows = int(chunks_per_contig(long_nt, job.chunk_nt, job.min_nt).sum())
     try:
         durable.check_seal(path)
-        if path.stat().st_size == 4 * (len(part) + windows) + durable.SEAL_BYTES:
+        if path.stat().st_size == 4 * job.scores_of(part, lengths_nt) + durable.SEAL_BYTES:
             return True
     except FileNotFoundError:
         return False

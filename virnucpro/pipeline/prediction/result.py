@@ -104,6 +104,7 @@ def close_prediction(
         "contigs": len(index),
         "short_contigs": int(np.count_nonzero(~looked_at)),
         "chunks": int(chunks_per_contig(lengths, config.chunk_nt, config.min_nt).sum()),
+        "searched": stages["letters"].counts["searched"] if config.letters is not None else 0,
         "embedded": fragments.get("contigs", 0),
         "open_chunks": fragments.get("open_chunks", 0),
         "frames": classified["frames"],
@@ -192,6 +193,7 @@ def _notes(counts: Mapping[str, int], sequences: str, *, chunk_nt: int, min_nt: 
             "(the published classifiers are near chance on 150 nt)"
         ),
         "no_open_frame": "without an open frame in any chunk, and so without a score",
+        "searched": "compared with known proteins, as their letters leave it open",
         "by_sequence": "without an open frame in any chunk, scored by their sequence alone",
     }
     notes = [f"{sequences} {what}: {counts[name]:,}" for name, what in sentences.items() if counts.get(name)]

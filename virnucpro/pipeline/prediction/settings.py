@@ -63,6 +63,8 @@ class LettersModel:
 
     folder: Path
     card: ClassifierCard
+    searches_proteins: bool = False
+    """Whether it refines scores by similarity to known proteins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,9 +343,7 @@ def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard
 
 def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tuple[Cascade | None, LettersModel | None]:
     """Return which contigs are embedded, and what scores letters: the classifier itself, or the bundled one."""
-    own = None
-    if card.contig_model is not None and not load_contig_model(folder, card).uses_embeddings:
-        own = LettersModel(folder, card)
+    own = _letters_model(folder, card)
     if asked == CASCADE_AUTO:
         return (EVERY_CONTIG if own is None else None), own
     if asked == CASCADE_OFF:
@@ -351,8 +351,16 @@ def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tupl
     low, high = map(float, asked.split(","))
     if own is None:
         bundled = locate_classifier(DEFAULT_CLASSIFIER)
-        own = LettersModel(bundled, read_card(bundled))
+        own = _letters_model(bundled, read_card(bundled))
     return Cascade(low, high), own
+
+
+def _letters_model(folder: Path, card: ClassifierCard) -> LettersModel | None:
+    """Return the classifier as one that reads letters alone; None where it does not."""
+    if card.contig_model is None:
+        return None
+    model = load_contig_model(folder, card)
+    return None if model.uses_embeddings else LettersModel(folder, card, model.similarity is not None)
 
 
 def _kept(recorded: object) -> Keep:

@@ -111,6 +111,7 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     counted = count_kmers(genomes, contigs.group_numbers(names), names, config.contig)
     contig_weights, contig_outcome = train_contig_model(
         names,
+        genomes,
         counted,
         contigs,
         _contigs(embedded, further, VALIDATION),
@@ -249,7 +250,8 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
     """Return P(virus) of the chosen pieces as a prediction would score them, by the classifier in *folder*."""
     model = load_contig_model(folder, read_card(folder))
     chosen = np.flatnonzero(chosen_C).tolist()
-    sequence_CS = model.features.of_many([encode(embedded.pieces[number].letters.encode()) for number in chosen])
+    codes = [encode(embedded.pieces[number].letters.encode()) for number in chosen]
+    sequence_CS = model.features.of_many(codes)
     p_virus_C = model.probabilities(
         sequence_CS,
         embedded.dna_CD[chosen_C],
@@ -257,6 +259,8 @@ def score_pieces(folder: Path, embedded: EmbeddedPieces, chosen_C: BoolArray) ->
         embedded.frames_C[chosen_C],
         embedded.chunks_C[chosen_C],
     )
+    if model.similarity is not None:
+        p_virus_C = model.similarity.refined(p_virus_C, codes)
     return p_virus_C.astype(np.float64)
 
 

@@ -1,10 +1,11 @@
 """
-Train the contig model: tables of k-mers, networks and boosted trees on top of them, and their calibration.
+Train the contig model: tables of k-mers, networks and boosted trees on top of them, calibration, and similarity.
 
 The training part's genomes give the tables. Networks and trees learn from its contigs, each with log-odds from tables
 that have not seen its genome; validation's contigs stop the networks, decide whether embeddings are inputs, and set the
 temperature. A network predicts a contig's group (cross-entropy), since groups differ more than the two labels do; trees
-predict the label.
+predict the label. Of a model that takes letters alone, similarity to proteins refines the scores
+(``similarity_fitting``).
 Seeded, on one thread: the same contigs give the same weights on the same kind of CPU. Legend: C contigs,
 I inputs, G groups, M networks.
 """
@@ -25,6 +26,7 @@ from virnucpro.errors import StoppedError
 from virnucpro.models.contigs.contig_model import ContigWeights, Layer, join_inputs, normalised, viral_log_odds
 from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
 from virnucpro.training.fitting.kmer_log_odds import KmerCounts
+from virnucpro.training.fitting.similarity_fitting import fit_similarity
 from virnucpro.training.fitting.tree_fitting import fit_trees
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ class Networks:
 
 def train_contig_model(
     names: Sequence[tuple[bool, str]],
+    genomes: LabelledRecords,
     counted: tuple[KmerCounts, Mapping[str, int]],
     training: TrainingContigs,
     validation: TrainingContigs,
@@ -133,8 +136,9 @@ def train_contig_model(
 
     Of the *kinds* of inputs, that with the lower loss on validation is used.
 
-    *names* are the groups of the records that *training* was cut from, and *counted* is what ``count_kmers`` returned
-    of them. *validation* has contigs of other genomes, of groups that *training* has. Both have both labels.
+    *names* are the groups of *genomes*, the records that *training* was cut from, and *counted* is what
+    ``count_kmers`` returned of them. *validation* has contigs of other genomes, of groups that *training* has. Both
+    have both labels.
 
     Raises:
         StoppedError: *stop* was set.
@@ -161,6 +165,12 @@ def train_contig_model(
     by_trees_C = trees.log_odds(validation.inputs(held_out_CS, chosen))
     log_odds_C = (networks.validation_log_odds_C + by_trees_C) / 2
     temperature = choose_temperature(log_odds_C, validation.is_virus_C)
+    similarity = None
+    if chosen == SEQUENCE:
+        scores_C = np.asarray(1 / (1 + np.exp(-log_odds_C / temperature)), dtype=np.float32)
+        similarity = fit_similarity(
+            genomes, validation.codes, scores_C, validation.is_virus_C, seed=settings.seed, stop=stop
+        )
     weights = ContigWeights(
         log_odds=tables,
         is_viral_G=is_viral_G,
@@ -169,6 +179,7 @@ def train_contig_model(
         members=networks.members,
         trees=trees,
         temperature=temperature,
+        similarity=similarity,
     )
     outcome = {
         "inputs": chosen,
@@ -183,6 +194,8 @@ def train_contig_model(
             )
         },
         "temperature": temperature,
+        "proteins": 0 if similarity is None else len(similarity.proteins.lengths_N),
+        "residues": 0 if similarity is None else len(similarity.proteins.residues_R),
         "groups": [name for _, name in names],  # in the order of the networks' outputs
     }
     return weights, outcome

@@ -121,6 +121,7 @@ of pass {training["frames"]["best_epoch"]}, {training["frames"]["validation_loss
 letters' composition and, where they lower the loss, the means of the frames' embeddings: validation loss of the \
 networks by what they take {losses}; of networks, boosted trees and their mean, which is used, {of_parts}. Its \
 log-odds are divided by {contigs["temperature"]:.2f}, by validation, so that P(virus) means what it says. \
+{_proteins(contigs)}\
 {training["repeatable"]}
 
 Command: `{training["command"]}`
@@ -129,6 +130,16 @@ Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"]
 
 Seconds: {", ".join(f"{name} {seconds:.0f}" for name, seconds in training["seconds"].items())}.
 """
+
+
+def _proteins(contigs: Mapping[str, Any]) -> str:
+    if not contigs["proteins"]:
+        return ""
+    return (
+        f"Contigs that letters are not sure of are compared with {contigs['proteins']:,} proteins of the training "
+        f"part's genomes ({contigs['residues']:,} residues, drawn from all their likely genes), by a regression that "
+        "is fitted on validation. "
+    )
 
 
 def _groups_left_out(found: Mapping[str, Any]) -> str:
@@ -145,7 +156,8 @@ def _groups_left_out(found: Mapping[str, Any]) -> str:
         for name, one in sorted(found.items(), key=lambda item: item[1]["auroc"])
     ]
     return f"""Each group left out of training in turn, worst first: how its pieces rank against the test part's \
-pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces.
+pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces, without similarity \
+to proteins.
 
 {_table(["group left out", "label", "pieces", "AUROC", "recall at 1 % false positives"], rows)}
 

@@ -1,0 +1,246 @@
+"""Similarity to known proteins: alignments, the search, and what is made of them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from virnucpro.errors import StoppedError
+from virnucpro.models.contigs import protein_search
+from virnucpro.models.contigs.contig_model import ContigWeights
+from virnucpro.models.contigs.local_alignment import (
+    BAND,
+    GAP_GOES_ON,
+    GAP_OPENS,
+    REACH,
+    SEPARATOR,
+    SUBSTITUTIONS,
+    LaidOut,
+    align,
+)
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES, encode, reverse_complement
+from virnucpro.models.contigs.protein_search import LEAST_SCORE, KnownProteins
+from virnucpro.models.contigs.similarity import Similarity, is_unsure
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
+from virnucpro.training.fitting import similarity_fitting
+from virnucpro.training.fitting.contig_training import LabelledRecords
+from virnucpro.training.fitting.similarity_fitting import choose_proteins, fit_regression, fit_similarity
+
+START, STOP = encode(b"ATG"), encode(b"TAA")
+
+
+def plain_alignment(first, second):
+    """Return the best score of a local alignment, cell by cell (Gotoh 1982)."""
+    scores, down, best = np.zeros(len(second) + 1), np.full(len(second) + 1, -np.inf), 0
+    for one in first:
+        diagonal, right = 0.0, -np.inf
+        for at, other in enumerate(second, start=1):
+            down[at] = max(scores[at] - GAP_OPENS, down[at] - GAP_GOES_ON)
+            right = max(scores[at - 1] - GAP_OPENS, right - GAP_GOES_ON)
+            found = max(0, diagonal + int(SUBSTITUTIONS[(SEPARATOR + 1) * int(one) + int(other)]), down[at], right)
+            diagonal, scores[at] = scores[at], found
+            best = max(best, found)
+    return best
+
+
+def changed(protein, chooser, replaced, inserted=0):
+    """Return a protein with so many residues replaced, and so many set in."""
+    protein = protein.copy()
+    protein[chooser.integers(0, len(protein), replaced)] = chooser.integers(0, len(RESIDUES), replaced)
+    at = len(protein) // 3
+    return np.insert(protein, at, chooser.integers(0, len(RESIDUES), inserted)).astype(np.uint8)
+
+
+def coding(protein, chooser):
+    """Return codes of nucleotides that are translated to the protein."""
+    residues = BACTERIAL.residue_of_codon[:64]
+    codons = [chooser.choice(np.flatnonzero(residues == residue)) for residue in protein]
+    return np.array([[codon >> 4, codon >> 2 & 3, codon & 3] for codon in codons], dtype=np.uint8).ravel()
+
+
+@pytest.fixture
+def chooser():
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def proteins(chooser):
+    return [chooser.integers(0, len(RESIDUES), length).astype(np.uint8) for length in (120, 90, 200, 150)]
+
+
+@pytest.fixture
+def known(proteins):
+    lengths = np.array([len(protein) for protein in proteins], dtype=np.int32)
+    return KnownProteins(np.concatenate(proteins), lengths, np.array([True, False, True, False]))
+
+
+def test_the_matrix_is_that_of_known_pairs():
+    score = {
+        pair: SUBSTITUTIONS[(SEPARATOR + 1) * RESIDUES.index(pair[0]) + RESIDUES.index(pair[1])]
+        for pair in (b"WW", b"CC", b"IV", b"VI", b"DW", b"KR", b"AA", b"YF", b"PP")
+    }
+    assert score == {b"WW": 11, b"CC": 9, b"IV": 3, b"VI": 3, b"DW": -4, b"KR": 2, b"AA": 4, b"YF": 3, b"PP": 7}
+
+
+@pytest.mark.parametrize("inserted", [0, 1, 4, 9])
+def test_an_alignment_scores_as_cell_by_cell(chooser, inserted):
+    for replaced in (0, 10, 25):
+        first = chooser.integers(0, len(RESIDUES), 60).astype(np.uint8)
+        second = changed(first, chooser, replaced, inserted)
+        places = [np.array([REACH + BAND + at]) for at in (30, 30 + inserted)]
+        found = align(*(LaidOut.of(x, np.array([len(x)])) for x in (first, second)), *places)
+        assert found.tolist() == [plain_alignment(first, second)]
+
+
+def test_no_pairs_have_no_scores():
+    nothing = np.zeros(0, dtype=np.int64)
+    empty = LaidOut.of(np.zeros(0, dtype=np.uint8), nothing)
+    assert align(empty, empty, nothing, nothing).tolist() == []
+
+
+def test_an_alignment_ends_with_the_protein_whatever_follows(chooser):
+    both = chooser.integers(0, len(RESIDUES), (2, 60)).astype(np.uint8)
+    laid_out = LaidOut.of(both.ravel(), np.array([60, 60]))
+    place = np.array([REACH + BAND + 30])
+    assert align(laid_out, laid_out, place, place).tolist() == [plain_alignment(both[0], both[0])]
+
+
+def test_the_codons_of_this_test_are_translated_back(chooser, proteins):
+    letters = bytes(b"ACGT"[code] for code in coding(proteins[1], chooser))
+    codes = encode(letters).reshape(-1, 3).astype(int)
+    np.testing.assert_array_equal(BACTERIAL.residue_of_codon[codes @ [16, 4, 1]], proteins[1])
+
+
+def test_relatives_are_found_on_both_strands_and_by_their_kind(known, proteins, chooser):
+    relatives = [coding(changed(protein, chooser, len(protein) // 3, 2), chooser) for protein in proteins]
+    random = chooser.integers(0, 4, 2_000).astype(np.uint8)
+    both = np.concatenate([relatives[0], random[:31], relatives[1]])
+    best = known.best_scores([*relatives, random, both, random[:0], np.full(500, 4, dtype=np.uint8)])
+    assert (best[[0, 2], 0] >= LEAST_SCORE).all()
+    assert (best[[1, 3], 1] >= LEAST_SCORE).all()
+    assert best[[0, 2], 1].tolist() == best[[1, 3], 0].tolist() == [0, 0]
+    assert best[4].tolist() == best[6].tolist() == best[7].tolist() == [0, 0]
+    assert best[5].tolist() == [best[0, 0], best[1, 1]]
+    backward = known.best_scores([reverse_complement(codes) for codes in relatives])
+    np.testing.assert_array_equal(backward, best[:4])
+
+
+def test_the_score_is_that_of_the_whole_alignment(known, proteins, chooser):
+    relative = changed(proteins[1], chooser, 20, 3)
+    (_, cellular) = known.best_scores([coding(relative, chooser)])[0]
+    assert cellular == plain_alignment(relative, proteins[1])
+
+
+def test_scores_depend_neither_on_the_others_nor_on_how_many_are_searched_at_once(
+    known, proteins, chooser, monkeypatch
+):
+    contigs = [coding(changed(protein, chooser, 20), chooser) for protein in proteins * 3]
+    together = known.best_scores(contigs)
+    assert (together.max(axis=1) > 0).all()
+    np.testing.assert_array_equal(np.concatenate([known.best_scores([one]) for one in contigs]), together)
+    for name in ("PASS_NT", "_PLACES_AT_ONCE", "_PAIRS_AT_ONCE"):
+        monkeypatch.setattr(protein_search, name, 100)
+    np.testing.assert_array_equal(known.best_scores(contigs), together)
+
+
+def test_a_stop_ends_the_search(known):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        known.best_scores([np.zeros(100, dtype=np.uint8)], stop)
+
+
+def test_proteins_that_do_not_fit_together_are_refused(known):
+    known.check()
+    residues, lengths, is_viral = known.residues_R, known.lengths_N, known.is_viral_N
+    for parts in (
+        (residues[1:], lengths, is_viral),
+        (residues, lengths[1:], is_viral),
+        (residues, lengths, is_viral[1:]),
+        (residues.astype(np.int64), lengths, is_viral),
+        (residues, lengths.astype(np.int64), is_viral),
+        (np.full_like(residues, len(RESIDUES)), lengths, is_viral),
+        (residues, lengths + np.array([1, -1, 200, -200], dtype=np.int32), is_viral),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            KnownProteins(*parts).check()
+
+
+def test_only_scores_that_are_unsure_are_refined(known, proteins, chooser):
+    similarity = Similarity(known, np.array([1.0, 0, 0.5, -0.5, 1, 0]))
+    similarity.check()
+    scores = np.array([0.5, 0.5, 0.995, 0.005, np.nan, 0.5], dtype=np.float32)
+    contigs = [coding(proteins[number], chooser) for number in (0, 1, 1, 0, 0)] + [np.zeros(90, dtype=np.uint8)]
+    refined = similarity.refined(scores, contigs)
+    assert refined.dtype == np.float32
+    assert is_unsure(scores).tolist() == [True, True, False, False, False, True]
+    np.testing.assert_array_equal(refined[2:5], scores[2:5])
+    assert refined[0] > 0.9
+    assert refined[1] < 0.1
+    assert refined[5] == 0.5, "it resembles nothing, and these weights know nothing of lengths"
+    with pytest.raises(ValueError, match="do not fit"):
+        Similarity(known, similarity.weights_J[1:]).check()
+    with pytest.raises(ValueError, match="do not fit"):
+        Similarity(known, np.full(6, np.nan)).check()
+
+
+def test_the_regression_is_at_the_minimum_and_weighs_both_labels_alike(chooser):
+    x = np.column_stack([chooser.normal(3, 2, 900), chooser.normal(0, 50, 900), np.ones(900)])
+    is_virus = 1 / (1 + np.exp(3 - 2 * x[:, 0])) > chooser.random(900)
+    weights = fit_regression(x, is_virus)
+    rarer = np.concatenate([np.flatnonzero(is_virus), np.flatnonzero(~is_virus), np.flatnonzero(~is_virus)])
+    np.testing.assert_allclose(fit_regression(x[rarer], is_virus[rarer]), weights, rtol=0.05, atol=1e-3)
+    p = 1 / (1 + np.exp(-(x @ weights)))
+    assert abs(p[is_virus].mean() - 1 + p[~is_virus].mean()) < 1e-9, "the slope of the last weight is 0"
+    assert ((p > 0.5) == is_virus).mean() > 0.85
+
+
+def test_a_file_that_would_fill_the_memory_does_not_load(monkeypatch):
+    data = (BUNDLED_WEIGHTS_DIR / "virnucpro-tiny" / "contig_model.safetensors.gz").read_bytes()
+    weights = ContigWeights.of_bytes(data)
+    assert weights.similarity is not None
+    monkeypatch.setattr("virnucpro.models.contigs.contig_model._MOST_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match="no contig model"):
+        ContigWeights.of_bytes(data)
+
+
+def genomes_of(proteins, chooser):
+    spacers = [chooser.integers(0, 4, 40).astype(np.uint8) for _ in proteins]
+    return LabelledRecords(
+        codes=[
+            np.concatenate([gap, START, coding(x, chooser), STOP, gap])
+            for x, gap in zip(proteins, spacers, strict=True)
+        ],
+        is_virus_C=np.arange(len(proteins)) % 2 == 0,
+        groups=["g"] * len(proteins),
+        sources=[str(number) for number in range(len(proteins))],
+    )
+
+
+def test_proteins_are_drawn_from_likely_genes_up_to_a_limit(proteins, chooser, monkeypatch):
+    genomes = genomes_of(proteins, chooser)
+    every = choose_proteins(genomes, seed=1)
+    every.check()
+    assert len(every.lengths_N) >= len(proteins)
+    text = every.residues_R.tobytes()
+    assert sum(protein[30:].tobytes() in text for protein in proteins) >= 3, "one may be hidden by another frame"
+    assert (every.lengths_N >= protein_search.SHORTEST_PROTEIN).all()
+    monkeypatch.setattr(similarity_fitting, "MOST_RESIDUES", 300)
+    fewer = choose_proteins(genomes, seed=1)
+    assert 0 < len(fewer.residues_R) <= 300
+    assert choose_proteins(genomes, seed=1).residues_R.tobytes() == fewer.residues_R.tobytes()
+
+
+def test_similarity_is_fitted_on_contigs_that_letters_are_unsure_of_if_there_are_enough(proteins, chooser, monkeypatch):
+    genomes = genomes_of(proteins, chooser)
+    relatives = [coding(changed(proteins[n % 4], chooser, 30), chooser) for n in range(60)]
+    is_virus, scores = np.arange(60) % 2 == 0, np.full(60, 0.5, dtype=np.float32)
+    assert fit_similarity(genomes, relatives, scores, is_virus, seed=1) is None
+    monkeypatch.setattr(similarity_fitting, "LEAST_CONTIGS", 20)
+    similarity = fit_similarity(genomes, relatives, scores, is_virus, seed=1)
+    similarity.check()
+    assert ((similarity.refined(scores, relatives) > 0.5) == is_virus).all()
+    sure = np.where(np.arange(60) < 25, 0.5, 1).astype(np.float32)
+    assert fit_similarity(genomes, relatives, sure, is_virus, seed=1) is None

@@ -1,0 +1,123 @@
+"""
+Local alignment with gaps of many pairs of stretches of proteins at once, near one diagonal of each.
+
+Smith and Waterman's recursion with affine gaps (Gotoh 1982), a row of all pairs at a time; scores are those of BLOSUM62
+(Henikoff and Henikoff 1992). Legend: A pairs, W width of the band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.models.contigs.nucleotide_codes import RESIDUES
+
+if TYPE_CHECKING:
+    from virnucpro.arrays import IntArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
+
+    Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+    ScoreArray = np.ndarray[Any, np.dtype[np.int16]]
+
+GAP_OPENS, GAP_GOES_ON = 11, 1
+"""What the first residue of a gap costs, and each further one: near BLAST's defaults for BLOSUM62."""
+REACH = 80
+"""Residues before and after the common place that are aligned."""
+BAND = 12
+"""Diagonals on each side of the one through the common place."""
+SEPARATOR = len(RESIDUES)
+"""Code of what is no residue; no alignment goes through it."""
+SPACE = 10
+"""Separators between two proteins."""
+_PAIRS_AT_ONCE = 1 << 12
+
+_BLOSUM62 = """
+4 0 -2 -1 -2 0 -2 -1 -1 -1 -1 -2 -1 -1 -1 1 0 0 -3 -2
+9 -3 -4 -2 -3 -3 -1 -3 -1 -1 -3 -3 -3 -3 -1 -1 -1 -2 -2
+6 2 -3 -1 -1 -3 -1 -4 -3 1 -1 0 -2 0 -1 -3 -4 -3
+5 -3 -2 0 -3 1 -3 -2 0 -1 2 0 0 -1 -2 -3 -2
+6 -3 -1 0 -3 0 0 -3 -4 -3 -3 -2 -2 -1 1 3
+6 -2 -4 -2 -4 -3 0 -2 -2 -2 0 -2 -3 -2 -3
+8 -3 -1 -3 -2 1 -2 0 0 -1 -2 -3 -2 2
+4 -3 2 1 -3 -3 -3 -3 -2 -1 3 -3 -1
+5 -2 -1 0 -1 1 2 0 -1 -2 -3 -2
+4 2 -3 -3 -2 -2 -2 -1 1 -2 -1
+5 -2 -2 0 -1 -1 -1 1 -1 -1
+6 -2 0 0 1 0 -3 -4 -2
+7 -1 -2 -1 -1 -2 -4 -3
+5 1 0 -1 -2 -2 -1
+5 -1 -1 -3 -3 -2
+4 1 -2 -3 -2
+5 0 -2 -2
+4 -3 -1
+11 2
+7
+"""
+"""The upper triangle, in the order of ``RESIDUES``."""
+
+
+def _substitutions() -> ScoreArray:
+    scores = np.full((SEPARATOR + 1, SEPARATOR + 1), -100, dtype=np.int16)
+    for row, line in enumerate(_BLOSUM62.split("\n")[1:-1]):
+        scores[row, row:SEPARATOR] = scores[row:SEPARATOR, row] = [int(score) for score in line.split()]
+    return scores.ravel()
+
+
+SUBSTITUTIONS = _substitutions()
+"""int16: the score of residues a and b is at ``(SEPARATOR + 1) * a + b``."""
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Proteins end to end, with ``SPACE`` separators between them and ``REACH + BAND`` around all."""
+
+    residues_T: CodeArray
+    """uint8 (T,): places in ``RESIDUES``, or ``SEPARATOR``."""
+    owner_T: Int32Array
+    """int32 (T,): the protein of a residue, or before a separator."""
+
+    @classmethod
+    def of(cls, residues_R: CodeArray, lengths_N: IntArray | Int32Array) -> LaidOut:
+        """Lay out proteins of such lengths, given end to end."""
+        number, margin = len(lengths_N), REACH + BAND
+        ends_N = np.cumsum(lengths_N + SPACE, dtype=np.int64)
+        is_residue = np.ones(len(residues_R) + SPACE * number, dtype=np.bool_)
+        is_residue[ends_N[:, None] - np.arange(1, SPACE + 1)] = False
+        residues = np.full(len(is_residue) + 2 * margin, SEPARATOR, dtype=np.uint8)
+        residues[margin : margin + len(is_residue)][is_residue] = residues_R
+        owner = np.zeros(len(residues), dtype=np.int32)
+        owner[margin : margin + len(is_residue)] = np.repeat(np.arange(number, dtype=np.int32), lengths_N + SPACE)
+        return cls(residues, owner)
+
+    def around(self, place_A: IntArray, reach: int) -> IntArray:
+        """Return the residues from so many before each place to before so many after it, int64 (2 * reach, A)."""
+        place_RA = place_A + np.arange(-reach, reach)[:, None]
+        is_own_RA = self.owner_T[place_RA] == self.owner_T[place_A]
+        return np.where(is_own_RA, self.residues_T[place_RA], SEPARATOR).astype(np.int64)
+
+
+def align(first: LaidOut, second: LaidOut, place_A: IntArray, other_A: IntArray) -> IntArray:
+    """Return the best score of a local alignment near each pair of places in two proteins, int64 (A,)."""
+    parts = [slice(at, at + _PAIRS_AT_ONCE) for at in range(0, len(place_A), _PAIRS_AT_ONCE)]
+    scores = [_align(first.around(place_A[at], REACH), second.around(other_A[at], REACH + BAND)) for at in parts]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *scores])
+
+
+def _align(rows_RA: IntArray, columns_CA: IntArray) -> IntArray:
+    width = 2 * BAND + 1
+    along_W1 = (GAP_GOES_ON * np.arange(width, dtype=np.int16))[:, None]
+    scores_WA = np.zeros((width + 1, rows_RA.shape[1]), dtype=np.int16)  # a diagonal more, which stays 0
+    gaps_WA = np.zeros_like(scores_WA)
+    best_A = np.zeros(rows_RA.shape[1], dtype=np.int16)
+    for row, codes_A in enumerate((SEPARATOR + 1) * rows_RA):
+        np.maximum(scores_WA[1:] - GAP_OPENS, gaps_WA[1:] - GAP_GOES_ON, out=gaps_WA[:-1])
+        scores_WA[:-1] += SUBSTITUTIONS.take(columns_CA[row : row + width] + codes_A)
+        np.maximum(scores_WA[:-1], gaps_WA[:-1], out=scores_WA[:-1])
+        np.maximum(scores_WA, 0, out=scores_WA)
+        reached_WA = np.maximum.accumulate(scores_WA[:-1] + along_W1, axis=0) - along_W1
+        np.maximum(scores_WA[1:-1], reached_WA[:-1] - GAP_OPENS, out=scores_WA[1:-1])
+        scores_WA[-1] = 0
+        np.maximum(best_A, scores_WA.max(axis=0), out=best_A)
+    return best_A.astype(np.int64)

@@ -1,0 +1,251 @@
+"""
+Which known proteins the open runs of contigs resemble, viral ones and cellular ones.
+
+A search in the manner of BLAST and DIAMOND (Altschul et al. 1990, Buchfink et al. 2015): words of residues in a reduced
+alphabet, at spaced places, that a contig and a protein share; of their surroundings enough residues must be the same,
+and a stretch without gaps must score enough. The best of what is left is aligned with gaps. All open runs of the six
+frames are searched: genes that are cut, shifted or recoded count, too. A contig's scores do not depend on the contigs
+that are searched with it. Legend: P contigs, Q places in their open runs, T places in the proteins, X pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from virnucpro.errors import StoppedError
+from virnucpro.models.contigs.local_alignment import BAND, REACH, SEPARATOR, SPACE, SUBSTITUTIONS, LaidOut, align
+from virnucpro.models.contigs.nucleotide_codes import BACTERIAL, RESIDUES
+from virnucpro.models.contigs.pieces import Pieces, ranges
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+
+    from virnucpro.arrays import BoolArray, IntArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray, WordArray
+
+    Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+    PackedArray = np.ndarray[Any, np.dtype[np.uint64]]
+
+SHORTEST_PROTEIN = 40
+"""Residues of a protein that is kept."""
+LEAST_SCORE = 70
+"""Alignments below this are as good as none: 31 bits."""
+
+PASS_NT = 2_000_000
+"""Nucleotides that are searched at once, as far as contigs are not longer: all proteins are read for them."""
+_SHORTEST_RUN = 20
+"""Codons of an open run that is searched."""
+_SEEDS = ((0, 1, 2, 4, 5, 7, 8, 9), (0, 1, 3, 4, 5, 7, 10, 11, 12))
+"""Places of the letters of a word, from 0."""
+_REDUCED_ALPHABET = ("KREDQN", "C", "G", "H", "ILV", "M", "F", "Y", "W", "P", "STA")
+"""Eleven classes of residues (Buchfink et al. 2015)."""
+_LEAST_CLASSES = 3
+"""Of the letters of a word: fewer are in many proteins that are not related, and in repeats."""
+_HASH_BITS = 22
+_PACKED, _BITS = 12, 5
+"""Residues around the middle of a word that are compared at once, and bits of each."""
+_LEAST_SAME = 6
+"""Of them, as many must be the same."""
+_OTHER_SEPARATOR = np.uint8(SEPARATOR + 1)
+"""Stands for it in contigs, so that it is the same as nothing."""
+_NEAR, _LEAST_NEAR = SPACE, 38
+"""Residues on each side that are scored without gaps, and what their best stretch must score."""
+_ALIGNED = 10
+"""Viral proteins, and cellular ones, that are aligned with a contig."""
+_PLACES_AT_ONCE, _PAIRS_AT_ONCE = 1 << 19, 1 << 18
+_MARGIN = REACH + BAND
+_LOWEST = np.uint64(sum(1 << _BITS * place for place in range(_PACKED)))
+_CLASS_OF_RESIDUE = np.array(
+    [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in RESIDUES] + [0],
+    dtype=np.uint8,
+)
+_BIT_OF_CLASS = np.uint16(1) << _CLASS_OF_RESIDUE.astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class KnownProteins:
+    """Proteins of genomes of known kind."""
+
+    residues_R: CodeArray
+    """uint8 (R,): places in ``RESIDUES``, of all proteins, end to end."""
+    lengths_N: Int32Array
+    """int32 (N,): residues of each."""
+    is_viral_N: BoolArray
+    """bool (N,)."""
+
+    def check(self) -> None:
+        """Raise ValueError where the parts do not fit together."""
+        is_sound = (
+            [x.dtype for x in (self.residues_R, self.lengths_N, self.is_viral_N)] == [np.uint8, np.int32, np.bool_]
+            and self.residues_R.ndim == self.lengths_N.ndim == 1
+            and self.is_viral_N.shape == self.lengths_N.shape
+            and bool((self.lengths_N > 0).all())
+            and int(self.lengths_N.sum(dtype=np.int64)) == len(self.residues_R)
+            and bool((self.residues_R < len(RESIDUES)).all())
+        )
+        if not is_sound:
+            raise ValueError("the proteins of the contig model do not fit together")
+
+    def best_scores(self, codes: Sequence[CodeArray], stop: threading.Event | None = None) -> IntArray:
+        """
+        Return the best alignment score of each contig to a viral and to a cellular protein, int64 (P, 2).
+
+        0 where it is below ``LEAST_SCORE``. *codes* are the contigs' letters, as ``nucleotide_codes.encode`` gives
+        them.
+
+        Raises:
+            StoppedError: *stop* was set.
+        """
+        pass_P = np.cumsum([len(codes_L) for codes_L in codes], dtype=np.int64) // PASS_NT
+        bounds = [0, *(np.flatnonzero(np.diff(pass_P)) + 1).tolist(), len(codes)]
+        best = [np.zeros((0, 2), dtype=np.int64)]
+        for first, last in pairwise(bounds):
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            best.append(self._best_of_pass(codes[first:last]))
+        return np.concatenate(best)
+
+    def _best_of_pass(self, codes: Sequence[CodeArray]) -> IntArray:
+        runs = _OpenRuns.of(codes)
+        found = [self._pairs(runs, seed) for seed in _SEEDS]
+        place_X, other_X, near_X = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        kind_X = (
+            2 * runs.piece_of_run[runs.laid_out.owner_T[place_X]] + ~self.is_viral_N[self._laid_out.owner_T[other_X]]
+        )
+        chosen = self._most_alike(runs, place_X, other_X, near_X, kind_X)
+        scores = align(runs.laid_out, self._laid_out, place_X[chosen], other_X[chosen])
+        best = np.zeros(2 * len(codes), dtype=np.int64)
+        np.maximum.at(best, kind_X[chosen], np.where(scores >= LEAST_SCORE, scores, 0))
+        return best.reshape(-1, 2)
+
+    @cached_property
+    def _laid_out(self) -> LaidOut:
+        return LaidOut.of(self.residues_R, self.lengths_N)
+
+    def _most_alike(
+        self, runs: _OpenRuns, place_X: IntArray, other_X: IntArray, near_X: IntArray, kind_X: IntArray
+    ) -> IntArray:
+        """Return the pairs to align: of each contig and kind the best, one for a run and a protein."""
+        run_X, protein_X = runs.laid_out.owner_T[place_X], self._laid_out.owner_T[other_X]
+        order = np.lexsort((other_X, place_X, -near_X, protein_X, run_X))
+        of_run, of_protein = run_X[order], protein_X[order]
+        is_first = np.append(True, (of_run[1:] != of_run[:-1]) | (of_protein[1:] != of_protein[:-1]))[: len(order)]
+        order = order[is_first]
+        order = order[np.lexsort((other_X[order], place_X[order], -near_X[order], kind_X[order]))]
+        kinds = kind_X[order]
+        return np.asarray(order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < _ALIGNED])
+
+    def _pairs(self, runs: _OpenRuns, seed: tuple[int, ...]) -> tuple[IntArray, IntArray, IntArray]:
+        """Return places in the runs and in the proteins that share a word and are alike, and how they score."""
+        middle = seed[-1] // 2
+        mine, known = runs.laid_out, self._laid_out
+        words_Q = _words(mine.residues_T, seed)
+        order = np.flatnonzero(_is_seed(mine.residues_T, seed))
+        order = order[np.argsort(words_Q[order], kind="stable")]
+        unlike = np.where(mine.residues_T == SEPARATOR, _OTHER_SEPARATOR, mine.residues_T)
+        packed_Q = _packed_at(unlike, order + middle)
+        counts = np.bincount(words_Q[order], minlength=1 << _HASH_BITS)
+        firsts = np.cumsum(counts) - counts
+        is_there = counts > 0
+        found = [(np.zeros(0, np.int64),) * 3]
+        end = len(known.residues_T) - _MARGIN
+        for start in range(_MARGIN, end, _PLACES_AT_ONCE):
+            stop = min(start + _PLACES_AT_ONCE, end)
+            stretch = known.residues_T[start - _PACKED : stop + 2 * _PACKED]  # the margin is wider
+            words = _words(stretch[_PACKED:], seed)[: stop - start]
+            hits = np.flatnonzero(is_there[words])
+            for some in _in_parts(hits, counts[words[hits]]):
+                count_X = counts[words[some]]
+                number = ranges(firsts[words[some]], count_X)
+                packed = _packed_at(stretch, some + middle + _PACKED)
+                differs = np.repeat(packed, count_X) ^ packed_Q[number]
+                alike = np.flatnonzero(_same(differs) >= _LEAST_SAME)
+                place, other = order[number[alike]] + middle, np.repeat(some + start + middle, count_X)[alike]
+                score = _near_score(mine.residues_T, known.residues_T, place, other)
+                good = score >= _LEAST_NEAR
+                found.append((place[good], other[good], score[good]))
+        place_X, other_X, near_X = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return place_X, other_X, near_X
+
+
+@dataclass(frozen=True)
+class _OpenRuns:
+    """The open runs of contigs, translated."""
+
+    laid_out: LaidOut
+    piece_of_run: IntArray
+
+    @classmethod
+    def of(cls, codes: Sequence[CodeArray]) -> _OpenRuns:
+        pieces = Pieces(codes)
+        codons, ends = pieces.codons_6F.ravel(), pieces.run_ends(BACTERIAL.ends_run)
+        lengths = np.diff(ends, prepend=-1) - 1
+        is_long = lengths >= _SHORTEST_RUN
+        starts, lengths = (ends - lengths)[is_long], lengths[is_long]
+        residues = BACTERIAL.residue_of_codon[codons[ranges(starts, lengths)]]
+        piece = pieces.piece_F[starts % len(pieces.piece_F)]
+        return cls(LaidOut.of(residues, lengths), piece)
+
+
+def _is_seed(residues: CodeArray, seed: tuple[int, ...]) -> BoolArray:
+    """Return which words are within a protein and of letters of several classes, bool (T - span + 1,)."""
+    before = np.append(0, np.cumsum(residues == SEPARATOR, dtype=np.int32))
+    is_inside = before[seed[-1] + 1 :] == before[: -seed[-1] - 1]
+    class_T = _BIT_OF_CLASS[residues]
+    classes = np.zeros(len(is_inside), dtype=np.uint16)
+    for place in seed:
+        classes |= class_T[place : place + len(classes)]
+    return np.asarray(is_inside & (np.bitwise_count(classes) >= _LEAST_CLASSES))
+
+
+def _words(residues: CodeArray, seed: tuple[int, ...]) -> WordArray:
+    """Return the hash of the word at each place, uint32 (T - span + 1,)."""
+    reduced = _CLASS_OF_RESIDUE[residues]
+    number = max(len(residues) - seed[-1], 0)
+    words = np.zeros(number, dtype=np.uint32)
+    for place in seed:
+        words *= np.uint32(len(_REDUCED_ALPHABET))
+        words += reduced[place : place + number]
+    words *= np.uint32(2654435761)
+    words >>= np.uint32(32 - _HASH_BITS)
+    return words
+
+
+def _packed_at(residues: CodeArray, places: IntArray) -> PackedArray:
+    """Return the residues around some places in one number each, uint64."""
+    packed = np.zeros(len(places), dtype=np.uint64)
+    for place in range(_PACKED):
+        packed |= residues[places + (place - _PACKED // 2)].astype(np.uint64) << np.uint64(_BITS * place)
+    return packed
+
+
+def _same(differs: PackedArray) -> IntArray:
+    """Return how many of the packed residues do not differ."""
+    any_bit = differs.copy()
+    for shift in range(1, _BITS):
+        any_bit |= differs >> np.uint64(shift)
+    return np.asarray(_PACKED - np.bitwise_count(any_bit & _LOWEST).astype(np.int64))
+
+
+def _near_score(first: CodeArray, second: CodeArray, place: IntArray, other: IntArray) -> IntArray:
+    """Return the best score of a stretch without gaps within ``_NEAR`` residues of the two places."""
+    score, best = np.zeros(len(place), dtype=np.int16), np.zeros(len(place), dtype=np.int16)
+    for shift in range(-_NEAR, _NEAR + 1):
+        pair = first[place + shift].astype(np.intp) * (SEPARATOR + 1) + second[other + shift]
+        score += SUBSTITUTIONS.take(pair)
+        np.maximum(score, 0, out=score)
+        np.maximum(best, score, out=best)
+    return best.astype(np.int64)
+
+
+def _in_parts(hits: IntArray, counts: IntArray) -> Iterator[IntArray]:
+    """Yield some of the *hits* at a time, of about ``_PAIRS_AT_ONCE`` pairs."""
+    part = np.cumsum(counts, dtype=np.int64) // _PAIRS_AT_ONCE
+    if len(hits):
+        yield from np.split(hits, np.flatnonzero(np.diff(part)) + 1)

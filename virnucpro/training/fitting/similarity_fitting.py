@@ -1,0 +1,99 @@
+"""
+Choose the proteins that a contig model keeps, and fit what similarity to them says.
+
+Proteins are the likely genes of the training part's genomes; the regression is fitted on contigs of other genomes,
+those of validation. Legend: C contigs, J inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from virnucpro.models.contigs.gene_finding import Genes
+from virnucpro.models.contigs.pieces import Pieces, ranges
+from virnucpro.models.contigs.protein_search import SHORTEST_PROTEIN, KnownProteins
+from virnucpro.models.contigs.similarity import SEARCHED_NT, Similarity, inputs, is_unsure
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
+    from virnucpro.training.fitting.contig_training import LabelledRecords
+
+MOST_RESIDUES = 9_500_000
+"""Of all proteins that are kept: four times as many find little more."""
+LEAST_CONTIGS = 100
+"""Contigs of each label that letters are unsure of, without which nothing is fitted."""
+_STRETCH_NT = 200_000
+_RIDGE = 1e-3
+"""Penalty of the weights of standardised inputs, against the mean loss of a contig."""
+_STEPS = 50
+
+
+def fit_similarity(
+    genomes: LabelledRecords,
+    codes: Sequence[CodeArray],
+    scores_C: FloatArray,
+    is_virus_C: BoolArray,
+    *,
+    seed: int,
+    stop: threading.Event | None = None,
+) -> Similarity | None:
+    """
+    Return what refines the scores of contigs; None of too few contigs that letters are unsure of, or no proteins.
+
+    *genomes* give the proteins; *codes*, *scores_C* (by letters) and labels are of contigs of other genomes.
+    """
+    unsure = np.flatnonzero(is_unsure(scores_C))
+    labels = is_virus_C[unsure]
+    if min(labels.sum(), (~labels).sum()) < LEAST_CONTIGS:
+        return None
+    proteins = choose_proteins(genomes, seed)
+    if not len(proteins.lengths_N):
+        return None
+    searched = [codes[number][:SEARCHED_NT] for number in unsure.tolist()]
+    best_C2 = proteins.best_scores(searched, stop)
+    x_CJ = inputs(scores_C[unsure], [len(codes_L) for codes_L in searched], best_C2)
+    return Similarity(proteins, fit_regression(x_CJ, labels))
+
+
+def choose_proteins(genomes: LabelledRecords, seed: int) -> KnownProteins:
+    """Return proteins of the likely genes, drawn from all up to ``MOST_RESIDUES``."""
+    residues, lengths, is_viral = [], [], []
+    for codes_L, is_virus in zip(genomes.codes, genomes.is_virus_C.tolist(), strict=True):
+        for start in range(0, len(codes_L), _STRETCH_NT):
+            genes = Genes.of(Pieces([codes_L[start : start + _STRETCH_NT]]))
+            residues.append(genes.residues())
+            lengths.append(genes.lengths_N)
+            is_viral.append(np.full(len(genes.lengths_N), is_virus))
+    residues_R, lengths_N, is_viral_N = (np.concatenate(parts) for parts in (residues, lengths, is_viral))
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(lengths_N >= SHORTEST_PROTEIN))
+    chosen = np.sort(order[np.cumsum(lengths_N[order]) <= MOST_RESIDUES])
+    places = ranges((np.cumsum(lengths_N) - lengths_N)[chosen], lengths_N[chosen])
+    return KnownProteins(residues_R[places], lengths_N[chosen].astype(np.int32), is_viral_N[chosen])
+
+
+def fit_regression(x_CJ: DoubleArray, is_virus_C: BoolArray) -> DoubleArray:
+    """
+    Return the weights of a logistic regression, both labels weighing the same, float64 (J,), by Newton's method.
+
+    The last input is 1. Inputs are standardised for the fit; the weights are of the inputs as they are.
+    """
+    mean_J, deviation_J = x_CJ.mean(axis=0), np.maximum(x_CJ.std(axis=0), 1e-9)
+    mean_J[-1], deviation_J[-1] = 0, 1
+    z_CJ = (x_CJ - mean_J) / deviation_J
+    share_C = np.where(is_virus_C, 0.5 / is_virus_C.sum(), 0.5 / (~is_virus_C).sum())
+    ridge = np.diag(np.append(np.full(x_CJ.shape[1] - 1, _RIDGE), 0))
+    weights_J = np.zeros(x_CJ.shape[1])
+    for _ in range(_STEPS):
+        p_C = 1 / (1 + np.exp(-(z_CJ @ weights_J)))
+        slope_J = z_CJ.T @ (share_C * (p_C - is_virus_C)) + ridge @ weights_J
+        curve_JJ = (z_CJ.T * (share_C * p_C * (1 - p_C))) @ z_CJ + ridge
+        weights_J = weights_J - np.linalg.solve(curve_JJ, slope_J)
+    weights_J = weights_J / deviation_J
+    weights_J[-1] -= weights_J[:-1] @ mean_J[:-1]
+    return np.asarray(weights_J)
