@@ -4,7 +4,8 @@ What similarity of genes to proteins of the training genomes would add to the bu
 Finds the likely genes of the training genomes, searches contigs of known label in them by DIAMOND (its blastx
 --sensitive), and joins the best bit scores to a viral and to a cellular protein with the classifier's score by logistic
 regression; each contig is scored by a regression that has not seen its genome (ten folds). Smaller sets of proteins are
-drawn by a hash of their number.
+drawn by a hash of their number. The scores must be those of letters alone: CONTIGS_TSV of a classifier that has no
+proteins of its own, as the bundled one had none when the results of 2026-11-23 were written.
 
     python benchmarks/markers.py GENOMES.fna.gz ... --contigs FASTA.gz --truth TSV --scores CONTIGS_TSV [--write]
 

@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Network:
-    """Where the nodes are, and the address at which they reach whoever started them."""
+    """Where the nodes are, and the address at which they reach the process that started them."""
 
     address: str
     nodes: tuple[Node, ...]

@@ -129,7 +129,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether it does nothing any more: ended, and perhaps not reaped yet by whoever inherited it."""
+    """Whether it does nothing any more: ended, and perhaps not reaped yet by the process that inherited it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

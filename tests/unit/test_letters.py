@@ -131,6 +131,25 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
     assert len(calls) == len(set(calls)) + 1, "the part that was whole is not searched again"
 
 
+def test_a_start_that_has_only_sure_contigs_left_to_go_through_ends(job, monkeypatch):
+    monkeypatch.setattr(letters, "SEARCH_PART_NT", 1)  # a part for each contig, and more for those that are sure
+    monkeypatch.setattr(letters, "MOST_PARTS", 1_000_000)
+    monkeypatch.setattr(letters, "PART_CONTIGS", 1)
+    monkeypatch.setattr(letters, "is_unsure", lambda scores: np.arange(len(scores)) == 0)  # to be parted by
+    _, *expected = scores(job, workers=1)
+    score_of, remove = letters.SearchJob.score, durable.remove_tree
+    monkeypatch.setattr(letters.durable, "remove_tree", lambda path: None)
+    score_letters(job, workers=1)
+    monkeypatch.setattr(letters.durable, "remove_tree", remove)
+    kept = sorted(job.layout.letter_parts.glob("*.refined.*"))
+    assert len(kept) == 20
+    kept[-1].unlink()
+    searched = []
+    monkeypatch.setattr(letters.SearchJob, "score", lambda *of: searched.append(of[2]) or score_of(*of))
+    assert scores(job, workers=1)[1:] == tuple(expected)
+    assert len(searched) == 1
+
+
 def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypatch):
     _, *expected = scores(job, workers=1)
     job.layout.letter_parts.mkdir()

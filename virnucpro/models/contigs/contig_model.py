@@ -5,9 +5,9 @@ Inputs are the features of ``sequence_features`` and, where the model was traine
 of the contig's frames. A few small networks, trained alike from other initial weights, give each group of genomes a
 logit; their log-odds of the viral groups against the others are averaged. Boosted trees give log-odds of their own. The
 score is the mean of the two, divided by the temperature. Where a model has proteins to compare contigs with,
-``similarity`` refines it. Computed in float64, so that a row's score does not depend on
-the other rows. Imports no torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of
-the embeddings, G groups, I inputs.
+``similarity`` refines it. Computed in float64, so that a row's score does not depend on the other rows. Imports no
+torch. Legend: C contigs or windows of contigs, S features of the sequence, D and E widths of the embeddings, G groups,
+I inputs.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ class ContigWeights:
         """Read the content of ``contig_model.safetensors.gz``; ValueError where it is something else."""
         try:
             tensors = load(zlib.decompressobj(_GZIP).decompress(data, _MOST_BYTES))
-            of_similarity = {
-                name.removeprefix(_SIMILARITY): x for name, x in tensors.items() if name.startswith(_SIMILARITY)
-            }
+            of_similarity = _part_of(tensors, _SIMILARITY)
             members: dict[int, dict[int, Layer]] = {}
             for name in sorted(tensors):
                 if name.startswith(_MEMBER) and name.endswith(".weight"):
@@ -102,12 +100,12 @@ class ContigWeights:
                     bias = tensors[name.replace(".weight", ".bias")]
                     members.setdefault(member, {})[number] = Layer(tensors[name], bias)
             weights = cls(
-                log_odds={name.removeprefix(_TABLE): rows for name, rows in tensors.items() if name.startswith(_TABLE)},
+                log_odds=_part_of(tensors, _TABLE),
                 is_viral_G=tensors["is_viral"].astype(np.bool_),
                 mean_I=tensors["mean"],
                 deviation_I=tensors["deviation"],
                 members=tuple(tuple(layers[n] for n in sorted(layers)) for _, layers in sorted(members.items())),
-                trees=BoostedTrees.of_tensors({name.removeprefix(_TREES): x for name, x in tensors.items()}),
+                trees=BoostedTrees.of_tensors(_part_of(tensors, _TREES)),
                 temperature=float(tensors["temperature"][0]),
                 similarity=Similarity.of_tensors(of_similarity) if of_similarity else None,
             )
@@ -145,6 +143,11 @@ class ContigWeights:
         self.trees.check(len(self.mean_I))
         if self.similarity is not None:
             self.similarity.check()
+
+
+def _part_of(tensors: Mapping[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors whose names begin with *prefix*, named without it."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 class ContigModel:

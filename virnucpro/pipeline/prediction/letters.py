@@ -216,7 +216,7 @@ class _Progress:
 
     def done(self, part: range) -> None:
         self._done_nt += self._part_nt[part]
-        tenths, now_s = 10 * self._done_nt // self._total_nt, time.monotonic()
+        tenths, now_s = 10 * self._done_nt // max(self._total_nt, 1), time.monotonic()
         if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
             self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self._work}")
             self._said, self._said_s = tenths, now_s

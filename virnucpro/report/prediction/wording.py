@@ -103,7 +103,7 @@ def _of_sample(summary: Summary) -> str:
 
 def tracks(summary: Summary) -> str:
     line = (
-        "P(virus) of each chunk together with its two neighbours, by the rule of contigs"
+        "P(virus) of each chunk together with its two neighbours, by the rule of contigs, without known proteins"
         if summary.has_contig_model
         else "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open"
     )

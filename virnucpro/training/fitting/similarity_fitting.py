@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from virnucpro.training.fitting.contig_training import LabelledRecords
 
 MOST_RESIDUES = 9_500_000
-"""Of all proteins that are kept: four times as many find little more."""
+"""Of all proteins that are kept: what the package has room for. More would find more (docs/models.md)."""
 LEAST_CONTIGS = 100
 """Contigs of each label that letters are unsure of, without which nothing is fitted."""
 _STRETCH_NT = 200_000
