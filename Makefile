@@ -59,14 +59,14 @@ test: $(READY)
 MEMORY_TESTS := tests/e2e/test_bounded_memory.py tests/e2e/test_bounded_memory_of_predictions.py
 e2e: $(READY)
 	$(PY) -m pytest -s -m slow $(MEMORY_TESTS)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -rP -m 'slow and not long and not soak' --numprocesses 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -rfEP -m 'slow and not long and not soak' --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder --durations 12 $(addprefix --deselect ,$(MEMORY_TESTS))
 
 e2e-long: $(READY)
 	$(PY) -m pytest -s -m 'slow and long'
 
 clusters: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -rP -m slow tests/e2e/test_clusters.py tests/e2e/test_two_nodes.py \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -rfEP -m slow tests/e2e/test_clusters.py tests/e2e/test_two_nodes.py \
 		--cluster-proteins 20000
 
 soak: $(READY)

@@ -48,14 +48,13 @@ from virnucpro.training.evaluation.tables import read_truth
 from virnucpro.training.fitting.contig_training import (
     EMBEDDINGS,
     SEQUENCE,
-    Examples,
     LabelledRecords,
     TrainingContigs,
     count_kmers,
     features_out_of_fold,
-    fit_networks,
 )
 from virnucpro.training.fitting.embedded_pieces import read_embedded
+from virnucpro.training.fitting.network_fitting import Examples, fit_networks
 from virnucpro.training.fitting.pieces import PieceRules, cut_pieces
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION, split_labelled
 from virnucpro.training.genomes.labelled_genomes import files_of, read_labelled
@@ -137,6 +136,7 @@ def chosen(embedded, numbers):
         protein_CE=embedded.protein_CE[numbers],
         frames_C=embedded.frames_C[numbers],
         chunks_C=embedded.chunks_C[numbers],
+        places=[f"{piece.accession}:{piece.start}-{piece.end}" for piece in pieces],
     )
     return Contigs(records, np.array([len(piece.letters) for piece in pieces]))
 
@@ -188,6 +188,7 @@ def read_contigs(fasta, truth, prediction):
         protein_CE=pooled[1],
         frames_C=frames,
         chunks_C=-(-lengths // 500),
+        places=known.contigs,
     )
     return Contigs(records, lengths)
 

@@ -136,8 +136,14 @@ def logging_as_before():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
-    """With VIRNUCPRO_NO_SKIPS set, a skip for a missing tool or missing data fails; ``gpu`` and ``may_skip`` may."""
+    """
+    With VIRNUCPRO_NO_SKIPS set, a skip for a missing tool or missing data fails; ``gpu`` and ``may_skip`` may.
+
+    Of a test that passed only what it printed is kept, so that ``-rP`` does not bury the failures in other lines.
+    """
     report = yield
+    if report.passed:
+        report.sections = [section for section in report.sections if section[0].startswith("Captured stdout")]
     if (
         report.skipped
         and os.environ.get("VIRNUCPRO_NO_SKIPS")

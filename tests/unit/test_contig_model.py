@@ -21,13 +21,14 @@ from virnucpro.models.contigs.sequence_features import (
     open_runs,
 )
 from virnucpro.training.fitting.contig_training import (
-    Examples,
     LabelledRecords,
     choose_temperature,
     count_kmers,
     features_out_of_fold,
-    fit_networks,
 )
+from virnucpro.training.fitting.network_fitting import Examples, fit_networks
+from virnucpro.training.fitting.suspect_pieces import SUSPECT, judge
+from virnucpro.training.fitting.tree_fitting import fit_trees
 from virnucpro.training.genomes.related import reverse_complement
 from virnucpro.training.training_settings import ContigSettings, TreeSettings
 
@@ -52,7 +53,7 @@ def weights(tables):
     chooser, inputs = np.random.default_rng(1), SequenceFeatures(tables, IS_VIRAL).dim
     shapes = ((4, inputs), (GROUPS, 4))
     layers = tuple(
-        Layer(chooser.normal(0, 0.3, shape).astype(np.float32), chooser.normal(size=shape[0]).astype(np.float32))
+        Layer(chooser.normal(0, 0.3, shape).astype("f2").astype("f4"), chooser.normal(size=shape[0]).astype("f4"))
         for shape in shapes
     )
     return ContigWeights(
@@ -198,6 +199,34 @@ def test_the_same_contigs_give_the_same_networks_and_what_can_be_told_apart_is()
         assert (one.bias == other.bias).all()
     assert first.validation_loss < 0.3
     assert ((first.validation_log_odds_C > 0) == (group[300:] == 1)).mean() > 0.9
+
+
+def viral_elements(elements, pieces=1200):
+    """Return inputs and labels of pieces, the last of which look viral and are labelled as not viral."""
+    chooser = np.random.default_rng(8)
+    is_virus = np.arange(pieces) % 2 == 0
+    looks_viral = is_virus | (np.arange(pieces) >= pieces - 2 * elements)
+    x = (chooser.normal(size=(pieces, 5)) + 5 * looks_viral[:, None]).astype(np.float32)
+    return x, is_virus, looks_viral
+
+
+def test_pieces_that_look_viral_by_trees_that_have_not_seen_their_genome_are_suspect():
+    x, is_virus, looks_viral = viral_elements(5)
+    genome = np.arange(len(x)) // 6 % 8
+    score = judge(x, is_virus, genome, TreeSettings(least_contigs=20))
+    assert (~is_virus & (score >= SUSPECT)).tolist() == (~is_virus & looks_viral).tolist()
+
+
+def test_a_piece_without_weight_trains_neither_networks_nor_trees():
+    x, is_virus, looks_viral = viral_elements(200)
+    suspect = ~is_virus & looks_viral
+    weight = np.where(suspect, 0, 1).astype(np.float32)
+    both = Examples(x_CI=x, group_C=is_virus.astype(np.int64))
+    settings = replace(SETTINGS, most_epochs=30, dropout=0.0, input_dropout=0.0)
+    networks = [fit_networks(both, both, IS_VIRAL, settings, weight_C=w).validation_log_odds_C for w in (None, weight)]
+    trees = [fit_trees(x, is_virus, TREES, weight_C=w).log_odds(x) for w in (None, weight)]
+    for seen, unseen in (networks, trees):
+        assert unseen[suspect].mean() > seen[suspect].mean() + 0.2
 
 
 def test_the_temperature_takes_back_what_is_too_sure():

@@ -22,6 +22,7 @@ from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
+from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.similarity import is_unsure
 from virnucpro.pipeline.prediction import letters
 from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
@@ -156,7 +157,7 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     index = SequenceIndex.open(job.layout.contig_index)
     parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
     assert len(parts) > 4
-    letters._score(job, index, parts[:4], lambda: None)
+    letters._score(job, load_contig_model(job.model.folder, job.model.card), parts[:4], lambda: None)
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)

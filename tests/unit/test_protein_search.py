@@ -25,8 +25,10 @@ from virnucpro.models.contigs.protein_search import LEAST_SCORE, KnownProteins
 from virnucpro.models.contigs.similarity import Similarity, is_unsure
 from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 from virnucpro.training.fitting import similarity_fitting
-from virnucpro.training.fitting.contig_training import LabelledRecords
+from virnucpro.training.fitting.contig_training import LabelledRecords, count_kmers
+from virnucpro.training.fitting.group_left_out import leave_each_group_out
 from virnucpro.training.fitting.similarity_fitting import choose_proteins, fit_regression, fit_similarity
+from virnucpro.training.training_settings import ContigSettings, TreeSettings
 
 START, STOP = encode(b"ATG"), encode(b"TAA")
 
@@ -221,26 +223,56 @@ def genomes_of(proteins, chooser):
 
 def test_proteins_are_drawn_from_likely_genes_up_to_a_limit(proteins, chooser, monkeypatch):
     genomes = genomes_of(proteins, chooser)
-    every = choose_proteins(genomes, seed=1)
+    every, of_genome = choose_proteins(genomes, seed=1)
     every.check()
+    assert (every.is_viral_N == genomes.is_virus_C[of_genome]).all()
+    by_genome = [every.take(of_genome == number) for number in range(len(proteins))]
+    assert b"".join(one.residues_R.tobytes() for one in by_genome) == every.residues_R.tobytes()
+    found = zip(proteins, by_genome, strict=True)
+    assert sum(protein[30:].tobytes() in mine.residues_R.tobytes() for protein, mine in found) >= 3
     assert len(every.lengths_N) >= len(proteins)
     text = every.residues_R.tobytes()
     assert sum(protein[30:].tobytes() in text for protein in proteins) >= 3, "one may be hidden by another frame"
     assert (every.lengths_N >= protein_search.SHORTEST_PROTEIN).all()
     monkeypatch.setattr(similarity_fitting, "MOST_RESIDUES", 300)
-    fewer = choose_proteins(genomes, seed=1)
+    fewer, _ = choose_proteins(genomes, seed=1)
     assert 0 < len(fewer.residues_R) <= 300
-    assert choose_proteins(genomes, seed=1).residues_R.tobytes() == fewer.residues_R.tobytes()
+    assert choose_proteins(genomes, seed=1)[0].residues_R.tobytes() == fewer.residues_R.tobytes()
 
 
 def test_similarity_is_fitted_on_contigs_that_letters_are_unsure_of_if_there_are_enough(proteins, chooser, monkeypatch):
-    genomes = genomes_of(proteins, chooser)
+    known, _ = choose_proteins(genomes_of(proteins, chooser), seed=1)
     relatives = [coding(changed(proteins[n % 4], chooser, 30), chooser) for n in range(60)]
     is_virus, scores = np.arange(60) % 2 == 0, np.full(60, 0.5, dtype=np.float32)
-    assert fit_similarity(genomes, relatives, scores, is_virus, seed=1) is None
+    assert fit_similarity(known, relatives, scores, is_virus) is None
     monkeypatch.setattr(similarity_fitting, "LEAST_CONTIGS", 20)
-    similarity = fit_similarity(genomes, relatives, scores, is_virus, seed=1)
+    similarity = fit_similarity(known, relatives, scores, is_virus)
     similarity.check()
     assert ((similarity.refined(scores, relatives) > 0.5) == is_virus).all()
     sure = np.where(np.arange(60) < 25, 0.5, 1).astype(np.float32)
-    assert fit_similarity(genomes, relatives, sure, is_virus, seed=1) is None
+    assert fit_similarity(known, relatives, sure, is_virus) is None
+
+
+def test_a_group_that_is_left_out_is_not_compared_with_its_own_proteins(proteins, chooser):
+    names = [(False, "host"), (True, "first"), (True, "second")]
+    seen, like = ["host", "first", "second"] * 20, {"host": 0, "first": 1, "second": 1}
+
+    def pieces(groups):
+        """Pieces of both viral groups resemble a protein of the first one."""
+        return LabelledRecords(
+            codes=[coding(changed(proteins[like[group]], chooser, 20), chooser) for group in groups],
+            is_virus_C=np.array([group != "host" for group in groups]),
+            groups=groups,
+            sources=[f"{group}_{at % 4}" for at, group in enumerate(groups)],
+        )
+
+    training, test = pieces(seen), pieces(seen)
+    counted = count_kmers(training, training.group_numbers(names), names, ContigSettings(folds=2))
+    lengths = np.array([len(protein) for protein in proteins[:2]], dtype=np.int32)
+    known = KnownProteins(np.concatenate(proteins[:2]), lengths, np.array([False, True]))
+    by_viral = Similarity(known, np.array([0, 0, 2.0, 0, 0, -5.0]))
+    settings = TreeSettings(trees=1, least_contigs=2, learning_rate=1e-6)
+    found = leave_each_group_out(names, counted, training, test, settings, (by_viral, np.array([0, 1])))
+    assert found.keys() == {"first", "second"}
+    assert found["second"]["auroc"] == 1.0
+    assert found["first"]["auroc"] == 0.5

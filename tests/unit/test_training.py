@@ -29,6 +29,7 @@ from virnucpro.training.fitting.pieces import read_pieces
 from virnucpro.training.genomes.genome_split import SPLITS
 from virnucpro.training.genomes.records import read_records
 from virnucpro.training.training_knobs import LENGTHS_NT
+from virnucpro.training.training_settings import ContigSettings, TreeSettings
 
 
 def trained(inputs, out, config=None, **arguments):
@@ -197,6 +198,27 @@ def test_pieces_that_are_not_embedded_train_the_contig_model_by_their_letters(fi
     assert of_groups.keys() == {"phage", "herpes"}
     assert of_groups["phage"]["others"] > 0
     assert "| group left out |" in (out / "MODEL_CARD.md").read_text()
+
+
+def test_pieces_that_look_viral_among_the_others_are_named_in_the_card(finished, tmp_path):
+    (phages, bacteria), _, _ = finished
+    *viral, prophage = read_records(phages)
+    others = [*read_records(bacteria), prophage]
+    named = [(f"nonviral_bacteria_{at}", one.letters) for at, one in enumerate(others)]
+    files = [
+        write_fasta(tmp_path / "virus_phage.fa", [(one.accession, one.letters) for one in viral]),
+        write_fasta(tmp_path / "nonviral_bacteria.fa", named),
+    ]
+    trees = TreeSettings(trees=60, learning_rate=0.3, least_contigs=5)
+    contig = ContigSettings(folds=4, members=1, most_epochs=3, trees=trees)
+    trained(files, tmp_path / "out", hash_training(contig=contig, num_pieces=300, held_out_share=0.1))
+    card = json.loads((tmp_path / "out" / "card.json").read_bytes())
+    suspects = card["training"]["contigs"]["suspects"]
+    assert {(one["place"].partition(":")[0], one["group"]) for one in suspects} == {(named[-1][0], "bacteria")}
+    assert min(one["score"] for one in suspects) >= 0.95
+    text = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert f"{len(suspects)} pieces of genomes that are not viral look viral" in text
+    assert suspects[0]["place"] in text
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ one that began. Imports neither torch nor scipy.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,10 @@ class TreeSettings:
     """Penalty of large leaf values."""
     seed: int = 1
     """Seed of the choice of inputs and contigs."""
+
+    def quick(self) -> TreeSettings:
+        """Return settings of fewer trees, each of which counts more, for a third of the time."""
+        return replace(self, trees=min(self.trees, 250), learning_rate=0.12)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,12 @@ class KnownProteins:
         if not is_sound:
             raise ValueError("the proteins of the contig model do not fit together")
 
+    def take(self, is_kept_N: BoolArray) -> KnownProteins:
+        """Return some of the proteins."""
+        return KnownProteins(
+            self.residues_R[np.repeat(is_kept_N, self.lengths_N)], self.lengths_N[is_kept_N], self.is_viral_N[is_kept_N]
+        )
+
     def best_scores(self, codes: Sequence[CodeArray], stop: threading.Event | None = None) -> IntArray:
         """
         Return the best alignment score of each contig to a viral and to a cellular protein, int64 (P, 2).

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     TableArray = np.ndarray[Any, np.dtype[np.int8]]
 
-UNITS_PER_NAT = 16
-"""Log-odds are kept as int8, in sixteenths of a nat."""
-MARKED = 24
+UNITS_PER_NAT = 4
+"""Log-odds are kept as int8, in quarters of a nat: finer ones pack worse, and their means tell as much."""
+MARKED = 6
 """Log-odds, in those units, from which a k-mer counts as typical of the group: 4.5 times as frequent."""
 JUDGED_KMERS = 25
 """K-mers that a gene needs to be judged by itself, unless none has them."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -136,7 +136,8 @@ def score_letters(
     layout = job.layout
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]
-    compute = partial(_compute, workers=workers, limits=limits, elsewhere=elsewhere, say=say, stop=stop)
+    load = cache(partial(load_contig_model, job.model.folder, job.model.card))
+    compute = partial(_compute, load=load, workers=workers, limits=limits, elsewhere=elsewhere, say=say, stop=stop)
     parts = parts_of(lengths, PART_NT)
     compute(job, {part: lengths[part.start : part.stop] for part in parts})
     scored = 0
@@ -169,13 +170,14 @@ def _compute(
     job: LettersJob,
     lengths_of: Mapping[range, IntArray],
     *,
+    load: Callable[[], ContigModel],
     workers: int | None,
     limits: RunLimits | None,
     elsewhere: ItemMap | None,
     say: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
-    """Have the scores of those parts computed that have no file; *lengths_of* their contigs count as work."""
+    """Have the scores of those parts computed that have no file; *lengths_of* their contigs, in nt, is the work."""
     part_nt = {part: int(nt.sum()) for part, nt in lengths_of.items() if not _is_there(job, part, nt)}
     missing = sorted(part_nt, key=part_nt.__getitem__, reverse=True)
     progress = _Progress(part_nt, job.work, say)
@@ -186,7 +188,7 @@ def _compute(
     elif num_workers > 1:
         _score_in_processes(job, missing, num_workers, limits or RunLimits(), progress, stop)
     else:
-        _score(job, job.open_index(), progress.through(missing), lambda: _refuse_to_go_on(stop))
+        _score(job, load(), progress.through(missing), lambda: _refuse_to_go_on(stop))
 
 
 def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
@@ -262,7 +264,8 @@ def letters_worker(
     """Score those of *parts* that the parent hands out."""
     del world_size
     hold_worker_lock(job.layout.output_dir, rank)
-    _score(job, job.open_index(), _handed_out(parts, results_queue), lambda: results_queue.put({"kind": "step"}))
+    model = load_contig_model(job.model.folder, job.model.card)
+    _score(job, model, _handed_out(parts, results_queue), lambda: results_queue.put({"kind": "step"}))
     results_queue.put({"rank": rank, "status": "complete"})
 
 
@@ -276,9 +279,9 @@ def _handed_out(parts: Sequence[range], reports: ReportPipe) -> Iterator[range]:
         yield parts[answer["part"]]
 
 
-def _score(job: LettersJob, index: SequenceIndex, parts: Iterable[range], before_each: Callable[[], None]) -> None:
+def _score(job: LettersJob, model: ContigModel, parts: Iterable[range], before_each: Callable[[], None]) -> None:
     """Score those of *parts* that have no file."""
-    model = load_contig_model(job.model.folder, job.model.card)
+    index = job.open_index()
     for part in parts:
         before_each()
         path = job.path_of(part)
@@ -288,7 +291,7 @@ def _score(job: LettersJob, index: SequenceIndex, parts: Iterable[range], before
 
 def _score_for(job: LettersJob, part: range) -> None:
     with taking_part(job.layout.output_dir):
-        _score(job, job.open_index(), [part], lambda: None)
+        _score(job, load_contig_model(job.model.folder, job.model.card), [part], lambda: None)
 
 
 def _score_in_processes(

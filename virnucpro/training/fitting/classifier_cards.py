@@ -128,7 +128,10 @@ def card_values(trained: Trained, *, threshold_rule: str) -> dict[str, Any]:
         "data": {
             "note": config.asked.data_note,
             "files": _files(trained),
-            "other_files": run.manifest.inputs[len(run.files) :],
+            "other_files": [
+                {"file": Path(one["path"]).name, "sha256": one["sha256"]}
+                for one in run.manifest.inputs[len(run.files) :]
+            ],
             "notes": [*run.labelled.notes, *split.notes],
             "link_rule": LINK_RULE,
             "left_out": split.left_out,

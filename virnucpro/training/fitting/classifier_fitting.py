@@ -52,6 +52,7 @@ from virnucpro.training.fitting.embedded_pieces import read_annotations, read_em
 from virnucpro.training.fitting.group_left_out import leave_each_group_out
 from virnucpro.training.fitting.model_card import card_text
 from virnucpro.training.fitting.pieces import read_pieces
+from virnucpro.training.fitting.similarity_fitting import choose_proteins
 from virnucpro.training.genomes.genome_split import TEST, TRAIN, VALIDATION
 from virnucpro.training.training_run import OUTCOME_NAME
 
@@ -109,9 +110,10 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     genomes, contigs = _records(split.of_part(TRAIN)), _contigs(embedded, further, TRAIN)
     names = genomes.group_names()
     counted = count_kmers(genomes, contigs.group_numbers(names), names, config.contig)
+    proteins, genome_of_protein_N = choose_proteins(genomes, config.contig.seed)
     contig_weights, contig_outcome = train_contig_model(
         names,
-        genomes,
+        proteins,
         counted,
         contigs,
         _contigs(embedded, further, VALIDATION),
@@ -122,7 +124,10 @@ def fit_classifier(run: TrainingRun, split: SplitGenomes, stop: threading.Event 
     left_out = {}
     if config.asked.leave_groups_out:
         test = _contigs(embedded, [], TEST)
-        left_out = leave_each_group_out(names, counted, contigs, test, config.contig.trees, stop=stop)
+        group_N = genomes.group_numbers(names)[genome_of_protein_N]
+        left_out = leave_each_group_out(
+            names, counted, contigs, test, config.contig.trees, (contig_weights.similarity, group_N), stop=stop
+        )
     weights = save({name: x.contiguous() for name, x in model.state_dict().items() if x.is_floating_point()})
     contig_data = contig_weights.to_bytes()
     card = ClassifierCard(
@@ -309,6 +314,7 @@ def _contigs(embedded: EmbeddedPieces, further: Sequence[Piece], part: str) -> T
         protein_CE=with_zeros(embedded.protein_CE),
         frames_C=with_zeros(embedded.frames_C),
         chunks_C=with_zeros(embedded.chunks_C),
+        places=[f"{piece.accession}:{piece.start}-{piece.end}" for piece in pieces],
     )
 
 

@@ -3,7 +3,8 @@ Leave one group out: how contigs of a group rank that nothing like it has traine
 
 For every group, tables and boosted trees are made again without it, and its pieces are ranked against the test part's
 pieces of the other label. Trees alone, fitted on some of the pieces, are near enough to the whole model to compare
-groups. Legend: C contigs, G groups.
+groups. Where the model compares contigs with known proteins, their scores are refined as it does, by the proteins of
+the other groups. Legend: C contigs, G groups, N proteins.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping, Sequence
 
-    from virnucpro.arrays import BoolArray, DoubleArray
+    from virnucpro.arrays import BoolArray, FloatArray, IntArray
+    from virnucpro.models.contigs.similarity import Similarity
     from virnucpro.training.fitting.contig_training import LabelledRecords
     from virnucpro.training.fitting.kmer_log_odds import KmerCounts
     from virnucpro.training.training_settings import TreeSettings
@@ -31,8 +33,6 @@ PIECES = 6_000
 """Pieces that train, at most."""
 PIECES_OF_GROUP = 300
 """Pieces of the group that are ranked, at most."""
-TREES, LEARNING_RATE = 250, 0.12
-"""Fewer trees, each of which counts more, take a third of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ def leave_each_group_out(
     training: LabelledRecords,
     test: LabelledRecords,
     settings: TreeSettings,
+    known: tuple[Similarity | None, IntArray],
     *,
     stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -61,13 +62,14 @@ def leave_each_group_out(
     Return what was measured for every group that is not the only one of its label, ready for JSON.
 
     *names*, *counted* and *training* as in ``train_contig_model``; its pieces are of both *training* and *test*.
+    *known* is the model's similarity to proteins, and the group of each of them.
 
     Raises:
         StoppedError: *stop* was set.
     """
     counts, fold_of_source = counted
+    similarity, group_N = known
     of_training, of_test = training.group_numbers(names), test.group_numbers(names)
-    trees = replace(settings, trees=TREES, learning_rate=LEARNING_RATE)
     found = {}
     for group, (is_virus, name) in enumerate(names):
         if [label for label, _ in names].count(is_virus) == 1:  # without it there is nothing of its label
@@ -82,15 +84,19 @@ def leave_each_group_out(
         x_CI = features_out_of_fold(
             training.take(chosen.tolist()), counts, fold_of_source, is_viral_G, without_group=group, stop=stop
         )
-        fitted = fit_trees(x_CI, training.is_virus_C[chosen], trees, stop=stop)
-        scores_C = fitted.log_odds(features.of_many(ranked))
+        fitted = fit_trees(x_CI, training.is_virus_C[chosen], settings.quick(), stop=stop)
+        log_odds_C = fitted.log_odds(features.of_many(ranked))
+        scores_C = np.asarray(1 / (1 + np.exp(-log_odds_C)), dtype=np.float32)
+        if similarity is not None:
+            others_know = replace(similarity, proteins=similarity.proteins.take(group_N != group))
+            scores_C = others_know.refined(scores_C, ranked)
         labels_C = np.where(np.arange(len(ranked)) < len(others), not is_virus, is_virus)
         found[name] = asdict(_measured(scores_C, labels_C, is_virus=is_virus, others=len(others)))
     return found
 
 
-def _measured(scores_C: DoubleArray, labels_C: BoolArray, *, is_virus: bool, others: int) -> LeftOut:
-    counts = counts_of(scores_C, labels_C)
+def _measured(scores_C: FloatArray, labels_C: BoolArray, *, is_virus: bool, others: int) -> LeftOut:
+    counts = counts_of(scores_C.astype(np.float64), labels_C)
     return LeftOut(
         label="virus" if is_virus else "nonviral",
         pieces=len(scores_C) - others,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, WEIGHTS_NAME
+from virnucpro.training.fitting.suspect_pieces import SUSPECT, SUSPECT_WEIGHT
 from virnucpro.training.genomes.genome_split import SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _MEASURES = {
     "auroc": "AUROC",
@@ -124,6 +126,8 @@ log-odds are divided by {contigs["temperature"]:.2f}, by validation, so that P(v
 {_proteins(contigs)}\
 {training["repeatable"]}
 
+{_suspects(contigs["suspects"])}
+
 Command: `{training["command"]}`
 
 Settings: {", ".join(f"`{name}` {value}" for name, value in training["settings"].items())}.
@@ -142,6 +146,19 @@ def _proteins(contigs: Mapping[str, Any]) -> str:
     )
 
 
+def _suspects(suspects: Sequence[Mapping[str, Any]]) -> str:
+    if not suspects:
+        return "No piece of a genome that is not viral looks viral."
+    by_group = Counter(one["group"] for one in suspects).most_common()
+    return (
+        f"{len(suspects):,} pieces of genomes that are not viral look viral: trees that have not seen their genomes "
+        f"give them a P(virus) of {SUSPECT} or more. They are prophages, viral elements of plants and animals, and "
+        f"what merely resembles viruses; in training each counts {SUSPECT_WEIGHT}, others 1. "
+        f"By group: {', '.join(f'{group} {count:,}' for group, count in by_group)}. "
+        f"Record and range, from 0: {', '.join(one['place'] for one in suspects)}."
+    )
+
+
 def _groups_left_out(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
@@ -156,8 +173,8 @@ def _groups_left_out(found: Mapping[str, Any]) -> str:
         for name, one in sorted(found.items(), key=lambda item: item[1]["auroc"])
     ]
     return f"""Each group left out of training in turn, worst first: how its pieces rank against the test part's \
-pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces, without similarity \
-to proteins.
+pieces of the other label, by boosted trees that were fitted on some of the other groups' pieces and, where the model \
+compares contigs with proteins, by the other groups' proteins.
 
 {_table(["group left out", "label", "pieces", "AUROC", "recall at 1 % false positives"], rows)}
 

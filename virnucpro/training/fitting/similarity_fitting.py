@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from virnucpro.models.contigs.gene_finding import Genes
-from virnucpro.models.contigs.pieces import Pieces, ranges
+from virnucpro.models.contigs.pieces import Pieces
 from virnucpro.models.contigs.protein_search import SHORTEST_PROTEIN, KnownProteins
 from virnucpro.models.contigs.similarity import SEARCHED_NT, Similarity, inputs, is_unsure
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
     from virnucpro.training.fitting.contig_training import LabelledRecords
 
-MOST_RESIDUES = 9_500_000
+MOST_RESIDUES = 18_500_000
 """Of all proteins that are kept: what the package has room for. More would find more (docs/models.md)."""
 LEAST_CONTIGS = 100
 """Contigs of each label that letters are unsure of, without which nothing is fitted."""
@@ -35,25 +35,21 @@ _STEPS = 50
 
 
 def fit_similarity(
-    genomes: LabelledRecords,
+    proteins: KnownProteins,
     codes: Sequence[CodeArray],
     scores_C: FloatArray,
     is_virus_C: BoolArray,
     *,
-    seed: int,
     stop: threading.Event | None = None,
 ) -> Similarity | None:
     """
     Return what refines the scores of contigs; None of too few contigs that letters are unsure of, or no proteins.
 
-    *genomes* give the proteins; *codes*, *scores_C* (by letters) and labels are of contigs of other genomes.
+    *codes*, *scores_C* (by letters) and labels are of contigs of other genomes than the proteins'.
     """
     unsure = np.flatnonzero(is_unsure(scores_C))
     labels = is_virus_C[unsure]
-    if min(labels.sum(), (~labels).sum()) < LEAST_CONTIGS:
-        return None
-    proteins = choose_proteins(genomes, seed)
-    if not len(proteins.lengths_N):
+    if min(labels.sum(), (~labels).sum()) < LEAST_CONTIGS or not len(proteins.lengths_N):
         return None
     searched = [codes[number][:SEARCHED_NT] for number in unsure.tolist()]
     best_C2 = proteins.best_scores(searched, stop)
@@ -61,20 +57,25 @@ def fit_similarity(
     return Similarity(proteins, fit_regression(x_CJ, labels))
 
 
-def choose_proteins(genomes: LabelledRecords, seed: int) -> KnownProteins:
-    """Return proteins of the likely genes, drawn from all up to ``MOST_RESIDUES``."""
-    residues, lengths, is_viral = [], [], []
-    for codes_L, is_virus in zip(genomes.codes, genomes.is_virus_C.tolist(), strict=True):
+def choose_proteins(genomes: LabelledRecords, seed: int) -> tuple[KnownProteins, IntArray]:
+    """
+    Return proteins of the likely genes, drawn from all up to ``MOST_RESIDUES``, and the genome of each.
+
+    Genomes are given by their numbers in *genomes*, int64 (N,).
+    """
+    residues, lengths, genome_numbers = [], [], []
+    for number, codes_L in enumerate(genomes.codes):
         for start in range(0, len(codes_L), _STRETCH_NT):
             genes = Genes.of(Pieces([codes_L[start : start + _STRETCH_NT]]))
             residues.append(genes.residues())
             lengths.append(genes.lengths_N)
-            is_viral.append(np.full(len(genes.lengths_N), is_virus))
-    residues_R, lengths_N, is_viral_N = (np.concatenate(parts) for parts in (residues, lengths, is_viral))
+            genome_numbers.append(np.full(len(genes.lengths_N), number))
+    residues_R, lengths_N, genome_N = (np.concatenate(parts) for parts in (residues, lengths, genome_numbers))
     order = np.random.default_rng(seed).permutation(np.flatnonzero(lengths_N >= SHORTEST_PROTEIN))
-    chosen = np.sort(order[np.cumsum(lengths_N[order]) <= MOST_RESIDUES])
-    places = ranges((np.cumsum(lengths_N) - lengths_N)[chosen], lengths_N[chosen])
-    return KnownProteins(residues_R[places], lengths_N[chosen].astype(np.int32), is_viral_N[chosen])
+    is_chosen_N = np.zeros(len(lengths_N), dtype=np.bool_)
+    is_chosen_N[order[np.cumsum(lengths_N[order]) <= MOST_RESIDUES]] = True
+    proteins = KnownProteins(residues_R, lengths_N.astype(np.int32), genomes.is_virus_C[genome_N])
+    return proteins.take(is_chosen_N), genome_N[is_chosen_N]
 
 
 def fit_regression(x_CJ: DoubleArray, is_virus_C: BoolArray) -> DoubleArray:

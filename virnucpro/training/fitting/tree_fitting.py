@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 
 def fit_trees(
-    x_CI: FloatArray, is_virus_C: BoolArray, settings: TreeSettings, *, stop: threading.Event | None = None
+    x_CI: FloatArray,
+    is_virus_C: BoolArray,
+    settings: TreeSettings,
+    *,
+    weight_C: FloatArray | None = None,
+    stop: threading.Event | None = None,
 ) -> BoostedTrees:
     """
     Fit trees that tell viral contigs from others, both labels with the same weight; the same data give the same trees.
+
+    Within a label, contigs weigh *weight_C*, or the same.
 
     Raises:
         StoppedError: *stop* was set.
@@ -38,7 +45,7 @@ def fit_trees(
         if stop is not None and stop.is_set():
             raise StoppedError
 
-    weight_C = np.where(is_virus_C, 0.5 / is_virus_C.mean(), 0.5 / (~is_virus_C).mean())
+    label_weight_C = np.where(is_virus_C, 0.5 / is_virus_C.mean(), 0.5 / (~is_virus_C).mean())
     parameters = {
         "objective": "binary",
         "boost_from_average": False,
@@ -55,7 +62,7 @@ def fit_trees(
         "num_threads": 1,
         "verbosity": -1,
     }
-    data = lightgbm.Dataset(x_CI, is_virus_C, weight=weight_C)
+    data = lightgbm.Dataset(x_CI, is_virus_C, weight=label_weight_C if weight_C is None else label_weight_C * weight_C)
     fitted = lightgbm.train(parameters, data, settings.trees, callbacks=[check])
     return _taken_from(fitted.dump_model())
 
