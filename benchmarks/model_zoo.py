@@ -125,7 +125,7 @@ def filled(page: str) -> str:
 def _megabytes(name: str) -> float:
     """Return the size of a bundled model's or classifier's weights, or of another's in float32."""
     if name in BUNDLED_CLASSIFIERS or MODELS[name].is_bundled:
-        return sum(path.stat().st_size for path in (BUNDLED_WEIGHTS_DIR / name).glob("*.safetensors")) / 1e6
+        return sum(path.stat().st_size for path in (BUNDLED_WEIGHTS_DIR / name).glob("*.safetensors*")) / 1e6
     return MODELS[name].num_parameters * 4 / 1e6
 
 

@@ -12,7 +12,7 @@ the ids of ``--held-out``. Half of the clusters of phages and half of the bacter
 - **false regions** per Mb, and their share of the nucleotides, of the windows without a phage.
 - **known**: prophages of the data's bacteria are told by 21-mers that they share with a phage of the data. Such windows
   hold a prophage of unknown ends, and most trained the classifier, as bacteria: their figures are no measure of it.
-- **before**: runs of at least three windows from the threshold up that bridge at most two others.
+- **before**: runs of at least three windows from the classifier's threshold up that bridge at most two others.
 
 The classifier has to score without embeddings. DATA is a folder of ``viral`` and ``genomes`` as in the shared data.
 
@@ -33,7 +33,7 @@ import numpy as np
 from bench_common import machine, write_result
 
 from virnucpro.calls import viral_regions
-from virnucpro.calls.viral_regions import ViralRegion, find_regions
+from virnucpro.calls.viral_regions import NEUTRAL_P, ViralRegion, find_regions
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.data.frames import chunk_bounds
 from virnucpro.models.classifier_files.card import CARD_NAME, locate_classifier, read_card
@@ -289,16 +289,16 @@ def main() -> None:
         prophages = [half.prophage(random, f"prophage {n}") for n in range(options.number // 2)]
         sets.append([[scored(c, model, card.chunk_nt) for c in some] for some in (prophages, half.clean)])
     known = [scored(c, model, card.chunk_nt) for c in genomes.known]
-    grid = choose(*sets[0], card.threshold) if options.choose else []
+    grid = choose(*sets[0], NEUTRAL_P) if options.choose else []
     for row in grid:
         print(json.dumps(row))
-    rules = {"before": runs_from_threshold, "now": find_regions}
+    rules = {"before": (runs_from_threshold, card.threshold), "now": (find_regions, NEUTRAL_P)}
     report = {
-        half: {name: measures(*some, rule, card.threshold) for name, rule in rules.items()}
+        half: {name: measures(*some, *rule) for name, rule in rules.items()}
         for half, some in zip(("half that chose", "half that reports"), sets, strict=True)
     }
     report["known: share of matching blocks in regions"] = {
-        name: share_of_matching(known, rule, card.threshold) for name, rule in rules.items()
+        name: share_of_matching(known, *rule) for name, rule in rules.items()
     }
     print(json.dumps(report, indent=2))
     if options.write:

@@ -59,6 +59,18 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
     assert (verified.code, "2 of 2 contigs" in verified.out) == (0, True)
 
 
+def test_regions_are_of_chunks_that_look_viral_or_that_pass_a_threshold_that_was_given(tmp_path, examples_dir):
+    lengths = []
+    for options in ((), ("--threshold", "0.5"), ("--threshold", "0.8")):
+        assert run("predict", examples_dir / "contigs.fasta", "-o", tmp_path / "out", *options).code == 0
+        bed = tmp_path / "out" / "viral_regions.bed"
+        regions = [line.split("\t") for line in bed.read_text().splitlines()[1:]]
+        lengths.append({(name, start): int(end) - int(start) for name, start, end, *_ in regions})
+    default, half, strict = lengths
+    assert default == half
+    assert 0 < sum(strict.values()) < sum(half.values())
+
+
 def test_by_default_nothing_is_embedded_and_the_scores_are_the_same(tmp_path, contigs):
     done = run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu")
     assert done.code == 0, done.err

@@ -202,11 +202,11 @@ def test_with_a_contig_model_a_score_is_a_probability_and_every_contig_has_one(t
     assert page.says(f"{closed} contigs without an open frame are scored by their sequence alone.")
     assert page.text.count(BY_SEQUENCE) == closed
     assert page.says("each chunk together with its two neighbours")
-    assert page.says("where P(virus) is above the threshold along enough chunks")
+    assert page.says("where P(virus) is above the dotted line for enough chunks")
     assert page.says("its contig modelvirnucpro-tinyc0dec0dec0dec0de")
     tracks = [figure["layout"]["shapes"] for name, figure in page.figures.items() if name.startswith("track-")]
     for shapes in tracks:
-        assert [shape["y0"] for shape in shapes if shape["type"] == "line"] == [0.3, 0.7]
+        assert [shape["y0"] for shape in shapes if shape["type"] == "line"] == [0.7]
     assert tracks
     page, _ = written
     assert page.says("it is not a measured rate of error")

@@ -67,8 +67,8 @@ class CallRules:
     """Of the scores of contigs."""
     sample: SamplePrior | None
     """None: the posterior is not known."""
-    threshold: float
-    """Least P(virus) of a viral chunk of a long contig, by a contig model."""
+    neutral_p: float
+    """P(virus) of a chunk of a long contig that speaks neither for a viral region nor against one."""
     min_nt: int
     """Shorter contigs (nucleotides) are not scored."""
     classifier: str
@@ -262,7 +262,7 @@ def _browser_lines(
         name = batch.contig_ids[contig]
         yield (
             bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
-            bed_lines(name, find_regions(starts, ends, p_virus, rules.threshold)),
+            bed_lines(name, find_regions(starts, ends, p_virus, rules.neutral_p)),
         )
 
 

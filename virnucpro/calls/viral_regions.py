@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LONG_CONTIG_NT = 10_000
 """Least nucleotides of a contig with a track."""
+NEUTRAL_P = 0.5
+"""P(virus) of a chunk that speaks neither for a region nor against one, unless a threshold was given."""
 SWITCH_COST = 7.0
 """Log-odds that the chunks beyond a border need together."""
 MOST_LOG_ODDS = 2.0
@@ -67,12 +69,12 @@ def track_intervals(starts: IntArray, ends: IntArray, p_virus: FloatArray) -> Tr
     return TrackIntervals(limits[:-1][known], limits[1:][known], p_virus[known])
 
 
-def find_regions(starts: IntArray, ends: IntArray, p_virus: FloatArray, threshold: float) -> list[ViralRegion]:
+def find_regions(starts: IntArray, ends: IntArray, p_virus: FloatArray, neutral_p: float) -> list[ViralRegion]:
     """
     Split one contig into stretches that are viral and that are not, and return the viral ones.
 
     The most likely path of a hidden Markov model of two states (Viterbi 1967). A chunk's evidence for a virus is the
-    log-odds of its P(virus) less that of *threshold*, at most ``MOST_LOG_ODDS`` either way; a switch of states costs
+    log-odds of its P(virus) less that of *neutral_p*, at most ``MOST_LOG_ODDS`` either way; a switch of states costs
     ``SWITCH_COST``, which covers that neighbours share letters. A contig may begin and end in either state. Chunks
     without P(virus) give no evidence: a region bridges them, and neither begins nor ends with one.
 
@@ -80,12 +82,12 @@ def find_regions(starts: IntArray, ends: IntArray, p_virus: FloatArray, threshol
         starts: int64 (chunks,): 0-based nt, in sequence order.
         ends: int64 (chunks,): exclusive.
         p_virus: (chunks,): NaN where unknown.
-        threshold: P(virus) of a chunk that speaks for neither state.
+        neutral_p: P(virus) of a chunk that speaks for neither state.
     """
     is_known = np.isfinite(p_virus)
     evidence = np.zeros(len(p_virus))
     evidence[is_known] = np.clip(
-        _log_odds(p_virus[is_known]) - _log_odds(np.array(threshold)), -MOST_LOG_ODDS, MOST_LOG_ODDS
+        _log_odds(p_virus[is_known]) - _log_odds(np.array(neutral_p)), -MOST_LOG_ODDS, MOST_LOG_ODDS
     )
     is_viral = _most_likely_states(evidence)
     borders = np.flatnonzero(np.diff(is_viral, prepend=False, append=False)).reshape(-1, 2)

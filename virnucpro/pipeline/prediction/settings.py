@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.choices import (
     CASCADE_AUTO,
     CASCADE_OFF,
@@ -103,6 +104,11 @@ class PredictionConfig:
     """Whether the chunks are written, too."""
     not_given: frozenset[str] = frozenset()
     """Output settings that stand at their defaults: a folder that a run was made in keeps its own."""
+
+    @property
+    def neutral_p(self) -> float:
+        """P(virus) of a chunk that speaks neither for a viral region nor against one: a threshold that was given."""
+        return self.threshold if self.threshold_of == "score" else NEUTRAL_P
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:

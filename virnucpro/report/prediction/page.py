@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
+from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.errors import printable
 from virnucpro.report.html import (
     Html,
@@ -87,11 +88,10 @@ def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
     if summary.scored:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
         figures[sections.SCATTER] = plots.length_against_score(summary, thresholds)
-    threshold = float(summary.manifest.output_settings["threshold"])
-    of_windows = _lines(min(threshold, 1 - threshold), threshold)
+    asked = summary.manifest.output_settings
+    neutral_p = float(asked["threshold"]) if asked["threshold_of"] == "score" else NEUTRAL_P
     for track in [*summary.viral_tracks, *summary.other_tracks]:
-        lines = of_windows if summary.has_contig_model else [0.5]  # there, chunks are viral by their frames
-        figures[sections.track_name(track)] = plots.track_plot(track, lines)
+        figures[sections.track_name(track)] = plots.track_plot(track, neutral_p)
     return figures
 
 

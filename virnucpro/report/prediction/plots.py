@@ -96,7 +96,7 @@ def length_against_score(summary: Summary, thresholds: Sequence[float]) -> go.Fi
     return figure
 
 
-def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
+def track_plot(track: Track, neutral_p: float) -> go.Figure:
     length_nt = track.contig.length_nt or 1
     unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
     x: list[float | None] = []
@@ -123,8 +123,7 @@ def track_plot(track: Track, thresholds: Sequence[float]) -> go.Figure:
     figure.update_layout(
         shapes=[{**shaded, "x0": region.start / unit_nt, "x1": region.end / unit_nt} for region in regions]
     )
-    for threshold in thresholds:
-        figure.add_hline(threshold, line=dotted_line())
+    figure.add_hline(neutral_p, line=dotted_line())
     lay_out(figure, 170)
     figure.update_layout(showlegend=False)
     figure.update_xaxes(title_text=f"position in the contig ({unit})", range=[0, length_nt / unit_nt], showgrid=False)

@@ -108,7 +108,7 @@ def tracks(summary: Summary) -> str:
         else "each chunk\u2019s P(virus), by the rule of contigs; there is none where no frame is open"
     )
     return (
-        f"The line is {line}. Shaded: viral regions, where P(virus) is above the threshold along enough chunks. A few "
+        f"The line is {line}. Shaded: viral regions, where P(virus) is above the dotted line for enough chunks. A few "
         "chunks below it do not end a region, nor do chunks without P(virus). Every region is in viral_regions.bed, "
         "every track in tracks.bedgraph; both open in genome browsers."
     )
