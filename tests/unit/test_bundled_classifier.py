@@ -44,6 +44,8 @@ def test_it_loads_by_name_and_fits_the_bundled_models():
 def test_the_card_for_readers_is_made_from_the_card_for_programs(card):
     assert (FOLDER / "MODEL_CARD.md").read_text("utf-8") == card_text(card)
     assert card["worth"].startswith(DEFAULT_CLASSIFIER)
+    name, worst = next(iter(card["evaluation"]["by_group"].items()))
+    assert f"lowest by group {worst['auroc']['value']:.2f} for {name} and " in card["worth"]
 
 
 def test_the_card_says_of_which_groups_nothing_was_measured(card):

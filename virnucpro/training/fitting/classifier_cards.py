@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from virnucpro.training.evaluation.strata import FEW_CONTIGS
 from virnucpro.training.fitting.pieces import MOST_AMBIGUOUS
 from virnucpro.training.genomes.genome_split import SPLITS, TEST, TRAIN, training_data_of
 from virnucpro.training.genomes.labelled_genomes import NAMES
@@ -82,9 +83,15 @@ def worth_of(trained: Trained) -> str:
     )
     warning = "its labels were shuffled, it knows nothing: " if trained.run.config.asked.shuffle_labels else ""
     num_organisms = len({name for names in organisms_of(trained.split, TEST).values() for name in names})
+    lowest = [  # the lowest come first
+        f"{stratum['auroc']['value']:.2f} for {group}"
+        for group, stratum in evaluation["by_group"].items()
+        if stratum["auroc"] is not None and stratum["contigs"] >= FEW_CONTIGS
+    ][:2]
+    of_groups = f", lowest by group {' and '.join(lowest)}" if lowest else ""
     return (
         f"{name}: {warning}on {overall['contigs']:,} pieces of {num_organisms:,} organisms that did not train it, its "
-        f"AUROC is {overall['auroc']['value']:.2f} ({by_length}); other kinds of genomes were not measured"
+        f"AUROC is {overall['auroc']['value']:.2f} ({by_length}){of_groups}; other kinds of genomes were not measured"
     )
 
 
