@@ -119,7 +119,11 @@ def test_a_contig_whose_score_is_the_threshold_is_called_viral(finished, tmp_pat
     out = copy_of(folder, tmp_path)
     called = []
     for threshold in (score, float(np.nextafter(score, 1))):
-        run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, threshold=threshold))
+        run(
+            [folder / "in.fa"],
+            out,
+            hash_prediction(folder, contig_model=True, threshold=threshold, threshold_of="score"),
+        )
         called.append(calls_of(out)["long"].call)
     assert [call == Call.VIRUS for call in called] == [True, False]
 
@@ -164,7 +168,11 @@ def test_regions_are_of_windows_and_follow_the_threshold(finished, tmp_path):
     (out / "dna/embeddings.h5").unlink()
     regions = []
     for threshold in (float(np.nanmin(windows)) / 2, 1 - (1 - float(np.nanmax(windows))) / 2):
-        run([folder / "in.fa"], out, hash_prediction(folder, contig_model=True, threshold=threshold))
+        run(
+            [folder / "in.fa"],
+            out,
+            hash_prediction(folder, contig_model=True, threshold=threshold, threshold_of="score"),
+        )
         regions.append((out / "viral_regions.bed").read_text().splitlines()[1:])
     assert [line.split("\t")[:3] for line in regions[0]] == [
         ["long", "0", "12000"],

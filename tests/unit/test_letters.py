@@ -43,6 +43,7 @@ def job(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "PART_NT", 4_000)
     monkeypatch.setattr(letters, "SEARCH_PART_NT", 12_000)
     monkeypatch.setattr(letters, "WORKER_NT", 10_000)
+    monkeypatch.setattr(letters, "SEARCH_WORKER_NT", 5_000)
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
     contigs[7] = ("unknown", "N" * 700)
@@ -112,6 +113,14 @@ def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, firs
     np.testing.assert_array_equal(after[~unsure], before[~unsure])
     assert (after[unsure] != before[unsure]).all()
     assert ((after[unsure] > 0) & (after[unsure] < 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("searched_mb", "workers", "part_mb"),
+    [(100, 16, 1.5625), (5, 16, 0.25), (5, 2, 0.625), (500, 16, 2), (100, 1, 2), (0.4, 16, 2), (1, 16, 0.25)],
+)
+def test_each_process_has_a_few_parts_to_search_that_are_worth_reading_the_proteins(searched_mb, workers, part_mb):
+    assert letters._search_part_nt(int(searched_mb * 1e6), workers) == part_mb * 1e6
 
 
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):

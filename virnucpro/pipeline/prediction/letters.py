@@ -1,10 +1,10 @@
 """
 Scores of all contigs by their letters, computed by one process a core.
 
-The contigs are parted by the input alone, so scores do not depend on the number of processes. The scores of a part are
-a sealed file: a start after a kill computes the other parts. Processes get one part at a time, the largest first; the
-part of a lost process is handed out again. Contigs that a model with known proteins is not sure of are then searched in
-these, in larger parts: each reads all proteins once.
+A contig's scores depend on it alone, not on its part. The scores of a part are a sealed file: a start after a kill
+computes the other parts. Processes get one part at a time, the largest first; the part of a lost process is handed out
+again. Contigs that a model with known proteins is not sure of are then searched in these, in larger parts, as each
+reads all proteins once, but in a few for each process.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ if TYPE_CHECKING:
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 SEARCH_PART_NT = PASS_NT
-"""The same of a part that is searched, of the nucleotides that are."""
+"""Most of a part that is searched, of the nucleotides that are; the least is ``PART_NT``."""
+SEARCH_PARTS_OF_A_PROCESS = 4
+"""That many, between the two."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 LEAST_PROGRESS_S = 5.0
 """Seconds between two lines on progress, at least."""
-WORKER_NT = 1_000_000
-"""Nucleotides worth another process: fewer are scored before it has started."""
+WORKER_NT, SEARCH_WORKER_NT = 1_000_000, 250_000
+"""Nucleotides worth another process, to score and to search: fewer are done before it has started."""
 ANSWER_POLL_S = 1.0
 """Seconds between two signs of a process that waits for a part."""
 WORKER = "virnucpro.pipeline.prediction.letters:letters_worker"
@@ -74,6 +76,11 @@ class LettersJob:
     """Of input and settings; names the parts' files."""
     work: ClassVar[str] = "scored"
     """What is said of the nucleotides that are done."""
+
+    @property
+    def worker_nt(self) -> int:
+        """Nucleotides worth another process."""
+        return WORKER_NT
 
     def open_index(self) -> SequenceIndex:
         return SequenceIndex.open(self.layout.contig_index)
@@ -96,6 +103,10 @@ class SearchJob(LettersJob):
     """Refines the scores of contigs that their letters are not sure of."""
 
     work: ClassVar[str] = "compared with known proteins"
+
+    @property
+    def worker_nt(self) -> int:
+        return SEARCH_WORKER_NT
 
     def path_of(self, part: range) -> Path:
         return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}.f32"
@@ -152,7 +163,7 @@ def score_letters(
     if is_searched.any():
         search = SearchJob(**vars(job))
         unsure_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        parts = parts_of(unsure_nt, SEARCH_PART_NT)
+        parts = parts_of(unsure_nt, _search_part_nt(int(unsure_nt.sum()), workers if elsewhere is None else 1))
         compute(search, {part: unsure_nt[part.start : part.stop] for part in parts})
         with durable.replacing(layout.letter_scores) as of_contigs:
             for part in parts:
@@ -181,14 +192,25 @@ def _compute(
     part_nt = {part: int(nt.sum()) for part, nt in lengths_of.items() if not _is_there(job, part, nt)}
     missing = sorted(part_nt, key=part_nt.__getitem__, reverse=True)
     progress = _Progress(part_nt, job.work, say)
-    worth = max(1, sum(part_nt.values()) // WORKER_NT)
-    num_workers = min(workers or usable_cores(), worth, max(1, len(missing)))
+    num_workers = min(_worth(sum(part_nt.values()), job.worker_nt, workers), max(1, len(missing)))
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
         _score_in_processes(job, missing, num_workers, limits or RunLimits(), progress, stop)
     else:
         _score(job, load(), progress.through(missing), lambda: _refuse_to_go_on(stop))
+
+
+def _worth(work_nt: int, worker_nt: int, workers: int | None) -> int:
+    """Return the number of processes that so much work is worth."""
+    return max(1, min(workers or usable_cores(), work_nt // worker_nt))
+
+
+def _search_part_nt(searched_nt: int, workers: int | None) -> int:
+    """Return the nucleotides of a part that is searched."""
+    num_workers = _worth(searched_nt, SEARCH_WORKER_NT, workers)
+    few_nt = searched_nt // (SEARCH_PARTS_OF_A_PROCESS * num_workers) if num_workers > 1 else SEARCH_PART_NT
+    return min(SEARCH_PART_NT, max(PART_NT, few_nt))
 
 
 def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
