@@ -192,7 +192,7 @@ def busy_cores(reports: Sequence[Mapping[str, Any]]) -> str:
     models = {row["input"]: row for one in last_first for row in one["model"]}
     sentences = []
     if gains:
-        sentences.append(f"Wall time with one worker over that with two, on the busy machine: {_listed(gains)}.")
+        sentences.append(f"Wall time with one worker over that with two, measured: {_listed(gains)}.")
     if models:
         modelled = {name: row["wall_of_one_over_two"] for name, row in models.items()}
         alone = {name: f"{row[f'share_alone_with_{MODELLED_WORKERS}']:.0%}" for name, row in models.items()}
@@ -220,8 +220,8 @@ def where(reports: Sequence[Mapping[str, Any]]) -> str:
     versions = "".join(f", {name} {version}" for name, version in peers.items())
     return (
         f"Medians (ranges) over rounds in which the programs take turns; peers with one thread. "
-        f"`benchmarks/end_to_end.py`, {machine['date'][:10]}, {machine['cpu']}, shared with others (load "
-        f"{min(loads):.0f} to {max(loads):.0f}), so wall times are longer than on an idle machine; Python "
+        f"`benchmarks/end_to_end.py`, {machine['date'][:10]}, {machine['cpu']}, load "
+        f"{min(loads):.0f} to {max(loads):.0f}; Python "
         f"{machine['python']}{versions}. MB are 10^6 bytes."
     )
 
