@@ -24,8 +24,9 @@ from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedE
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.similarity import is_unsure
-from virnucpro.pipeline.prediction import letters
+from virnucpro.pipeline.prediction import letters, letters_processes
 from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
+from virnucpro.pipeline.prediction.letters_processes import score_part
 from virnucpro.pipeline.prediction.settings import LettersModel
 from virnucpro.run_layout import PredictionLayout
 
@@ -117,7 +118,7 @@ def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, firs
 
 @pytest.mark.parametrize(
     ("searched_mb", "workers", "part_mb"),
-    [(100, 16, 1.5625), (5, 16, 0.25), (5, 2, 0.625), (500, 16, 2), (100, 1, 2), (0.4, 16, 2), (1, 16, 0.25)],
+    [(50, 16, 1.5625), (5, 16, 0.25), (5, 2, 1.25), (500, 16, 2), (100, 1, 2), (0.4, 16, 2), (1, 16, 0.25)],
 )
 def test_each_process_has_a_few_parts_to_search_that_are_worth_reading_the_proteins(searched_mb, workers, part_mb):
     assert letters._search_part_nt(int(searched_mb * 1e6), workers) == part_mb * 1e6
@@ -166,7 +167,8 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     index = SequenceIndex.open(job.layout.contig_index)
     parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
     assert len(parts) > 4
-    letters._score(job, load_contig_model(job.model.folder, job.model.card), parts[:4], lambda: None)
+    for part in parts[:4]:
+        score_part(job, index, load_contig_model(job.model.folder, job.model.card), part)
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)
@@ -194,15 +196,15 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
     )
 
 
-def worker_that_dies(rank, world_size, results_queue, job, parts):
+def worker_that_dies(rank, world_size, results_queue, job, search):
     """The first process dies with the part that it was given."""
     if rank == 0:
-        next(letters._handed_out(parts, results_queue))
+        next(letters_processes._handed_out(results_queue))
         os.kill(os.getpid(), signal.SIGKILL)
-    letters.letters_worker(rank, world_size, results_queue, job, parts)
+    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
 
 
-def worker_that_notes_its_parts(rank, world_size, results_queue, job, parts):
+def worker_that_notes_its_parts(rank, world_size, results_queue, job, search):
     """Every part takes so long that each process has one."""
     compute = letters.score_by_letters
 
@@ -212,25 +214,62 @@ def worker_that_notes_its_parts(rank, world_size, results_queue, job, parts):
         return compute(index, part, *args, **settings)
 
     letters.score_by_letters = noted
-    letters.letters_worker(rank, world_size, results_queue, job, parts)
+    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
 
 
-def worker_that_cannot_write(rank, world_size, results_queue, job, parts):
+def worker_that_notes_itself(rank, world_size, results_queue, job, search):
+    (job.layout.output_dir / f"process.{os.getpid()}").touch()
+    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+
+
+def worker_that_dies_in_the_search(rank, world_size, results_queue, job, search):
+    """The first process dies with the first part that it is to search."""
+    if rank == 0:
+        letters.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+
+
+def worker_that_cannot_write(rank, world_size, results_queue, job, search):
     raise OutputError(job.layout.letter_parts, os.strerror(errno.ENOSPC))
 
 
-def worker_that_fails(rank, world_size, results_queue, job, parts):
+def worker_that_fails(rank, world_size, results_queue, job, search):
     raise RuntimeError("no luck")
 
 
 def test_a_process_that_dies_costs_time_only(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_dies")
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_dies")
     assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
 
 
+def test_a_process_that_dies_in_the_search_costs_time_only(job, monkeypatch):
+    _, *expected = scores(job, workers=1)
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_dies_in_the_search")
+    assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
+
+
+def test_the_processes_that_score_also_search(job, monkeypatch):
+    said = []
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
+    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
+    counts, *_ = scores(job, workers=2, say=said.append)
+    assert counts["searched"] > 5
+    assert any("compared with known proteins" in line for line in said)
+    assert len(list(job.layout.output_dir.glob("process.*"))) == 2
+
+
+def test_what_goes_wrong_between_scoring_and_searching_is_said(job, monkeypatch):
+    def refuse(job, parts):
+        raise OutputError(job.layout.letter_scores, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(letters, "_join_parts", refuse)
+    with pytest.raises(OutputError, match="free some space"):
+        scores(job, workers=2)
+
+
 def test_no_part_is_computed_by_two_processes(job, monkeypatch):
-    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_notes_its_parts")
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_its_parts")
     scores(job, workers=3)
     index = SequenceIndex.open(job.layout.contig_index)
     parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
@@ -241,14 +280,14 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
 
 def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "WORKER_NT", 1_000)
-    monkeypatch.setattr(letters, "_score_in_processes", None)
+    monkeypatch.setattr(letters, "score_in_processes", None)
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
     counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
     assert counts["contigs"] == counts["scored"] == 1
 
 
 def test_a_full_disk_ends_it_as_such(job, monkeypatch):
-    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_cannot_write")
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_cannot_write")
     with pytest.raises(OutputError, match="free some space"):
         scores(job, workers=2, limits=RunLimits(attempts=1))
 
@@ -261,7 +300,7 @@ def test_a_file_in_place_of_their_folder_is_refused(job, workers):
 
 
 def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, monkeypatch):
-    monkeypatch.setattr(letters, "WORKER", f"{__name__}:worker_that_fails")
+    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_fails")
     with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
         scores(job, workers=2, limits=RunLimits(attempts=1))
     assert "no luck" in str(caught.value)

@@ -3,18 +3,17 @@ Scores of all contigs by their letters, computed by one process a core.
 
 A contig's scores depend on it alone, not on its part. The scores of a part are a sealed file: a start after a kill
 computes the other parts. Processes get one part at a time, the largest first; the part of a lost process is handed out
-again. Contigs that a model with known proteins is not sure of are then searched in these, in larger parts, as each
-reads all proteins once, but in a few for each process.
+again. Contigs that a model with known proteins is not sure of are then searched in these by the same processes, in
+larger parts, as each reads all proteins once, but in a few for each process.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -25,33 +24,29 @@ from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.config import RunLimits
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import ExitCode, OutputError, ResultError, StoppedError, WorkersFailedError
+from virnucpro.errors import ResultError
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
-from virnucpro.pipeline.devices import CPU
-from virnucpro.pipeline.failures import FailureClass, exit_code_of
-from virnucpro.pipeline.gpu_coordinator import CountedAttempts, GPUProcessCoordinator
 from virnucpro.pipeline.hardware.device_claim import usable_cores
-from virnucpro.store.locks.worker_lock import hold_worker_lock, taking_part
-from virnucpro.telemetry.ranks import Rank
+from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes, score_part
+from virnucpro.store.locks.worker_lock import taking_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from virnucpro.arrays import IntArray
     from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.pipeline.hosts.result_passes import ItemMap
     from virnucpro.pipeline.prediction.settings import LettersModel
-    from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import PredictionLayout
 
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 SEARCH_PART_NT = PASS_NT
 """Most of a part that is searched, of the nucleotides that are; the least is ``PART_NT``."""
-SEARCH_PARTS_OF_A_PROCESS = 4
+SEARCH_PARTS_OF_A_PROCESS = 2
 """That many, between the two."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
@@ -59,9 +54,6 @@ LEAST_PROGRESS_S = 5.0
 """Seconds between two lines on progress, at least."""
 WORKER_NT, SEARCH_WORKER_NT = 1_000_000, 250_000
 """Nucleotides worth another process, to score and to search: fewer are done before it has started."""
-ANSWER_POLL_S = 1.0
-"""Seconds between two signs of a process that waits for a part."""
-WORKER = "virnucpro.pipeline.prediction.letters:letters_worker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +68,7 @@ class LettersJob:
     """Of input and settings; names the parts' files."""
     work: ClassVar[str] = "scored"
     """What is said of the nucleotides that are done."""
+    searches: ClassVar[bool] = False
 
     @property
     def worker_nt(self) -> int:
@@ -103,6 +96,7 @@ class SearchJob(LettersJob):
     """Refines the scores of contigs that their letters are not sure of."""
 
     work: ClassVar[str] = "compared with known proteins"
+    searches: ClassVar[bool] = True
 
     @property
     def worker_nt(self) -> int:
@@ -144,14 +138,40 @@ def score_letters(
         WorkersFailedError: No process got to the end.
     """
     stop = stop or threading.Event()
-    layout = job.layout
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]
-    load = cache(partial(load_contig_model, job.model.folder, job.model.card))
-    compute = partial(_compute, load=load, workers=workers, limits=limits, elsewhere=elsewhere, say=say, stop=stop)
     parts = parts_of(lengths, PART_NT)
-    compute(job, {part: lengths[part.start : part.stop] for part in parts})
-    scored = 0
+    counts = {"contigs": len(index), "scored": 0, "searched": 0}
+
+    @cache  # processes that have scored everything ask for it, and so does what comes after them
+    def search() -> Work | None:
+        counts["scored"] = _join_parts(job, parts)
+        scores = map_scores(job.layout.letter_scores, "scores", len(index))
+        is_searched = is_unsure(scores) & job.model.searches_proteins
+        counts["searched"] = int(np.count_nonzero(is_searched))
+        searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
+        part_nt = _search_part_nt(int(searched_nt.sum()), workers if elsewhere is None else 1)
+        return (
+            Work(SearchJob(**vars(job)), searched_nt, parts_of(searched_nt, part_nt), say)
+            if counts["searched"]
+            else None
+        )
+
+    compute = partial(_compute, workers=workers, limits=limits or RunLimits(), elsewhere=elsewhere, stop=stop)
+    load = cache(partial(load_contig_model, job.model.folder, job.model.card))
+    compute(Work(job, lengths, parts, say), load, then=search)
+    if (found := search()) is not None:
+        compute(found, load)
+        with durable.replacing(job.layout.letter_scores) as of_contigs:
+            for part in found.parts:
+                of_contigs.write(_read_part(found.job, part))
+    durable.remove_tree(job.layout.letter_parts)
+    return counts
+
+
+def _join_parts(job: LettersJob, parts: Sequence[range]) -> int:
+    """Write the letters' scores of all contigs and windows into two files; return how many contigs have one."""
+    scored, layout = 0, job.layout
     with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
         for part in parts:
             data = _read_part(job, part)
@@ -159,17 +179,7 @@ def score_letters(
             scored += int(np.count_nonzero(~np.isnan(of_part)))
             of_contigs.write(of_part.tobytes())
             of_windows.write(data[4 * len(part) :])
-    is_searched = is_unsure(map_scores(layout.letter_scores, "scores", len(index))) & job.model.searches_proteins
-    if is_searched.any():
-        search = SearchJob(**vars(job))
-        unsure_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        parts = parts_of(unsure_nt, _search_part_nt(int(unsure_nt.sum()), workers if elsewhere is None else 1))
-        compute(search, {part: unsure_nt[part.start : part.stop] for part in parts})
-        with durable.replacing(layout.letter_scores) as of_contigs:
-            for part in parts:
-                of_contigs.write(_read_part(search, part))
-    durable.remove_tree(layout.letter_parts)
-    return {"contigs": len(index), "scored": scored, "searched": int(np.count_nonzero(is_searched))}
+    return scored
 
 
 def _read_part(job: LettersJob, part: range) -> bytes:
@@ -178,27 +188,28 @@ def _read_part(job: LettersJob, part: range) -> bytes:
 
 
 def _compute(
-    job: LettersJob,
-    lengths_of: Mapping[range, IntArray],
-    *,
+    work: Work,
     load: Callable[[], ContigModel],
+    *,
     workers: int | None,
-    limits: RunLimits | None,
+    limits: RunLimits,
     elsewhere: ItemMap | None,
-    say: Callable[[str], None],
     stop: threading.Event,
+    then: Callable[[], Work | None] = lambda: None,
 ) -> None:
-    """Have the scores of those parts computed that have no file; *lengths_of* their contigs, in nt, is the work."""
-    part_nt = {part: int(nt.sum()) for part, nt in lengths_of.items() if not _is_there(job, part, nt)}
-    missing = sorted(part_nt, key=part_nt.__getitem__, reverse=True)
-    progress = _Progress(part_nt, job.work, say)
-    num_workers = min(_worth(sum(part_nt.values()), job.worker_nt, workers), max(1, len(missing)))
+    """Have the scores of those parts computed that have no file; processes go on with *then* on their own."""
+    job, missing = work.job, work.missing()
+    num_workers = min(_worth(sum(map(work.nt_of, missing)), job.worker_nt, workers), max(1, len(missing)))
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
-        _score_in_processes(job, missing, num_workers, limits or RunLimits(), progress, stop)
+        score_in_processes(work, SearchJob(**vars(job)), then, num_workers, limits, stop)
     else:
-        _score(job, load(), progress.through(missing), lambda: _refuse_to_go_on(stop))
+        index = job.open_index()
+        for part in missing:
+            refuse_to_go_on(stop)
+            score_part(job, index, load(), part)
+            work.done(part)
 
 
 def _worth(work_nt: int, worker_nt: int, workers: int | None) -> int:
@@ -230,130 +241,47 @@ def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
     return parts
 
 
-class _Progress:
-    """Says how much is done, *work*; *part_nt* are the nucleotides of each part."""
+class Work:
+    """
+    The parts of a job, and how much of them is done.
 
-    def __init__(self, part_nt: Mapping[range, int], work: str, say: Callable[[str], None]) -> None:
-        self._part_nt, self._work, self._say = part_nt, work, say
-        self._total_nt, self._done_nt = sum(part_nt.values()), 0
-        self._said, self._said_s = 0, time.monotonic()
+    Args:
+        job: What is done to each.
+        lengths_nt: Of all contigs, as far as they are work.
+        parts: Of the contigs.
+        say: Gets a line after every tenth that took some seconds.
+    """
+
+    def __init__(
+        self, job: LettersJob, lengths_nt: IntArray, parts: Sequence[range], say: Callable[[str], None]
+    ) -> None:
+        self.job, self.parts = job, parts
+        self._lengths_nt, self._say = lengths_nt, say
+        self._total_nt = self._done_nt = self._said = 0
+        self._said_s = time.monotonic()
+
+    def nt_of(self, part: range) -> int:
+        return int(self._lengths_nt[part.start : part.stop].sum())
+
+    def missing(self) -> list[range]:
+        """Return the parts without a file, the largest first; files that are not of such a part are removed."""
+        missing = [
+            part for part in self.parts if not _is_there(self.job, part, self._lengths_nt[part.start : part.stop])
+        ]
+        self._total_nt = sum(map(self.nt_of, missing))
+        return sorted(missing, key=self.nt_of, reverse=True)
 
     def done(self, part: range) -> None:
-        self._done_nt += self._part_nt[part]
+        self._done_nt += self.nt_of(part)
         tenths, now_s = 10 * self._done_nt // max(self._total_nt, 1), time.monotonic()
         if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
-            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self._work}")
+            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self.job.work}")
             self._said, self._said_s = tenths, now_s
-
-    def through(self, parts: Iterable[range]) -> Iterator[range]:
-        """Yield *parts*; each is done when the next is asked for."""
-        for part in parts:
-            yield part
-            self.done(part)
-
-
-class _PartPolicy(CountedAttempts):
-    """Hands out parts one at a time; those of a process that has failed go to the next that asks."""
-
-    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, parts: Sequence[range], progress: _Progress) -> None:
-        super().__init__(ranks, limits)
-        self._parts, self._progress = parts, progress
-        self._left = deque(range(len(parts)))
-        self._held: dict[int, int] = {}
-        self._changing = threading.Lock()
-
-    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
-        """Return the number of the next part; nothing while another process may lose its part; None at the end."""
-        with self._changing:
-            if (finished := self._held.pop(rank, None)) is not None:
-                self._progress.done(self._parts[finished])
-            if self._left:
-                self._held[rank] = self._left.popleft()
-                return [{"part": self._held[rank]}]
-            return [] if self._held else [{"part": None}]
-
-    def another_attempt(self, outcome: Rank) -> bool:
-        """Take back what a process had, and say whether attempts are left."""
-        with self._changing:
-            if (lost := self._held.pop(outcome.rank, None)) is not None:
-                self._left.append(lost)
-        return super().another_attempt(outcome)
-
-
-def letters_worker(
-    rank: int, world_size: int, results_queue: ReportPipe, job: LettersJob, parts: Sequence[range]
-) -> None:
-    """Score those of *parts* that the parent hands out."""
-    del world_size
-    hold_worker_lock(job.layout.output_dir, rank)
-    model = load_contig_model(job.model.folder, job.model.card)
-    _score(job, model, _handed_out(parts, results_queue), lambda: results_queue.put({"kind": "step"}))
-    results_queue.put({"rank": rank, "status": "complete"})
-
-
-def _handed_out(parts: Sequence[range], reports: ReportPipe) -> Iterator[range]:
-    while True:
-        reports.put({"kind": "wants"})
-        while (answer := reports.receive(ANSWER_POLL_S)) is None:
-            reports.put({"kind": "step"})
-        if answer["part"] is None:
-            return
-        yield parts[answer["part"]]
-
-
-def _score(job: LettersJob, model: ContigModel, parts: Iterable[range], before_each: Callable[[], None]) -> None:
-    """Score those of *parts* that have no file."""
-    index = job.open_index()
-    for part in parts:
-        before_each()
-        path = job.path_of(part)
-        if not path.exists():
-            durable.write_bytes(path, job.score(index, part, model), seal=True)
 
 
 def _score_for(job: LettersJob, part: range) -> None:
     with taking_part(job.layout.output_dir):
-        _score(job, load_contig_model(job.model.folder, job.model.card), [part], lambda: None)
-
-
-def _score_in_processes(
-    job: LettersJob,
-    parts: Sequence[range],
-    num_workers: int,
-    limits: RunLimits,
-    progress: _Progress,
-    stop: threading.Event,
-) -> None:
-    devices = [CPU] * num_workers
-    ranks_of = [Rank(rank=rank, device=CPU.label) for rank in range(num_workers)]
-    policy = _PartPolicy(ranks_of, limits, parts, progress)
-    with GPUProcessCoordinator(
-        num_workers, job.layout.output_dir, devices=devices, limits=limits, stop=stop, policy=policy
-    ) as ranks:
-        ranks.spawn_workers(WORKER, (job, parts))
-        ranks.wait_for_completion()
-        failed = [outcome for outcome in ranks.outcomes.values() if outcome.failure]
-    _refuse_to_go_on(stop)
-    missing = [part for part in parts if not job.path_of(part).exists()]
-    if missing:
-        classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
-        reasons = {outcome.rank: outcome.reason or "" for outcome in failed}
-        if FailureClass.CANNOT_WRITE in classes:
-            raise OutputError(job.layout.letter_parts, next(iter(reasons.values())))
-        raise WorkersFailedError(
-            reasons,
-            world_size=num_workers,
-            missing_sequences=sum(map(len, missing)),
-            total_sequences=sum(map(len, parts)),
-            partial_path=None,
-            exit_code=exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL,
-            is_listed=False,
-        )
-
-
-def _refuse_to_go_on(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise StoppedError
+        score_part(job, job.open_index(), load_contig_model(job.model.folder, job.model.card), part)
 
 
 def _is_there(job: LettersJob, part: range, lengths_nt: IntArray) -> bool:

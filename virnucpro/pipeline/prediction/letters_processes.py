@@ -1,0 +1,154 @@
+"""
+The processes that score contigs by their letters, and search those that letters are not sure of.
+
+They get one part at a time from their parent; the part of a lost process goes to the next that asks. Legend: as in
+``letters``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from virnucpro import durable
+from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
+from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.pipeline.devices import CPU
+from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.pipeline.gpu_coordinator import CountedAttempts, GPUProcessCoordinator
+from virnucpro.store.locks.worker_lock import hold_worker_lock
+from virnucpro.telemetry.ranks import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from virnucpro.config import RunLimits
+    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.models.contigs.contig_model import ContigModel
+    from virnucpro.pipeline.prediction.letters import LettersJob, Work
+    from virnucpro.pipeline.work.worker_process import ReportPipe
+
+ANSWER_POLL_S = 1.0
+"""Seconds between two signs of a process that waits for a part."""
+WORKER = "virnucpro.pipeline.prediction.letters_processes:letters_worker"
+
+
+def score_in_processes(
+    work: Work,
+    search: LettersJob,
+    then: Callable[[], Work | None],
+    num_workers: int,
+    limits: RunLimits,
+    stop: threading.Event,
+) -> None:
+    """
+    Have the parts of *work* computed by so many processes, which go on with those of *then*, a *search*.
+
+    Raises:
+        StoppedError: *stop* was set.
+        OutputError: A part cannot be written.
+        WorkersFailedError: No process got to the end.
+    """
+    layout = work.job.layout
+    ranks_of = [Rank(rank=rank, device=CPU.label) for rank in range(num_workers)]
+    policy = _PartPolicy(ranks_of, limits, work, then)
+    with GPUProcessCoordinator(
+        num_workers, layout.output_dir, devices=[CPU] * num_workers, limits=limits, stop=stop, policy=policy
+    ) as ranks:
+        ranks.spawn_workers(WORKER, (work.job, search))
+        ranks.wait_for_completion()
+        failed = [outcome for outcome in ranks.outcomes.values() if outcome.failure]
+    refuse_to_go_on(stop)
+    missing = [part for one in policy.works for part in one.parts if not one.job.path_of(part).exists()]
+    if missing:
+        classes = {FailureClass(outcome.failure or FailureClass.DIED) for outcome in failed}
+        reasons = {outcome.rank: outcome.reason or "" for outcome in failed}
+        if FailureClass.CANNOT_WRITE in classes:
+            raise OutputError(layout.letter_parts, next(iter(reasons.values())))
+        raise WorkersFailedError(
+            reasons,
+            world_size=num_workers,
+            missing_sequences=sum(map(len, missing)),
+            total_sequences=sum(len(part) for part in policy.works[-1].parts),
+            partial_path=None,
+            exit_code=exit_code_of(classes.pop()) if len(classes) == 1 else ExitCode.INTERNAL,
+            is_listed=False,
+        )
+
+
+class _PartPolicy(CountedAttempts):
+    """
+    Hands out parts one at a time; those of a process that has failed go to the next that asks.
+
+    When all of *work* is done, *then* gives more.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], limits: RunLimits, work: Work, then: Callable[[], Work | None]) -> None:
+        super().__init__(ranks, limits)
+        self.works = [work]
+        self._then: Callable[[], Work | None] | None = then
+        self._left = deque((work, part) for part in work.missing())
+        self._held: dict[int, tuple[Work, range]] = {}
+        self._changing = threading.Lock()
+
+    def next_blocks(self, rank: int) -> list[dict[str, Any]]:
+        """Return the next part; nothing while another process may lose its part; no contigs at the end."""
+        with self._changing:
+            if (finished := self._held.pop(rank, None)) is not None:
+                work, part = finished
+                work.done(part)
+            if not self._left and not self._held:
+                self._go_on()
+            if self._left:
+                work, part = self._held[rank] = self._left.popleft()
+                return [{"searches": work.job.searches, "contigs": [part.start, part.stop]}]
+            return [] if self._held else [{"contigs": []}]
+
+    def _go_on(self) -> None:
+        then, self._then = self._then, None
+        with suppress(Exception):  # who started the processes calls it again, and meets what is wrong
+            if then is not None and (work := then()) is not None:
+                self.works.append(work)
+                self._left.extend((work, part) for part in work.missing())
+
+    def another_attempt(self, outcome: Rank) -> bool:
+        """Take back what a process had, and say whether attempts are left."""
+        with self._changing:
+            if (lost := self._held.pop(outcome.rank, None)) is not None:
+                self._left.append(lost)
+        return super().another_attempt(outcome)
+
+
+def letters_worker(rank: int, world_size: int, results_queue: ReportPipe, job: LettersJob, search: LettersJob) -> None:
+    """Score and *search* those parts that the parent hands out."""
+    del world_size
+    hold_worker_lock(job.layout.output_dir, rank)
+    index, model = job.open_index(), load_contig_model(job.model.folder, job.model.card)
+    for part, is_searched in _handed_out(results_queue):
+        results_queue.put({"kind": "step"})
+        score_part(search if is_searched else job, index, model, part)
+    results_queue.put({"rank": rank, "status": "complete"})
+
+
+def _handed_out(reports: ReportPipe) -> Iterator[tuple[range, bool]]:
+    while True:
+        reports.put({"kind": "wants"})
+        while (answer := reports.receive(ANSWER_POLL_S)) is None:
+            reports.put({"kind": "step"})
+        if not answer["contigs"]:
+            return
+        yield range(*answer["contigs"]), answer["searches"]
+
+
+def score_part(job: LettersJob, index: SequenceIndex, model: ContigModel, part: range) -> None:
+    """Write the scores of a part, unless its file is there."""
+    path = job.path_of(part)
+    if not path.exists():
+        durable.write_bytes(path, job.score(index, part, model), seal=True)
+
+
+def refuse_to_go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise StoppedError
