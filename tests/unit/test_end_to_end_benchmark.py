@@ -92,7 +92,7 @@ def test_the_page_has_each_row_once_and_where_it_was_measured():
     text = end_to_end_model.page(reports)
     assert text.count("| 6 Mb | virnucpro, 2 workers | 8.0 | 4.0 | 120; 125 to 126 | 1.0; 2.0 |") == 1
     assert "geNomad over those of `predict` with one worker: 2 Mb: 10.0." in text
-    assert "2 x A, shared with others (load 2 to 2)" in text
+    assert "2 x A, load 2 to 2;" in text
 
 
 def test_contigs_are_the_beginning_of_those_of_a_larger_input(tmp_path):
