@@ -187,6 +187,13 @@ def test_a_contig_is_not_looked_up_in_tables_that_have_seen_its_genome():
     assert (abs(unseen[rows, at + own]) < 0.05).all()
 
 
+def test_weights_that_float16_cannot_hold_are_not_written(weights):
+    layer, last = weights.members[0]
+    huge = Layer(np.full_like(layer.weight, np.inf), layer.bias)  # as rounding makes them
+    with pytest.raises(ValueError, match="give no score"):
+        replace(weights, members=((huge, last),)).to_bytes()
+
+
 def test_the_same_contigs_give_the_same_networks_and_what_can_be_told_apart_is():
     chooser = np.random.default_rng(5)
     group = chooser.integers(0, GROUPS, 400)

@@ -142,6 +142,18 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
     assert len(calls) == len(set(calls)) + 1, "the part that was whole is not searched again"
 
 
+def test_parts_of_another_division_of_the_search_are_not_taken(job, monkeypatch):
+    _, *expected = scores(job, workers=1)
+    refine, late = letters.refine_scores, letters.SearchJob(**vars(job))
+
+    def refined(index, part, model, found):
+        durable.write_bytes(late.path_of(range(20)), b"4" * 80, seal=True)  # by a worker of a start that was killed
+        return refine(index, part, model, found)
+
+    monkeypatch.setattr(letters, "refine_scores", refined)
+    assert scores(job, workers=1)[1:] == tuple(expected)
+
+
 def test_a_start_that_has_only_sure_contigs_left_to_go_through_ends(job, monkeypatch):
     monkeypatch.setattr(letters, "SEARCH_PART_NT", 1)  # a part for each contig, and more for those that are sure
     monkeypatch.setattr(letters, "MOST_PARTS", 1_000_000)
@@ -259,11 +271,16 @@ def test_the_processes_that_score_also_search(job, monkeypatch):
     assert len(list(job.layout.output_dir.glob("process.*"))) == 2
 
 
-def test_what_goes_wrong_between_scoring_and_searching_is_said(job, monkeypatch):
-    def refuse(job, parts):
+@pytest.mark.parametrize("step", ["_join_parts", "_is_there"])
+def test_what_goes_wrong_between_scoring_and_searching_is_said(job, monkeypatch, step):
+    do = getattr(letters, step)
+
+    def refuse(job, parts, *more):
+        if step == "_is_there" and not job.searches:
+            return do(job, parts, *more)
         raise OutputError(job.layout.letter_scores, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(letters, "_join_parts", refuse)
+    monkeypatch.setattr(letters, step, refuse)
     with pytest.raises(OutputError, match="free some space"):
         scores(job, workers=2)
 

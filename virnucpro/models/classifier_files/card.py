@@ -35,7 +35,7 @@ PUBLISHED_DNA_MODEL, PUBLISHED_PROTEIN_MODEL = "dnabert-s", "esm2_t36_3B_UR50D"
 
 WEIGHTS_NAME, CONTIG_WEIGHTS_NAME, CARD_NAME = "model.safetensors", "contig_model.safetensors.gz", "card.json"
 CARD_FORMAT = 1
-CONTIG_MODEL_FORMAT = 3
+CONTIG_MODEL_FORMAT = 4
 """Of ``contig_model.safetensors.gz``: its tensors, and how a score is made of them."""
 NUM_CLASSES = 2
 """Others and virus, in this order."""

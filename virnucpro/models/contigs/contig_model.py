@@ -73,7 +73,8 @@ class ContigWeights:
     """Refines the scores of contigs; not those of windows along them."""
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``contig_model.safetensors.gz``."""
+        """Return the content of ``contig_model.safetensors.gz``; ValueError where numbers are not finite."""
+        self.check()
         tensors: dict[str, np.ndarray[Any, Any]] = {_TABLE + name: rows for name, rows in self.log_odds.items()}
         tensors |= {"is_viral": self.is_viral_G.astype(np.uint8), "mean": self.mean_I, "deviation": self.deviation_I}
         tensors |= {_TREES + name: values for name, values in self.trees.tensors().items()}

@@ -53,7 +53,7 @@ PART_CONTIGS = 1 << 12
 LEAST_PROGRESS_S = 5.0
 """Seconds between two lines on progress, at least."""
 WORKER_NT, SEARCH_WORKER_NT = 1_000_000, 250_000
-"""Nucleotides worth another process, to score and to search: fewer are done before it has started."""
+"""Nucleotides worth another process, to score and, where none has scored, to search: it takes as long to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,8 @@ class SearchJob(LettersJob):
         return SEARCH_WORKER_NT
 
     def path_of(self, part: range) -> Path:
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}.f32"
+        # both ends: another start may have parted the search in another way
+        return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}-{part.stop}.f32"
 
     def scores_of(self, part: range, lengths_nt: IntArray) -> int:
         del lengths_nt

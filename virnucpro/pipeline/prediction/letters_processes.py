@@ -110,8 +110,9 @@ class _PartPolicy(CountedAttempts):
         then, self._then = self._then, None
         with suppress(Exception):  # who started the processes calls it again, and meets what is wrong
             if then is not None and (work := then()) is not None:
+                parts = work.missing()
                 self.works.append(work)
-                self._left.extend((work, part) for part in work.missing())
+                self._left.extend((work, part) for part in parts)
 
     def another_attempt(self, outcome: Rank) -> bool:
         """Take back what a process had, and say whether attempts are left."""

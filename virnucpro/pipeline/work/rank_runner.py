@@ -85,8 +85,8 @@ def run_rank(
         while worker.process.exitcode is None and not _is_overdue(rank, limits):
             if stop.is_set():
                 worker.end(limits.stop_grace_s)
+            answer()  # may take long; what came meanwhile is read before anything is judged overdue
             take_messages(POLL_S if rank.attempt.wants is None else WAITING_POLL_S)
-            answer()
     finally:
         if worker.process.pid is not None:
             worker.kill()

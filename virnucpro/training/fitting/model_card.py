@@ -152,10 +152,10 @@ def _suspects(suspects: Sequence[Mapping[str, Any]]) -> str:
     by_group = Counter(one["group"] for one in suspects).most_common()
     return (
         f"{len(suspects):,} pieces of genomes that are not viral look viral: trees that have not seen their genomes "
-        f"give them a P(virus) of {SUSPECT} or more. They are prophages, viral elements of plants and animals, and "
+        f"give them a P(virus) of {SUSPECT} or more. They may be prophages, viral elements of plants and animals, or "
         f"what merely resembles viruses; in training each counts {SUSPECT_WEIGHT}, others 1. "
         f"By group: {', '.join(f'{group} {count:,}' for group, count in by_group)}. "
-        f"Record and range, from 0: {', '.join(one['place'] for one in suspects)}."
+        f"Record, and range in it from 0: {', '.join(one['place'] for one in suspects)}."
     )
 
 

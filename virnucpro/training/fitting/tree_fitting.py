@@ -35,7 +35,7 @@ def fit_trees(
     """
     Fit trees that tell viral contigs from others, both labels with the same weight; the same data give the same trees.
 
-    Within a label, contigs weigh *weight_C*, or the same.
+    *weight_C* is by how much each contig's weight is multiplied, float32 (C,).
 
     Raises:
         StoppedError: *stop* was set.
