@@ -188,6 +188,8 @@ def test_a_run_that_was_killed_shows_as_down_and_its_next_start_begins_at_the_du
     resumed = {rank["rank"]: rank["sequences_resumed"] for rank in result["ranks"]}
     assert sum(resumed.values()) >= seen
     first = run.prometheus.vector(f"min_over_time({run.series('virnucpro_sequences_total')}[10m])")
-    assert {int(dict(labels)["rank"]): value for labels, value in first.items()} == resumed
+    least = {int(dict(labels)["rank"]): value for labels, value in first.items()}
+    assert least.keys() == resumed.keys()
+    assert all(least[rank] >= resumed[rank] for rank in resumed), "the first scrape may be late, but never of fewer"
     assert run.number("sum(last_over_time({s}[10m]))") == rows_in(tmp_path / "out") == 300
     assert list(watch[1].iterdir()) == []
