@@ -25,6 +25,7 @@ from virnucpro.errors import (
 )
 from virnucpro.models.classifier import BLOCK_ROWS, Classifier, is_virus, load_classifier
 from virnucpro.models.classifier_files.card import (
+    CONTIG_MODEL_FORMAT,
     CONTIG_WEIGHTS_NAME,
     ContigModelCard,
     Encoder,
@@ -226,7 +227,7 @@ def test_weights_of_another_shape_type_or_range_are_refused_before_anything_is_e
         ({"dna_model": {"name": "x"}}, "not a classifier's card"),
         ({"dna_model": None}, "not a classifier's card"),
         ({"weights_sha256": None}, "weights_sha256"),
-        ({"contig_model": {"weights_sha256": "a" * 64, "format": 1}}, "contig model is 1, not 3"),
+        ({"contig_model": {"weights_sha256": "a" * 64, "format": 1}}, f"contig model is 1, not {CONTIG_MODEL_FORMAT}"),
         ({"contig_model": {"weights_sha256": None, "format": 1}}, "contig model is no text"),
         ({"contig_model": {"weights_sha256": "a" * 64}}, "not a classifier's card"),
         ({"contig_model": "contig_model.safetensors"}, "not a classifier's card"),
