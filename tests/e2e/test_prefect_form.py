@@ -89,8 +89,12 @@ def test_a_rule_across_fields_is_told_in_the_form_and_no_run_exists_until_it_hol
     form.fill("output_dir", "runs/form")
     form.fill("Devices (Optional)", "cpu")
     form.fill("Workers per GPU (Optional)", "2", kind="input")
-    form.click("Submit")
-    form.browser.wait_until("return document.body.innerText.includes('2 is greater than the maximum of 1')")
+
+    def is_refused():
+        form.click("Submit")  # which is deaf for a moment after an entry, and after a refusal
+        return "2 is greater than the maximum of 1" in form.text()
+
+    wait_until(is_refused, limit_s=60, interval_s=3)
     assert form.browser.driver.current_url == form.address
     form.fill("Workers per GPU (Optional)", "1", kind="input")
     with prefect_server.client() as client:
@@ -101,7 +105,7 @@ def test_a_rule_across_fields_is_told_in_the_form_and_no_run_exists_until_it_hol
         assert runs() == []
 
         def is_submitted():
-            form.click("Submit")  # which is deaf for a moment after a refusal
+            form.click("Submit")
             return form.browser.driver.current_url != form.address or runs()
 
         try:
