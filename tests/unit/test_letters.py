@@ -117,11 +117,25 @@ def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, firs
 
 
 @pytest.mark.parametrize(
-    ("searched_mb", "workers", "part_mb"),
-    [(50, 16, 1.5625), (5, 16, 0.25), (5, 2, 1.25), (500, 16, 2), (100, 1, 2), (0.4, 16, 2), (1, 16, 0.25)],
+    ("searched_mb", "workers", "number"),
+    [(50, 16, 32), (5, 16, 16), (5, 2, 4), (500, 16, 256), (100, 1, 50), (0.4, 16, 1), (1.1, 16, 4)],
 )
-def test_each_process_has_a_few_parts_to_search_that_are_worth_reading_the_proteins(searched_mb, workers, part_mb):
-    assert letters._search_part_nt(int(searched_mb * 1e6), workers) == part_mb * 1e6
+def test_each_process_has_as_many_parts_to_search_and_all_are_as_large(searched_mb, workers, number):
+    lengths = np.resize([20_000, 0, 300, 5_000, 0, 1_500], int(searched_mb * 1e6) // 26_800 * 6)
+    parts = letters.search_parts(lengths, workers)
+    assert [one.start for one in parts] == [0, *(one.stop for one in parts[:-1])]
+    assert parts[-1].stop == len(lengths)
+    assert len(parts) == number
+    sizes = [lengths[one.start : one.stop].sum() for one in parts]
+    assert max(sizes) - min(sizes) <= 2 * 20_000
+
+
+def test_a_contig_that_is_longer_than_a_part_is_one(monkeypatch):
+    monkeypatch.setattr(letters, "SEARCH_PART_NT", 1_000)
+    parts = letters.search_parts(np.array([0, 5_000, 0, 0, 100]), 1)
+    assert [one.stop for one in parts] == sorted({one.stop for one in parts})
+    assert parts[0].start == 0
+    assert parts[-1].stop == 5
 
 
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
@@ -152,25 +166,6 @@ def test_parts_of_another_division_of_the_search_are_not_taken(job, monkeypatch)
 
     monkeypatch.setattr(letters, "refine_scores", refined)
     assert scores(job, workers=1)[1:] == tuple(expected)
-
-
-def test_a_start_that_has_only_sure_contigs_left_to_go_through_ends(job, monkeypatch):
-    monkeypatch.setattr(letters, "SEARCH_PART_NT", 1)  # a part for each contig, and more for those that are sure
-    monkeypatch.setattr(letters, "MOST_PARTS", 1_000_000)
-    monkeypatch.setattr(letters, "PART_CONTIGS", 1)
-    monkeypatch.setattr(letters, "is_unsure", lambda scores: np.arange(len(scores)) == 0)  # to be parted by
-    _, *expected = scores(job, workers=1)
-    score_of, remove = letters.SearchJob.score, durable.remove_tree
-    monkeypatch.setattr(letters.durable, "remove_tree", lambda path: None)
-    score_letters(job, workers=1)
-    monkeypatch.setattr(letters.durable, "remove_tree", remove)
-    kept = sorted(job.layout.letter_parts.glob("*.refined.*"))
-    assert len(kept) == 20
-    kept[-1].unlink()
-    searched = []
-    monkeypatch.setattr(letters.SearchJob, "score", lambda *of: searched.append(of[2]) or score_of(*of))
-    assert scores(job, workers=1)[1:] == tuple(expected)
-    assert len(searched) == 1
 
 
 def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypatch):

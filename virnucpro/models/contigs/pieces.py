@@ -148,7 +148,9 @@ class Groups:
         return np.bincount(keys, minlength=len(self.counts_P) * number).reshape(-1, number)
 
 
-def ranges(starts_X: IntArray, lengths_X: IntArray) -> IntArray:
+def ranges(starts_X: AnyArray, lengths_X: AnyArray) -> IntArray:
     """Return, end to end, the numbers from each start on, as many as its length."""
     ends = np.cumsum(lengths_X)
-    return np.arange(int(lengths_X.sum())) + np.repeat(starts_X - ends + lengths_X, lengths_X)
+    numbers = np.repeat(starts_X - ends + lengths_X, lengths_X)
+    numbers += np.arange(len(numbers))
+    return numbers

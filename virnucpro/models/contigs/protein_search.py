@@ -58,9 +58,12 @@ _NEAR, _LEAST_NEAR = SPACE, 38
 """Residues on each side that are scored without gaps, and what their best stretch must score."""
 _ALIGNED = 10
 """Viral proteins, and cellular ones, that are aligned with a contig."""
-_PLACES_AT_ONCE, _PAIRS_AT_ONCE = 1 << 19, 1 << 18
+_PLACES_AT_ONCE, _PAIRS_AT_ONCE = 1 << 17, 1 << 15
 _MARGIN = REACH + BAND
-_LOWEST = np.uint64(sum(1 << _BITS * place for place in range(_PACKED)))
+_HIGH_BITS = np.uint64(sum(1 << _BITS * place + _BITS - 1 for place in range(_PACKED)))
+_LOW_BITS = _HIGH_BITS - np.uint64(sum(1 << _BITS * place for place in range(_PACKED)))
+_PLACE_BITS, _NEAR_BITS = 32, 10
+_OTHER_PLACES, _NO_PLACES = (1 << _PLACE_BITS) - 1, np.iinfo(np.int64).max
 _CLASS_OF_RESIDUE = np.array(
     [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in RESIDUES] + [0],
     dtype=np.uint8,
@@ -119,15 +122,10 @@ class KnownProteins:
 
     def _best_of_pass(self, codes: Sequence[CodeArray]) -> IntArray:
         runs = _OpenRuns.of(codes)
-        found = [self._pairs(runs, seed) for seed in _SEEDS]
-        place_X, other_X, near_X = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        kind_X = (
-            2 * runs.piece_of_run[runs.laid_out.owner_T[place_X]] + ~self.is_viral_N[self._laid_out.owner_T[other_X]]
-        )
-        chosen = self._most_alike(runs, place_X, other_X, near_X, kind_X)
-        scores = align(runs.laid_out, self._laid_out, place_X[chosen], other_X[chosen])
+        place_X, other_X, kind_X = self._most_alike(runs, *self._pairs(runs))
+        scores = align(runs.laid_out, self._laid_out, place_X, other_X)
         best = np.zeros(2 * len(codes), dtype=np.int64)
-        np.maximum.at(best, kind_X[chosen], np.where(scores >= LEAST_SCORE, scores, 0))
+        np.maximum.at(best, kind_X, np.where(scores >= LEAST_SCORE, scores, 0))
         return best.reshape(-1, 2)
 
     @cached_property
@@ -135,49 +133,106 @@ class KnownProteins:
         return LaidOut.of(self.residues_R, self.lengths_N)
 
     def _most_alike(
-        self, runs: _OpenRuns, place_X: IntArray, other_X: IntArray, near_X: IntArray, kind_X: IntArray
-    ) -> IntArray:
-        """Return the pairs to align: of each contig and kind the best, one for a run and a protein."""
-        run_X, protein_X = runs.laid_out.owner_T[place_X], self._laid_out.owner_T[other_X]
-        order = np.lexsort((other_X, place_X, -near_X, protein_X, run_X))
-        of_run, of_protein = run_X[order], protein_X[order]
-        is_first = np.append(True, (of_run[1:] != of_run[:-1]) | (of_protein[1:] != of_protein[:-1]))[: len(order)]
-        order = order[is_first]
-        order = order[np.lexsort((other_X[order], place_X[order], -near_X[order], kind_X[order]))]
-        kinds = kind_X[order]
-        return np.asarray(order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < _ALIGNED])
+        self, runs: _OpenRuns, place_X: IntArray, other_X: IntArray, near_X: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """
+        Return the pairs to align: of each contig and kind the best, one for a run and a protein.
 
-    def _pairs(self, runs: _OpenRuns, seed: tuple[int, ...]) -> tuple[IntArray, IntArray, IntArray]:
+        Their places in the runs and in the proteins, and twice the contig, plus 1 for a cellular protein. Of pairs that
+        score the same the first counts.
+        """
+        both_X = runs.laid_out.owner_T[place_X].astype(np.int64) * len(self.lengths_N) + self._laid_out.owner_T[other_X]
+        key_X = (both_X << _NEAR_BITS) - near_X  # the better, the less; scores are positive
+        order = np.argsort(key_X)
+        key, places = key_X[order], (place_X << _PLACE_BITS | other_X)[order]
+        both = -(-key >> _NEAR_BITS)
+        firsts = np.flatnonzero(np.diff(both, prepend=-1))
+        is_best = key == np.repeat(key[firsts], np.diff(np.append(firsts, len(key))))
+        places = np.minimum.reduceat(np.where(is_best, places, _NO_PLACES), firsts)
+        near = (both[firsts] << _NEAR_BITS) - key[firsts]
+        run, protein = np.divmod(both[firsts], len(self.lengths_N))
+        kind = 2 * runs.piece_of_run[run] + ~self.is_viral_N[protein]
+        order = np.argsort(places)
+        order = order[np.argsort((kind[order] << _NEAR_BITS) - near[order], kind="stable")]
+        kinds = kind[order]
+        order = order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < _ALIGNED]
+        return places[order] >> _PLACE_BITS, places[order] & _OTHER_PLACES, kind[order]
+
+    def _pairs(self, runs: _OpenRuns) -> tuple[IntArray, IntArray, IntArray]:
         """Return places in the runs and in the proteins that share a word and are alike, and how they score."""
-        middle = seed[-1] // 2
         mine, known = runs.laid_out, self._laid_out
-        words_Q = _words(mine.residues_T, seed)
-        order = np.flatnonzero(_is_seed(mine.residues_T, seed))
-        order = order[np.argsort(words_Q[order], kind="stable")]
-        unlike = np.where(mine.residues_T == SEPARATOR, _OTHER_SEPARATOR, mine.residues_T)
-        packed_Q = _packed_at(unlike, order + middle)
-        counts = np.bincount(words_Q[order], minlength=1 << _HASH_BITS)
-        firsts = np.cumsum(counts) - counts
-        is_there = counts > 0
-        found = [(np.zeros(0, np.int64),) * 3]
+        indexes = [_WordIndex.of(mine.residues_T, seed) for seed in _SEEDS]
+        nothing = np.zeros(0, dtype=np.int64)
+        found = [(nothing, nothing, nothing)]
         end = len(known.residues_T) - _MARGIN
         for start in range(_MARGIN, end, _PLACES_AT_ONCE):
             stop = min(start + _PLACES_AT_ONCE, end)
             stretch = known.residues_T[start - _PACKED : stop + 2 * _PACKED]  # the margin is wider
-            words = _words(stretch[_PACKED:], seed)[: stop - start]
-            hits = np.flatnonzero(is_there[words])
-            for some in _in_parts(hits, counts[words[hits]]):
-                count_X = counts[words[some]]
-                number = ranges(firsts[words[some]], count_X)
-                packed = _packed_at(stretch, some + middle + _PACKED)
-                differs = np.repeat(packed, count_X) ^ packed_Q[number]
-                alike = np.flatnonzero(_same(differs) >= _LEAST_SAME)
-                place, other = order[number[alike]] + middle, np.repeat(some + start + middle, count_X)[alike]
-                score = _near_score(mine.residues_T, known.residues_T, place, other)
-                good = score >= _LEAST_NEAR
-                found.append((place[good], other[good], score[good]))
+            packed = _Packed(stretch)
+            pairs = [pair for index in indexes for pair in index.alike(stretch, packed)]
+            place, other = (np.concatenate(parts) for parts in zip((nothing, nothing), *pairs, strict=True))
+            score = _near_score(mine.residues_T, stretch, place, other)
+            good = score >= _LEAST_NEAR
+            found.append((place[good], other[good] + (start - _PACKED), score[good]))
         place_X, other_X, near_X = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return place_X, other_X, near_X
+
+
+@dataclass(frozen=True)
+class _WordIndex:
+    """
+    Where the words of open runs are.
+
+    Args:
+        seed: Places of the letters of a word.
+        order_Q: int64 (Q,): places in the runs, those of a word together.
+        packed_Q: uint64 (Q,): the residues around the middle of the word there.
+        bounds_H: int32 (words + 1,): where each word begins in them.
+    """
+
+    seed: tuple[int, ...]
+    order_Q: IntArray
+    packed_Q: PackedArray
+    bounds_H: Int32Array
+
+    @classmethod
+    def of(cls, residues_T: CodeArray, seed: tuple[int, ...]) -> _WordIndex:
+        places = np.flatnonzero(_is_seed(residues_T, seed))
+        # one number of word and place: sorted in a tenth of the time that sorting places by words takes
+        keys = _words(residues_T, seed).take(places).astype(np.int64) << _PLACE_BITS
+        keys |= places
+        keys.sort()
+        order = keys & _OTHER_PLACES
+        keys >>= _PLACE_BITS
+        bounds = np.zeros((1 << _HASH_BITS) + 1, dtype=np.int32)
+        np.cumsum(np.bincount(keys, minlength=1 << _HASH_BITS), out=bounds[1:])
+        unlike = np.where(residues_T == SEPARATOR, _OTHER_SEPARATOR, residues_T)
+        return cls(seed, order, _Packed(unlike).at(order + (seed[-1] // 2 - _PACKED // 2)), bounds)
+
+    def alike(self, stretch: CodeArray, stretch_packed: _Packed) -> Iterator[tuple[IntArray, IntArray]]:
+        """
+        Yield pairs of places in the runs and in a *stretch* of proteins that share a word and are alike.
+
+        *stretch_packed* are its residues. The stretch has ``_PACKED`` residues more before, and twice as many after.
+        """
+        middle = self.seed[-1] // 2
+        words = _words(stretch[_PACKED:], self.seed)[: len(stretch) - 3 * _PACKED].astype(np.intp)
+        first, count = self.bounds_H.take(words), self.bounds_H[1:].take(words)
+        count -= first
+        hits = np.flatnonzero(count > 0)
+        first, count = first[hits], count[hits]
+        hits += _PACKED + middle
+        packed = stretch_packed.at(hits - _PACKED // 2)
+        ends = np.cumsum(count, dtype=np.int64)
+        inside = np.searchsorted(ends, np.arange(_PAIRS_AT_ONCE, int(count.sum()), _PAIRS_AT_ONCE))
+        limits = np.unique([0, *inside.tolist(), len(hits)]).tolist()
+        for at in map(slice, limits, limits[1:]):
+            number = ranges(first[at], count[at])
+            unlike = self.packed_Q.take(number)
+            unlike ^= np.repeat(packed[at], count[at])
+            alike = np.flatnonzero(_differing(unlike) <= _PACKED - _LEAST_SAME)
+            of_hit = np.searchsorted(ends[at], alike + (ends[at.start] - count[at.start]), side="right")
+            yield self.order_Q.take(number[alike]) + middle, hits[at][of_hit]
 
 
 @dataclass(frozen=True)
@@ -223,35 +278,40 @@ def _words(residues: CodeArray, seed: tuple[int, ...]) -> WordArray:
     return words
 
 
-def _packed_at(residues: CodeArray, places: IntArray) -> PackedArray:
-    """Return the residues around some places in one number each, uint64."""
-    packed = np.zeros(len(places), dtype=np.uint64)
-    for place in range(_PACKED):
-        packed |= residues[places + (place - _PACKED // 2)].astype(np.uint64) << np.uint64(_BITS * place)
-    return packed
+class _Packed:
+    """Residues, any ``_PACKED`` neighbours of which can be had in one number; half as many are kept in one."""
+
+    def __init__(self, residues: CodeArray) -> None:
+        two = residues.astype(np.uint32)
+        two = two[:-1] | two[1:] << np.uint32(_BITS)
+        self._half = two[:-4] | two[2:-2] << np.uint32(2 * _BITS)
+        self._half |= two[4:] << np.uint32(4 * _BITS)
+
+    def at(self, places: IntArray) -> PackedArray:
+        """Return the residues from each place on, uint64."""
+        packed = self._half.take(places + _PACKED // 2).astype(np.uint64)
+        packed <<= np.uint64(_PACKED // 2 * _BITS)
+        packed |= self._half.take(places)
+        return packed
 
 
-def _same(differs: PackedArray) -> IntArray:
-    """Return how many of the packed residues do not differ."""
-    any_bit = differs.copy()
-    for shift in range(1, _BITS):
-        any_bit |= differs >> np.uint64(shift)
-    return np.asarray(_PACKED - np.bitwise_count(any_bit & _LOWEST).astype(np.int64))
+def _differing(unlike: PackedArray) -> CodeArray:
+    """Return how many of the packed residues differ, uint8, where exclusive or of both is given; it is overwritten."""
+    carried = unlike & _LOW_BITS
+    carried += _LOW_BITS  # reaches the highest bit of a residue where one below is set
+    unlike |= carried
+    unlike &= _HIGH_BITS
+    return np.bitwise_count(unlike)
 
 
 def _near_score(first: CodeArray, second: CodeArray, place: IntArray, other: IntArray) -> IntArray:
     """Return the best score of a stretch without gaps within ``_NEAR`` residues of the two places."""
     score, best = np.zeros(len(place), dtype=np.int16), np.zeros(len(place), dtype=np.int16)
     for shift in range(-_NEAR, _NEAR + 1):
-        pair = first[place + shift].astype(np.intp) * (SEPARATOR + 1) + second[other + shift]
+        pair = first.take(place + shift).astype(np.intp)
+        pair *= SEPARATOR + 1
+        pair += second.take(other + shift)
         score += SUBSTITUTIONS.take(pair)
         np.maximum(score, 0, out=score)
         np.maximum(best, score, out=best)
     return best.astype(np.int64)
-
-
-def _in_parts(hits: IntArray, counts: IntArray) -> Iterator[IntArray]:
-    """Yield some of the *hits* at a time, of about ``_PAIRS_AT_ONCE`` pairs."""
-    part = np.cumsum(counts, dtype=np.int64) // _PAIRS_AT_ONCE
-    if len(hits):
-        yield from np.split(hits, np.flatnonzero(np.diff(part)) + 1)

@@ -4,7 +4,7 @@ Scores of all contigs by their letters, computed by one process a core.
 A contig's scores depend on it alone, not on its part. The scores of a part are a sealed file: a start after a kill
 computes the other parts. Processes get one part at a time, the largest first; the part of a lost process is handed out
 again. Contigs that a model with known proteins is not sure of are then searched in these by the same processes, in
-larger parts, as each reads all proteins once, but in a few for each process.
+larger parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 SEARCH_PART_NT = PASS_NT
-"""Most of a part that is searched, of the nucleotides that are; the least is ``PART_NT``."""
-SEARCH_PARTS_OF_A_PROCESS = 2
-"""That many, between the two."""
+"""Most of a part that is searched, of the nucleotides that are."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 LEAST_PROGRESS_S = 5.0
@@ -150,13 +149,11 @@ def score_letters(
         scores = map_scores(job.layout.letter_scores, "scores", len(index))
         is_searched = is_unsure(scores) & job.model.searches_proteins
         counts["searched"] = int(np.count_nonzero(is_searched))
+        if not counts["searched"]:
+            return None
         searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        part_nt = _search_part_nt(int(searched_nt.sum()), workers if elsewhere is None else 1)
-        return (
-            Work(SearchJob(**vars(job)), searched_nt, parts_of(searched_nt, part_nt), say)
-            if counts["searched"]
-            else None
-        )
+        parts_to_search = search_parts(searched_nt, workers if elsewhere is None else 1)
+        return Work(SearchJob(**vars(job)), searched_nt, parts_to_search, say)
 
     compute = partial(_compute, workers=workers, limits=limits or RunLimits(), elsewhere=elsewhere, stop=stop)
     load = cache(partial(load_contig_model, job.model.folder, job.model.card))
@@ -218,13 +215,6 @@ def _worth(work_nt: int, worker_nt: int, workers: int | None) -> int:
     return max(1, min(workers or usable_cores(), work_nt // worker_nt))
 
 
-def _search_part_nt(searched_nt: int, workers: int | None) -> int:
-    """Return the nucleotides of a part that is searched."""
-    num_workers = _worth(searched_nt, SEARCH_WORKER_NT, workers)
-    few_nt = searched_nt // (SEARCH_PARTS_OF_A_PROCESS * num_workers) if num_workers > 1 else SEARCH_PART_NT
-    return min(SEARCH_PART_NT, max(PART_NT, few_nt))
-
-
 def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
     """
     Return the contigs of each part, by their number in the input.
@@ -240,6 +230,21 @@ def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
         parts.append(range(first, min(last, first + PART_CONTIGS)))
         first = parts[-1].stop
     return parts
+
+
+def search_parts(searched_nt: IntArray, workers: int | None) -> list[range]:
+    """
+    Return the contigs of each part that is searched, by their number in the input.
+
+    *searched_nt* count of all contigs, in that order. Parts are as large as each other, and as many for each process:
+    all proteins are read for each.
+    """
+    ends_nt = np.cumsum(searched_nt)
+    total_nt = int(ends_nt[-1])
+    num_workers = _worth(total_nt, SEARCH_WORKER_NT, workers)
+    number = num_workers * -(-total_nt // (num_workers * SEARCH_PART_NT))
+    limits = np.searchsorted(ends_nt, total_nt * np.arange(1, number) // number, side="right")
+    return [range(*part) for part in pairwise(np.unique([0, *limits.tolist(), len(ends_nt)]).tolist())]
 
 
 class Work:
