@@ -20,7 +20,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline.prediction import letters
+from virnucpro.pipeline.prediction import letters, letters_job
 from virnucpro.pipeline.run.verification import verify_run
 
 
@@ -76,7 +76,7 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
-    monkeypatch.setattr(letters, "WORKER_NT", 1)
+    monkeypatch.setattr(letters_job, "WORKER_NT", 1)
     monkeypatch.setattr(letters, "PART_NT", 1)
     began, in_processes = [], letters.score_in_processes
 

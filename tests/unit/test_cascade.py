@@ -11,7 +11,8 @@ import pytest
 from tests.predictions import hash_prediction, make_contigs, predict
 from virnucpro.choices import DEFAULT_CLASSIFIER
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
-from virnucpro.pipeline.prediction.settings import Cascade, LettersModel
+from virnucpro.models.contigs.contig_model import LettersModel
+from virnucpro.pipeline.prediction.settings import Cascade
 from virnucpro.pipeline.run.verification import verify_run
 
 OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames", "frame_support", "max_score")

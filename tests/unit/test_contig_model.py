@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.fakes import one_split
-from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer
+from virnucpro.choices import DEFAULT_CLASSIFIER
+from virnucpro.errors import WeightsError
+from virnucpro.models.classifier_files.card import (
+    CONTIG_WEIGHTS_NAME,
+    ContigModelCard,
+    locate_classifier,
+    read_card,
+)
+from virnucpro.models.contigs.contig_model import ContigModel, ContigWeights, Layer, LettersModel
 from virnucpro.models.contigs.gene_finding import Genes
 from virnucpro.models.contigs.nucleotide_codes import encode
 from virnucpro.models.contigs.pieces import Pieces
@@ -153,6 +164,41 @@ def test_a_model_is_read_as_it_was_written_and_broken_ones_are_refused(weights):
         ContigModel(ContigWeights.of_bytes(of_before.to_bytes()))
     with pytest.raises(ValueError, match="no contig model"):
         ContigWeights.of_bytes(b"something else")
+
+
+def header(**shapes):
+    """The beginning of a file of tensors of such shapes."""
+    text = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"something else", "incorrect header"),
+        (gzip.compress(b""), "no contig model"),
+        (gzip.compress(header(mean=[4000])), "is_viral"),
+        (gzip.compress(header(mean=[40], is_viral=[19])), "train it again"),
+        (gzip.compress(header(mean=[4000], is_viral=["19"])), "no contig model"),
+        (gzip.compress(header(mean=[4000], is_viral=[19, 1])), "too many values"),
+        (gzip.compress((1 << 60).to_bytes(8, "little") + b"[" * (1 << 22)), "no contig model"),
+        (gzip.compress((2).to_bytes(8, "little") + b"[]"), "no contig model"),
+    ],
+)
+def test_what_a_contig_model_reads_is_refused_where_its_file_does_not_say_it(tmp_path, content, says):
+    (tmp_path / CONTIG_WEIGHTS_NAME).write_bytes(content)
+    of_file = ContigModelCard(weights_sha256=hashlib.sha256(content).hexdigest())
+    card = replace(read_card(locate_classifier(DEFAULT_CLASSIFIER)), contig_model=of_file)
+    with pytest.raises(WeightsError, match=says):
+        LettersModel.of(tmp_path, card)
+
+
+def test_what_the_bundled_contig_model_reads_is_known_from_the_beginning_of_its_file():
+    folder = locate_classifier(DEFAULT_CLASSIFIER)
+    found = LettersModel.of(folder, read_card(folder))
+    assert found is not None
+    assert found.searches_proteins
+    assert found.load().similarity is not None
 
 
 def records(seeds, *, label):

@@ -22,12 +22,11 @@ from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
-from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.contig_model import LettersModel, load_contig_model
 from virnucpro.models.contigs.similarity import is_unsure
-from virnucpro.pipeline.prediction import letters, letters_processes
-from virnucpro.pipeline.prediction.letters import LettersJob, parts_of, score_letters
-from virnucpro.pipeline.prediction.letters_processes import score_part
-from virnucpro.pipeline.prediction.settings import LettersModel
+from virnucpro.pipeline.prediction import letters, letters_job, letters_processes
+from virnucpro.pipeline.prediction.letters import parts_of, score_letters
+from virnucpro.pipeline.prediction.letters_job import LettersJob, score_part
 from virnucpro.run_layout import PredictionLayout
 
 CHUNK_NT = 500
@@ -43,8 +42,8 @@ def model():
 def job(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "PART_NT", 4_000)
     monkeypatch.setattr(letters, "SEARCH_PART_NT", 12_000)
-    monkeypatch.setattr(letters, "WORKER_NT", 10_000)
-    monkeypatch.setattr(letters, "SEARCH_WORKER_NT", 5_000)
+    monkeypatch.setattr(letters_job, "WORKER_NT", 10_000)
+    monkeypatch.setattr(letters_job, "SEARCH_WORKER_NT", 5_000)
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
     contigs[7] = ("unknown", "N" * 700)
@@ -118,7 +117,7 @@ def test_scores_that_letters_are_not_sure_of_are_refined_and_no_others(job, firs
 
 @pytest.mark.parametrize(
     ("searched_mb", "workers", "number"),
-    [(50, 16, 32), (5, 16, 16), (5, 2, 4), (500, 16, 256), (100, 1, 50), (0.4, 16, 1), (1.1, 16, 4)],
+    [(50, 16, 32), (5, 16, 16), (5, 2, 4), (500, 16, 256), (100, 1, 50), (0.4, 1, 1), (2, 3, 3)],
 )
 def test_each_process_has_as_many_parts_to_search_and_all_are_as_large(searched_mb, workers, number):
     lengths = np.resize([20_000, 0, 300, 5_000, 0, 1_500], int(searched_mb * 1e6) // 26_800 * 6)
@@ -140,7 +139,7 @@ def test_a_contig_that_is_longer_than_a_part_is_one(monkeypatch):
 
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    refine, calls = letters.refine_scores, []
+    refine, calls = letters_job.refine_scores, []
 
     def killed(index, part, model, found):
         calls.append(part)
@@ -148,7 +147,7 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
             raise KeyboardInterrupt
         return refine(index, part, model, found)
 
-    monkeypatch.setattr(letters, "refine_scores", killed)
+    monkeypatch.setattr(letters_job, "refine_scores", killed)
     with pytest.raises(KeyboardInterrupt):
         score_letters(job, workers=1)
     assert len(list(job.layout.letter_parts.glob("*.refined.*"))) == 1
@@ -158,13 +157,13 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
 
 def test_parts_of_another_division_of_the_search_are_not_taken(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    refine, late = letters.refine_scores, letters.SearchJob(**vars(job))
+    refine, late = letters_job.refine_scores, letters_job.SearchJob(**vars(job))
 
     def refined(index, part, model, found):
         durable.write_bytes(late.path_of(range(20)), b"4" * 80, seal=True)  # by a worker of a start that was killed
         return refine(index, part, model, found)
 
-    monkeypatch.setattr(letters, "refine_scores", refined)
+    monkeypatch.setattr(letters_job, "refine_scores", refined)
     assert scores(job, workers=1)[1:] == tuple(expected)
 
 
@@ -183,13 +182,13 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     durable.write_bytes(job.path_of(parts[3]), b"other scores", seal=True)  # of other contigs
     other = job.path_of(parts[0]).with_name("0123456789abcdef.0.f32")  # of other settings
     other.write_bytes(b"x")
-    computed, compute = [], letters.score_by_letters
+    computed, compute = [], letters_job.score_by_letters
 
     def noted(index, part, *args, **settings):
         computed.append(part)
         return compute(index, part, *args, **settings)
 
-    monkeypatch.setattr(letters, "score_by_letters", noted)
+    monkeypatch.setattr(letters_job, "score_by_letters", noted)
     assert scores(job, workers=1)[1:] == tuple(expected)
     assert sorted(computed, key=parts.index) == [*parts[1:4], *parts[4:]]
 
@@ -206,34 +205,34 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
 def worker_that_dies(rank, world_size, results_queue, job, search):
     """The first process dies with the part that it was given."""
     if rank == 0:
-        next(letters_processes._handed_out(results_queue))
+        next(letters_job._handed_out(results_queue))
         os.kill(os.getpid(), signal.SIGKILL)
-    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job, search)
 
 
 def worker_that_notes_its_parts(rank, world_size, results_queue, job, search):
     """Every part takes so long that each process has one."""
-    compute = letters.score_by_letters
+    compute = letters_job.score_by_letters
 
     def noted(index, part, *args, **settings):
         time.sleep(0.2)
         (job.layout.output_dir / f"scored.{part.start}.{os.getpid()}").touch()
         return compute(index, part, *args, **settings)
 
-    letters.score_by_letters = noted
-    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.score_by_letters = noted
+    letters_job.letters_worker(rank, world_size, results_queue, job, search)
 
 
 def worker_that_notes_itself(rank, world_size, results_queue, job, search):
     (job.layout.output_dir / f"process.{os.getpid()}").touch()
-    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job, search)
 
 
 def worker_that_dies_in_the_search(rank, world_size, results_queue, job, search):
     """The first process dies with the first part that it is to search."""
     if rank == 0:
-        letters.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    letters_processes.letters_worker(rank, world_size, results_queue, job, search)
+        letters_job.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    letters_job.letters_worker(rank, world_size, results_queue, job, search)
 
 
 def worker_that_cannot_write(rank, world_size, results_queue, job, search):
@@ -291,7 +290,7 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
 
 
 def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(letters, "WORKER_NT", 1_000)
+    monkeypatch.setattr(letters_job, "WORKER_NT", 1_000)
     monkeypatch.setattr(letters, "score_in_processes", None)
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
     counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)

@@ -12,6 +12,7 @@ I inputs.
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from safetensors.numpy import load, save
 from virnucpro.errors import WeightsError
 from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, ClassifierCard, check_contig_weights
 from virnucpro.models.contigs.boosted_trees import BoostedTrees
-from virnucpro.models.contigs.sequence_features import SequenceFeatures
+from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
 from virnucpro.models.contigs.similarity import Similarity
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ _DO_NOT_FIT = "the tensors of the contig model do not fit together, or hold numb
 _TABLE, _MEMBER, _TREES, _SIMILARITY = "log_odds.", "members.", "trees.", "similarity."
 _GZIP = 31
 """For zlib: the format of gzip files."""
-_MOST_BYTES = 1 << 30
-"""Of the tensors, so that a small file cannot fill the memory; what is cut here does not load."""
+_MOST_BYTES, _MOST_HEADER_BYTES = 1 << 30, 1 << 20
+"""Of the tensors, and of their names, so that a small file cannot fill the memory; what is cut here does not load."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,7 @@ class ContigModel:
         self._weights = weights
         self.features = SequenceFeatures(weights.log_odds, weights.is_viral_G)
         """Makes the inputs that come from letters."""
-        if len(weights.mean_I) < self.features.dim:
-            given = f"it takes {len(weights.mean_I)} numbers, and a contig's letters give {self.features.dim}"
-            raise ValueError(f"{given}: train it again with this version")
+        _checked_inputs(len(weights.mean_I), len(weights.is_viral_G))
 
     @property
     def uses_embeddings(self) -> bool:
@@ -229,6 +228,49 @@ def join_inputs(
 def normalised(x_CI: FloatArray, mean_I: FloatArray, deviation_I: FloatArray) -> FloatArray:
     """Return the inputs in standard deviations from the mean, clipped at ``FARTHEST``."""
     return np.asarray(np.clip((x_CI - mean_I) / deviation_I, -FARTHEST, FARTHEST), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class LettersModel:
+    """The contig model of a classifier, where it reads letters alone; small and picklable."""
+
+    folder: Path
+    card: ClassifierCard
+    searches_proteins: bool = False
+    """Whether it refines scores by similarity to known proteins."""
+
+    @classmethod
+    def of(cls, folder: Path, card: ClassifierCard) -> LettersModel | None:
+        """
+        Return the contig model of a classifier, by the first bytes of its file; None where it reads embeddings.
+
+        Raises:
+            WeightsError: The file is absent, not the card's, or of something else.
+        """
+        if card.contig_model is None:
+            return None
+        packed = check_contig_weights(folder, card)
+        try:
+            beginning = zlib.decompressobj(_GZIP).decompress(packed, _MOST_HEADER_BYTES)
+            header = json.loads(beginning[8 : 8 + int.from_bytes(beginning[:8], "little")])
+            (inputs,), (groups,) = header["mean"]["shape"], header["is_viral"]["shape"]
+            reads_embeddings = inputs > _checked_inputs(inputs, groups)
+        except (zlib.error, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: no contig model ({error})") from error
+        searches_proteins = any(name.startswith(_SIMILARITY) for name in header)
+        return None if reads_embeddings else cls(folder, card, searches_proteins)
+
+    def load(self) -> ContigModel:
+        """Load it; WeightsError where its file is absent or another."""
+        return load_contig_model(self.folder, self.card)
+
+
+def _checked_inputs(inputs: int, groups: int) -> int:
+    """Return how many of a model's inputs are of letters; ValueError where it takes fewer."""
+    if inputs < (of_letters := feature_count(groups)):
+        given = f"it takes {inputs} numbers, and a contig's letters give {of_letters}"
+        raise ValueError(f"{given}: train it again with this version")
+    return of_letters
 
 
 def load_contig_model(folder: Path, card: ClassifierCard) -> ContigModel:

@@ -11,37 +11,30 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.calls.contig_scores import refine_scores, score_by_letters
 from virnucpro.calls.score_files import map_scores
-from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.config import RunLimits
-from virnucpro.data.frames import chunks_per_contig
-from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError
-from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 from virnucpro.pipeline.hardware.device_claim import usable_cores
-from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes, score_part
+from virnucpro.pipeline.prediction.letters_job import SearchJob, score_part
+from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes
 from virnucpro.store.locks.worker_lock import taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from virnucpro.arrays import IntArray
     from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.pipeline.hosts.result_passes import ItemMap
-    from virnucpro.pipeline.prediction.settings import LettersModel
-    from virnucpro.run_layout import PredictionLayout
+    from virnucpro.pipeline.prediction.letters_job import LettersJob
 
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
@@ -51,67 +44,6 @@ PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 LEAST_PROGRESS_S = 5.0
 """Seconds between two lines on progress, at least."""
-WORKER_NT, SEARCH_WORKER_NT = 1_000_000, 250_000
-"""Nucleotides worth another process, to score and, where none has scored, to search: it takes as long to start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LettersJob:
-    """What a process needs to know; small and picklable."""
-
-    layout: PredictionLayout
-    model: LettersModel
-    chunk_nt: int
-    min_nt: int
-    fingerprint: str
-    """Of input and settings; names the parts' files."""
-    work: ClassVar[str] = "scored"
-    """What is said of the nucleotides that are done."""
-    searches: ClassVar[bool] = False
-
-    @property
-    def worker_nt(self) -> int:
-        """Nucleotides worth another process."""
-        return WORKER_NT
-
-    def open_index(self) -> SequenceIndex:
-        return SequenceIndex.open(self.layout.contig_index)
-
-    def path_of(self, part: range) -> Path:
-        """Return the file of a part's scores."""
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.{part.start}.f32"
-
-    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
-        """Return the number of scores of a part: of its contigs, of *lengths_nt*, and of windows along long ones."""
-        long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
-        return len(part) + int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum())
-
-    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
-        """Return the scores of a part, float32."""
-        return b"".join(score_by_letters(index, part, model, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
-
-
-class SearchJob(LettersJob):
-    """Refines the scores of contigs that their letters are not sure of."""
-
-    work: ClassVar[str] = "compared with known proteins"
-    searches: ClassVar[bool] = True
-
-    @property
-    def worker_nt(self) -> int:
-        return SEARCH_WORKER_NT
-
-    def path_of(self, part: range) -> Path:
-        # both ends: another start may have parted the search in another way
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}-{part.stop}.f32"
-
-    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
-        del lengths_nt
-        return len(part)
-
-    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
-        scores = map_scores(self.layout.letter_scores, "scores", len(index))[part.start : part.stop]
-        return refine_scores(index, part, model, scores).tobytes()
 
 
 def score_letters(
@@ -152,11 +84,12 @@ def score_letters(
         if not counts["searched"]:
             return None
         searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
-        parts_to_search = search_parts(searched_nt, workers if elsewhere is None else 1)
-        return Work(SearchJob(**vars(job)), searched_nt, parts_to_search, say)
+        refining = SearchJob(**vars(job))
+        num_workers = _worth(int(searched_nt.sum()), refining.worker_nt, workers if elsewhere is None else 1)
+        return Work(refining, searched_nt, search_parts(searched_nt, num_workers), say)
 
     compute = partial(_compute, workers=workers, limits=limits or RunLimits(), elsewhere=elsewhere, stop=stop)
-    load = cache(partial(load_contig_model, job.model.folder, job.model.card))
+    load = cache(job.model.load)
     compute(Work(job, lengths, parts, say), load, then=search)
     if (found := search()) is not None:
         compute(found, load)
@@ -232,7 +165,7 @@ def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:
     return parts
 
 
-def search_parts(searched_nt: IntArray, workers: int | None) -> list[range]:
+def search_parts(searched_nt: IntArray, num_workers: int) -> list[range]:
     """
     Return the contigs of each part that is searched, by their number in the input.
 
@@ -241,7 +174,6 @@ def search_parts(searched_nt: IntArray, workers: int | None) -> list[range]:
     """
     ends_nt = np.cumsum(searched_nt)
     total_nt = int(ends_nt[-1])
-    num_workers = _worth(total_nt, SEARCH_WORKER_NT, workers)
     number = num_workers * -(-total_nt // (num_workers * SEARCH_PART_NT))
     limits = np.searchsorted(ends_nt, total_nt * np.arange(1, number) // number, side="right")
     return [range(*part) for part in pairwise(np.unique([0, *limits.tolist(), len(ends_nt)]).tolist())]
@@ -287,7 +219,7 @@ class Work:
 
 def _score_for(job: LettersJob, part: range) -> None:
     with taking_part(job.layout.output_dir):
-        score_part(job, job.open_index(), load_contig_model(job.model.folder, job.model.card), part)
+        score_part(job, job.open_index(), job.model.load(), part)
 
 
 def _is_there(job: LettersJob, part: range, lengths_nt: IntArray) -> bool:

@@ -1,5 +1,5 @@
 """
-The processes that score contigs by their letters, and search those that letters are not sure of.
+The pool of processes that score contigs by their letters, and search those that letters are not sure of.
 
 They get one part at a time from their parent; the part of a lost process goes to the next that asks. Legend: as in
 ``letters``.
@@ -12,27 +12,20 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from virnucpro import durable
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
-from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.devices import CPU
 from virnucpro.pipeline.failures import FailureClass, exit_code_of
 from virnucpro.pipeline.gpu_coordinator import CountedAttempts, GPUProcessCoordinator
-from virnucpro.store.locks.worker_lock import hold_worker_lock
 from virnucpro.telemetry.ranks import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.data.sequence_index import SequenceIndex
-    from virnucpro.models.contigs.contig_model import ContigModel
-    from virnucpro.pipeline.prediction.letters import LettersJob, Work
-    from virnucpro.pipeline.work.worker_process import ReportPipe
+    from virnucpro.pipeline.prediction.letters import Work
+    from virnucpro.pipeline.prediction.letters_job import LettersJob
 
-ANSWER_POLL_S = 1.0
-"""Seconds between two signs of a process that waits for a part."""
-WORKER = "virnucpro.pipeline.prediction.letters_processes:letters_worker"
+WORKER = "virnucpro.pipeline.prediction.letters_job:letters_worker"
 
 
 def score_in_processes(
@@ -120,34 +113,6 @@ class _PartPolicy(CountedAttempts):
             if (lost := self._held.pop(outcome.rank, None)) is not None:
                 self._left.append(lost)
         return super().another_attempt(outcome)
-
-
-def letters_worker(rank: int, world_size: int, results_queue: ReportPipe, job: LettersJob, search: LettersJob) -> None:
-    """Score and *search* those parts that the parent hands out."""
-    del world_size
-    hold_worker_lock(job.layout.output_dir, rank)
-    index, model = job.open_index(), load_contig_model(job.model.folder, job.model.card)
-    for part, is_searched in _handed_out(results_queue):
-        results_queue.put({"kind": "step"})
-        score_part(search if is_searched else job, index, model, part)
-    results_queue.put({"rank": rank, "status": "complete"})
-
-
-def _handed_out(reports: ReportPipe) -> Iterator[tuple[range, bool]]:
-    while True:
-        reports.put({"kind": "wants"})
-        while (answer := reports.receive(ANSWER_POLL_S)) is None:
-            reports.put({"kind": "step"})
-        if not answer["contigs"]:
-            return
-        yield range(*answer["contigs"]), answer["searches"]
-
-
-def score_part(job: LettersJob, index: SequenceIndex, model: ContigModel, part: range) -> None:
-    """Write the scores of a part, unless its file is there."""
-    path = job.path_of(part)
-    if not path.exists():
-        durable.write_bytes(path, job.score(index, part, model), seal=True)
 
 
 def refuse_to_go_on(stop: threading.Event) -> None:

@@ -25,7 +25,8 @@ from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
-from virnucpro.pipeline.prediction.letters import LettersJob, score_letters
+from virnucpro.pipeline.prediction.letters import score_letters
+from virnucpro.pipeline.prediction.letters_job import LettersJob
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample

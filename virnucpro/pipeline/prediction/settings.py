@@ -28,7 +28,7 @@ from virnucpro.config import InputRules, ModelConfig, computing_versions, finger
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
 from virnucpro.models.classifier_files.card import ClassifierCard, locate_classifier, read_card, read_weights
 from virnucpro.models.configuration import configure_model
-from virnucpro.models.contigs.contig_model import load_contig_model
+from virnucpro.models.contigs.contig_model import LettersModel
 from virnucpro.models.registry import MODELS, is_path
 from virnucpro.settings import EmbeddingSettings, SequenceRules
 
@@ -56,16 +56,6 @@ class Cascade:
 
 
 EVERY_CONTIG = Cascade(0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class LettersModel:
-    """The classifier whose contig model scores the letters of contigs."""
-
-    folder: Path
-    card: ClassifierCard
-    searches_proteins: bool = False
-    """Whether it refines scores by similarity to known proteins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +339,7 @@ def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard
 
 def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tuple[Cascade | None, LettersModel | None]:
     """Return which contigs are embedded, and what scores letters: the classifier itself, or the bundled one."""
-    own = _letters_model(folder, card)
+    own = LettersModel.of(folder, card)
     if asked == CASCADE_AUTO:
         return (EVERY_CONTIG if own is None else None), own
     if asked == CASCADE_OFF:
@@ -357,16 +347,8 @@ def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tupl
     low, high = map(float, asked.split(","))
     if own is None:
         bundled = locate_classifier(DEFAULT_CLASSIFIER)
-        own = _letters_model(bundled, read_card(bundled))
+        own = LettersModel.of(bundled, read_card(bundled))
     return Cascade(low, high), own
-
-
-def _letters_model(folder: Path, card: ClassifierCard) -> LettersModel | None:
-    """Return the classifier as one that reads letters alone; None where it does not."""
-    if card.contig_model is None:
-        return None
-    model = load_contig_model(folder, card)
-    return None if model.uses_embeddings else LettersModel(folder, card, model.similarity is not None)
 
 
 def _kept(recorded: object) -> Keep:
