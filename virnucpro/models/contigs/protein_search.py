@@ -187,12 +187,14 @@ class _WordIndex:
         seed: Places of the letters of a word.
         order_Q: int64 (Q,): places in the runs, those of a word together.
         packed_Q: uint64 (Q,): the residues around the middle of the word there.
-        bounds_H: int32 (words + 1,): where each word begins in them.
+        is_there_H: bool (words,): which words are there.
+        bounds_H: int32 (words + 1,): where each of these begins in them, and in the next place where it ends.
     """
 
     seed: tuple[int, ...]
     order_Q: IntArray
     packed_Q: PackedArray
+    is_there_H: BoolArray
     bounds_H: Int32Array
 
     @classmethod
@@ -204,10 +206,14 @@ class _WordIndex:
         keys.sort()
         order = keys & _OTHER_PLACES
         keys >>= _PLACE_BITS
-        bounds = np.zeros((1 << _HASH_BITS) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(keys, minlength=1 << _HASH_BITS), out=bounds[1:])
+        firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+        there = keys[firsts]
+        is_there, bounds = np.zeros(1 << _HASH_BITS, np.bool_), np.zeros((1 << _HASH_BITS) + 1, np.int32)
+        is_there[there] = True
+        bounds[there], bounds[there + 1] = firsts, np.append(firsts[1:], len(keys))
         unlike = np.where(residues_T == SEPARATOR, _OTHER_SEPARATOR, residues_T)
-        return cls(seed, order, _Packed(unlike).at(order + (seed[-1] // 2 - _PACKED // 2)), bounds)
+        packed = _Packed(unlike).at(order + (seed[-1] // 2 - _PACKED // 2))
+        return cls(seed, order, packed, is_there, bounds)
 
     def alike(self, stretch: CodeArray, stretch_packed: _Packed) -> Iterator[tuple[IntArray, IntArray]]:
         """
@@ -217,10 +223,10 @@ class _WordIndex:
         """
         middle = self.seed[-1] // 2
         words = _words(stretch[_PACKED:], self.seed)[: len(stretch) - 3 * _PACKED].astype(np.intp)
-        first, count = self.bounds_H.take(words), self.bounds_H[1:].take(words)
-        count -= first
-        hits = np.flatnonzero(count > 0)
-        first, count = first[hits], count[hits]
+        hits = np.flatnonzero(self.is_there_H.take(words))
+        words = words.take(hits)
+        first = self.bounds_H.take(words)
+        count = self.bounds_H[1:].take(words) - first
         hits += _PACKED + middle
         packed = stretch_packed.at(hits - _PACKED // 2)
         ends = np.cumsum(count, dtype=np.int64)
