@@ -7,6 +7,7 @@ command that is asked for is loaded, since most need much that the others do not
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -85,6 +86,7 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code in {ExitCode.INTERRUPTED, ExitCode.TERMINATED}:
             _leave(ExitCode(stop.code))  # Prefect would wait minutes at exit for a server that went first
+        gc.freeze()  # the interpreter's end would look through all objects for garbage: 0.1 s
         raise
     except VirNucProError as error:
         text = str(error) if isinstance(error, BadInputError) else f"virnucpro: {error}"
