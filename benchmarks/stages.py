@@ -82,7 +82,7 @@ def main() -> None:
     whole_s = sum(result["stages_s"].values())
     others_s = sum(seconds for stage, seconds in result["stages_s"].items() if stage not in EMBEDDING_STAGES)
     report = {
-        "machine": machine("virnucpro", "torch", "numpy", "h5py", "plotly"),
+        "machine": machine("virnucpro", "torch", "numpy", "h5py"),
         "workers": workers,
         "counts": {key: result["counts"][key] for key in ("contigs", "chunks", "frames")},
         "stages_s": result["stages_s"],

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import plotly.graph_objects  # noqa: F401  here, so that no forked process imports it
 import torch
 
-import virnucpro.calls.classification  # noqa: F401  likewise
+import virnucpro.calls.classification  # noqa: F401  here, so that no forked process imports it
 from tests.fakes import HASH_WIDTH, add_contig_model, hash_config, random_mlp, write_classifier
 from tests.faults.forked import LIMITS, run_job
 from tests.strategies import write_fasta

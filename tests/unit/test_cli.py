@@ -134,7 +134,7 @@ def test_the_plain_command_imports_neither_prefect_nor_torch(tmp_path):
 
 
 def test_a_command_loads_nothing_that_only_others_need():
-    others = ("virnucpro.calls", "virnucpro.training", "virnucpro.report", "plotly")
+    others = ("virnucpro.calls", "virnucpro.training", "virnucpro.report")
     code = (
         "import sys; sys.argv = ['virnucpro', 'embed', '--help']\n"
         "import virnucpro.cli\n"

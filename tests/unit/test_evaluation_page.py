@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 
+import plotly.graph_objects as go
 import pytest
 
 from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, write
@@ -86,6 +87,15 @@ def test_no_name_of_the_input_becomes_markup(tmp_path):
     assert not [name for _, name, _ in hostile.attributes if name.startswith("on")]
     assert "<svg onload=alert(3)>" in hostile.text
     assert "<" not in json.dumps([trace.get("text") for trace in hostile.figures["recall-by-group"]["data"]])
+
+
+@pytest.mark.parametrize("num_tables", [1, plots.MOST_TABLES])
+def test_figures_have_only_properties_and_values_that_plotly_knows(tmp_path, num_tables):
+    page, _ = page_of(tmp_path, num_tables=num_tables)
+    assert page.figures
+    for figure in page.figures.values():
+        go.Figure(figure)
+        assert "template" not in figure["layout"]
 
 
 def test_scores_that_are_no_probabilities_have_no_reliability_curve(tmp_path):

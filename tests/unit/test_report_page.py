@@ -11,6 +11,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs_version
 
@@ -137,6 +138,17 @@ def test_plotly_is_the_published_bundle_of_the_version_whose_figures_the_page_ha
     licence = (importlib.resources.files("virnucpro.report") / "plotly_js" / "LICENSE").read_text()
     assert licence.startswith("MIT License")
     assert page.comments == [f" plotly.js:\n{licence}"]
+
+
+@pytest.mark.parametrize(
+    "contigs", [None, [Contig(f"c{n}", 900, 0, float(n % 100 == 0), 1) for n in range(600)]], ids=["some", "few viral"]
+)
+def test_figures_have_only_properties_and_values_that_plotly_knows(tmp_path, contigs):
+    page, _ = page_of(tmp_path, contigs, threshold=0.7)
+    assert page.figures
+    for figure in page.figures.values():
+        go.Figure(figure)
+        assert "template" not in figure["layout"]
 
 
 def test_figures_have_only_kinds_of_traces_that_the_bundle_draws(written):

@@ -14,14 +14,12 @@ import hashlib
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from virnucpro.report.html import Html, joined, script_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import plotly.graph_objects as go
 
 
 class Colour(NamedTuple):
@@ -46,55 +44,11 @@ COLOURS = {
 """Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
 
 PLOTLY = "plotly_js/plotly-basic.min.js.gz"
-"""`npm pack plotly.js-basic-dist-min`, compressed with `gzip -9n`: of the version that the package plotly brings."""
-
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+"""`npm pack plotly.js-basic-dist-min`, compressed with `gzip -9n`: of the version that the tests check figures with."""
 
 
 def colour(role: str) -> str:
     return COLOURS[role].light
-
-
-def dotted_line() -> dict[str, Any]:
-    return {"color": colour("muted"), "width": 1, "dash": "dot"}
-
-
-def lay_out(figure: go.Figure, height_px: int) -> None:
-    figure.update_layout(
-        template="none",
-        height=height_px,
-        margin={"l": 56, "r": 14, "t": 34 if height_px > 200 else 8, "b": 46},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": _FONT, "size": 12, "color": colour("muted")},
-        legend={
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "font": {"color": colour("ink")},
-        },
-        hoverlabel={
-            "align": "left",
-            "bgcolor": colour("surface"),
-            "bordercolor": colour("muted"),
-            "font": {"family": _FONT, "color": colour("ink")},
-        },
-        hovermode="closest",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": colour("muted"), "activecolor": colour("ink")},
-    )
-    axis = {
-        "gridcolor": colour("line"),
-        "linecolor": colour("muted"),
-        "zeroline": False,
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickcolor": colour("muted"),
-        "title_standoff": 8,
-    }
-    figure.update_xaxes(showline=True, **axis)
-    figure.update_yaxes(showline=False, **axis)
 
 
 def fill_page(
@@ -103,14 +57,14 @@ def fill_page(
     heading: Html,
     sections: Html,
     footer: Html,
-    figures: Mapping[str, go.Figure],
+    figures: Mapping[str, Mapping[str, object]],
     colours: Mapping[str, Colour],
 ) -> str:
     """
     Return a page.
 
-    *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures have the
-    colours of the light page; *colours* has all colours by role.
+    *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures are as
+    plotly.js takes them, in the colours of the light page; *colours* has all colours by role.
     """
     packed, script = (files("virnucpro.report") / PLOTLY).read_bytes(), _text("page.js")
     return Template(_text("page.html")).substitute(
@@ -124,7 +78,7 @@ def fill_page(
         footer=footer,
         figures=script_json(
             {
-                "figures": {name: figure.to_plotly_json() for name, figure in figures.items()},
+                "figures": figures,
                 "dark": {colour.light: colour.dark for colour in colours.values()},
             }
         ),

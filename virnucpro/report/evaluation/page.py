@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import plotly.graph_objects as go
+    from virnucpro.report.figure import Figure
 
 ROC, PRECISION_RECALL, RELIABILITY = "roc", "precision-recall", "reliability"
 _RECALL = {"by_length": ("recall-by-length", "By length"), "by_group": ("recall-by-group", "By group")}
@@ -73,7 +73,7 @@ def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) 
     durable.write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 
-def _figures(tables: Sequence[Mapping[str, Any]]) -> dict[str, go.Figure]:
+def _figures(tables: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     figures = {}
     if tables[0]["roc"]:
         figures[ROC] = plots.roc(tables)

@@ -32,8 +32,7 @@ from virnucpro.store.contig_table import Call
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import plotly.graph_objects as go
-
+    from virnucpro.report.figure import Figure
     from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.manifest import PredictionManifest
@@ -83,7 +82,7 @@ def write_report(layout: PredictionLayout) -> Path:
     return layout.report
 
 
-def _figures(summary: Summary, thresholds: list[float]) -> dict[str, go.Figure]:
+def _figures(summary: Summary, thresholds: list[float]) -> dict[str, Figure]:
     figures = {}
     if summary.scored:
         figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
