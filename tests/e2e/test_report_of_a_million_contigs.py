@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.made_prediction import FINGERPRINT, Contig, make_prediction
-from virnucpro.store.contig_table import COLUMNS
+from virnucpro.store.contig_table import Call, ContigCall, ContigTable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -26,18 +26,37 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
+def call_of(number):
+    """A contig of 400 to 9,399 nt; every 40th is viral, every 100th without an open frame."""
+    score = 0.5 + (number % 1000) / 2001 if number % 40 == 0 else (number % 997) / 1995
+    is_open = number % 100 != 99
+    score = round(score, 7) if is_open else None
+    call = Call.NO_OPEN_FRAME if score is None else Call.VIRUS if score >= 0.5 else Call.NOT_VIRUS
+    return ContigCall(
+        contig=f"contig_{number:07}",
+        length=400 + 7919 * number % 9000,
+        chunks=4,
+        embedded=True,
+        open_chunks=3 if is_open else 0,
+        viral_chunks=int(is_open),
+        frames=6 if is_open else 0,
+        viral_frames=3 if is_open else 0,
+        frame_support=0.5 if is_open else None,
+        score=score,
+        posterior=None,
+        fdr=None,
+        max_score=score,
+        call=call,
+        reason="" if is_open else "every reading frame of every chunk holds a stop codon",
+        fingerprint=FINGERPRINT,
+    )
+
+
 def lay_down(folder, contigs):
-    """Contigs of 400 to 9,399 nt, every 40th of them viral, every 100th without an open frame."""
     layout = make_prediction(folder, [Contig("k0", 2000)]).layout
-    with layout.contigs.open("w") as file:
-        file.write("\t".join(COLUMNS) + "\n")
-        for number in range(contigs):
-            score = 0.5 + (number % 1000) / 2001 if number % 40 == 0 else (number % 997) / 1995
-            scored = f"1\t6\t3\t0.500\t{score:.7f}\t{score:.7f}\t{'virus' if score >= 0.5 else 'not virus'}\t"
-            closed = "0\t0\t0\t\t\t\tno open frame\tevery reading frame of every chunk holds a stop codon"
-            ending = closed if number % 100 == 99 else scored
-            length = 400 + 7919 * number % 9000
-            file.write(f"contig_{number:07}\t{length}\t4\t3\t{ending}\t{FINGERPRINT}\n")
+    with ContigTable(layout.contigs) as table:
+        for start in range(0, contigs, 1000):
+            table.write([call_of(number) for number in range(start, start + 1000)])
     return layout
 
 

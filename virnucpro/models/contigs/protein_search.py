@@ -5,7 +5,7 @@ A search in the manner of BLAST and DIAMOND (Altschul et al. 1990, Buchfink et a
 alphabet, at spaced places, that a contig and a protein share; of their surroundings enough residues must be the same,
 and a stretch without gaps must score enough. The best of what is left is aligned with gaps. All open runs of the six
 frames are searched: genes that are cut, shifted or recoded count, too. A contig's scores do not depend on the contigs
-that are searched with it. Legend: P contigs, Q places in their open runs, T places in the proteins, X pairs.
+that are searched with it. Legend: P contigs, Q places in their open runs, T places in the proteins, H words, X pairs.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _REDUCED_ALPHABET = ("KREDQN", "C", "G", "H", "ILV", "M", "F", "Y", "W", "P", "S
 _LEAST_CLASSES = 3
 """Of the letters of a word: fewer are in many proteins that are not related, and in repeats."""
 _HASH_BITS = 22
+"""Words are known by so many bits of their hash."""
 _PACKED, _BITS = 12, 5
 """Residues around the middle of a word that are compared at once, and bits of each."""
 _LEAST_SAME = 6
@@ -59,11 +60,13 @@ _NEAR, _LEAST_NEAR = SPACE, 38
 _ALIGNED = 10
 """Viral proteins, and cellular ones, that are aligned with a contig."""
 _PLACES_AT_ONCE, _PAIRS_AT_ONCE = 1 << 17, 1 << 15
+"""Of the proteins, and of pairs: their arrays stay in the processor's cache."""
 _MARGIN = REACH + BAND
 _HIGH_BITS = np.uint64(sum(1 << _BITS * place + _BITS - 1 for place in range(_PACKED)))
 _LOW_BITS = _HIGH_BITS - np.uint64(sum(1 << _BITS * place for place in range(_PACKED)))
 _PLACE_BITS, _NEAR_BITS = 32, 10
-_OTHER_PLACES, _NO_PLACES = (1 << _PLACE_BITS) - 1, np.iinfo(np.int64).max
+"""Bits of a place, and of a score without gaps, where several numbers are sorted as one."""
+_PLACE, _NO_PLACES = (1 << _PLACE_BITS) - 1, np.iinfo(np.int64).max
 _CLASS_OF_RESIDUE = np.array(
     [next(n for n, same in enumerate(_REDUCED_ALPHABET) if chr(residue) in same) for residue in RESIDUES] + [0],
     dtype=np.uint8,
@@ -156,7 +159,7 @@ class KnownProteins:
         order = order[np.argsort((kind[order] << _NEAR_BITS) - near[order], kind="stable")]
         kinds = kind[order]
         order = order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < _ALIGNED]
-        return places[order] >> _PLACE_BITS, places[order] & _OTHER_PLACES, kind[order]
+        return places[order] >> _PLACE_BITS, places[order] & _PLACE, kind[order]
 
     def _pairs(self, runs: _OpenRuns) -> tuple[IntArray, IntArray, IntArray]:
         """Return places in the runs and in the proteins that share a word and are alike, and how they score."""
@@ -180,22 +183,18 @@ class KnownProteins:
 
 @dataclass(frozen=True)
 class _WordIndex:
-    """
-    Where the words of open runs are.
-
-    Args:
-        seed: Places of the letters of a word.
-        order_Q: int64 (Q,): places in the runs, those of a word together.
-        packed_Q: uint64 (Q,): the residues around the middle of the word there.
-        is_there_H: bool (words,): which words are there.
-        bounds_H: int32 (words + 1,): where each of these begins in them, and in the next place where it ends.
-    """
+    """Where the words of open runs are."""
 
     seed: tuple[int, ...]
+    """Places of the letters of a word, from 0."""
     order_Q: IntArray
+    """int64 (Q,): places in the runs, those of a word together."""
     packed_Q: PackedArray
+    """uint64 (Q,): the residues around the middle of each of these words."""
     is_there_H: BoolArray
+    """bool (H,): which words are there."""
     bounds_H: Int32Array
+    """int32 (H + 1,): where the places of such a word begin, and after it where they end."""
 
     @classmethod
     def of(cls, residues_T: CodeArray, seed: tuple[int, ...]) -> _WordIndex:
@@ -204,7 +203,7 @@ class _WordIndex:
         keys = _words(residues_T, seed).take(places).astype(np.int64) << _PLACE_BITS
         keys |= places
         keys.sort()
-        order = keys & _OTHER_PLACES
+        order = keys & _PLACE
         keys >>= _PLACE_BITS
         firsts = np.flatnonzero(np.diff(keys, prepend=-1))
         there = keys[firsts]
