@@ -35,7 +35,8 @@ HOLD = """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with RunLock(Path(sys.argv[1]), run_id=sys.argv[2], lease_s=1.5):
         print("held", flush=True)
-        sys.stdin.read()
+        while True:
+            time.sleep(0.1)  # a signal just before a read that waits for ever would not be heard
 """
 
 
@@ -51,7 +52,6 @@ def no_locks(request, monkeypatch):
 def held_on_host(name, path, run_id="the first"):
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLD), str(path), run_id],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
