@@ -80,9 +80,9 @@ def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, cont
     monkeypatch.setattr(letters, "PART_NT", 1)
     began, in_processes = [], letters.score_in_processes
 
-    def noted(work, search, then, num_workers, *more):
+    def noted(work, then, num_workers, *more):
         began.append(num_workers)
-        in_processes(work, search, then, num_workers, *more)
+        in_processes(work, then, num_workers, *more)
 
     monkeypatch.setattr(letters, "score_in_processes", noted)
     hardware = {"devices": "cpu", "workers": workers}

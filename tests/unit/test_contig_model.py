@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from tests.fakes import one_split
 from virnucpro.choices import DEFAULT_CLASSIFIER
@@ -191,6 +192,16 @@ def test_what_a_contig_model_reads_is_refused_where_its_file_does_not_say_it(tmp
     card = replace(read_card(locate_classifier(DEFAULT_CLASSIFIER)), contig_model=of_file)
     with pytest.raises(WeightsError, match=says):
         LettersModel.of(tmp_path, card)
+
+
+def test_a_contig_model_of_somebody_else_is_refused_before_a_run_begins(tmp_path):
+    folder = locate_classifier(DEFAULT_CLASSIFIER)
+    tensors = load(gzip.decompress((folder / CONTIG_WEIGHTS_NAME).read_bytes()))
+    content = gzip.compress(save(tensors | {"deviation": 0 * tensors["deviation"]}), 1)
+    (tmp_path / CONTIG_WEIGHTS_NAME).write_bytes(content)
+    of_file = ContigModelCard(weights_sha256=hashlib.sha256(content).hexdigest())
+    with pytest.raises(WeightsError, match="do not fit together"):
+        LettersModel.of(tmp_path, replace(read_card(folder), contig_model=of_file))
 
 
 def test_what_the_bundled_contig_model_reads_is_known_from_the_beginning_of_its_file():

@@ -202,15 +202,15 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
     )
 
 
-def worker_that_dies(rank, world_size, results_queue, job, search):
+def worker_that_dies(rank, world_size, results_queue, job):
     """The first process dies with the part that it was given."""
     if rank == 0:
         next(letters_job._handed_out(results_queue))
         os.kill(os.getpid(), signal.SIGKILL)
-    letters_job.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job)
 
 
-def worker_that_notes_its_parts(rank, world_size, results_queue, job, search):
+def worker_that_notes_its_parts(rank, world_size, results_queue, job):
     """Every part takes so long that each process has one."""
     compute = letters_job.score_by_letters
 
@@ -220,26 +220,26 @@ def worker_that_notes_its_parts(rank, world_size, results_queue, job, search):
         return compute(index, part, *args, **settings)
 
     letters_job.score_by_letters = noted
-    letters_job.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job)
 
 
-def worker_that_notes_itself(rank, world_size, results_queue, job, search):
+def worker_that_notes_itself(rank, world_size, results_queue, job):
     (job.layout.output_dir / f"process.{os.getpid()}").touch()
-    letters_job.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job)
 
 
-def worker_that_dies_in_the_search(rank, world_size, results_queue, job, search):
+def worker_that_dies_in_the_search(rank, world_size, results_queue, job):
     """The first process dies with the first part that it is to search."""
     if rank == 0:
         letters_job.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    letters_job.letters_worker(rank, world_size, results_queue, job, search)
+    letters_job.letters_worker(rank, world_size, results_queue, job)
 
 
-def worker_that_cannot_write(rank, world_size, results_queue, job, search):
+def worker_that_cannot_write(rank, world_size, results_queue, job):
     raise OutputError(job.layout.letter_parts, os.strerror(errno.ENOSPC))
 
 
-def worker_that_fails(rank, world_size, results_queue, job, search):
+def worker_that_fails(rank, world_size, results_queue, job):
     raise RuntimeError("no luck")
 
 

@@ -26,6 +26,7 @@ from virnucpro.models.classifier_files.card import CONTIG_WEIGHTS_NAME, Classifi
 from virnucpro.models.contigs.boosted_trees import BoostedTrees
 from virnucpro.models.contigs.sequence_features import SequenceFeatures, feature_count
 from virnucpro.models.contigs.similarity import Similarity
+from virnucpro.models.registry import BUNDLED_WEIGHTS_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -244,6 +245,8 @@ class LettersModel:
         """
         Return the contig model of a classifier, by the first bytes of its file; None where it reads embeddings.
 
+        Only that of a bundled classifier is not loaded: its sum is enough. Others are refused before a run begins.
+
         Raises:
             WeightsError: The file is absent, not the card's, or of something else.
         """
@@ -257,6 +260,8 @@ class LettersModel:
             reads_embeddings = inputs > _checked_inputs(inputs, groups)
         except (zlib.error, ValueError, LookupError, TypeError, RecursionError) as error:
             raise WeightsError(card.name, f"{folder / CONTIG_WEIGHTS_NAME}: no contig model ({error})") from error
+        if folder.parent != BUNDLED_WEIGHTS_DIR:
+            load_contig_model(folder, card)
         searches_proteins = any(name.startswith(_SIMILARITY) for name in header)
         return None if reads_embeddings else cls(folder, card, searches_proteins)
 

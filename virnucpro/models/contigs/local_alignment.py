@@ -32,8 +32,8 @@ SEPARATOR = len(RESIDUES)
 SPACE = 10
 """Separators between two proteins."""
 _PAIRS_AT_ONCE = 1 << 12
-_STEPS = (1, 2, 4, 8, 16)
-"""Doubled up to more than half of the diagonals."""
+_STEPS = tuple(1 << n for n in range((2 * BAND).bit_length()))
+"""Doubled: together they reach from the first diagonal to the last."""
 
 _BLOSUM62 = """
 4 0 -2 -1 -2 0 -2 -1 -1 -1 -1 -2 -1 -1 -1 1 0 0 -3 -2

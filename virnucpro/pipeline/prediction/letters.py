@@ -134,7 +134,7 @@ def _compute(
     if elsewhere is not None:
         elsewhere(partial(_score_for, job), missing)
     elif num_workers > 1:
-        score_in_processes(work, SearchJob(**vars(job)), then, num_workers, limits, stop)
+        score_in_processes(work, then, num_workers, limits, stop)
     else:
         index = job.open_index()
         for part in missing:

@@ -23,21 +23,19 @@ if TYPE_CHECKING:
 
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.prediction.letters import Work
-    from virnucpro.pipeline.prediction.letters_job import LettersJob
 
 WORKER = "virnucpro.pipeline.prediction.letters_job:letters_worker"
 
 
 def score_in_processes(
     work: Work,
-    search: LettersJob,
     then: Callable[[], Work | None],
     num_workers: int,
     limits: RunLimits,
     stop: threading.Event,
 ) -> None:
     """
-    Have the parts of *work* computed by so many processes, which go on with those of *then*, a *search*.
+    Have the parts of *work* computed by so many processes, which go on with those of *then*, a search.
 
     Raises:
         StoppedError: *stop* was set.
@@ -50,7 +48,7 @@ def score_in_processes(
     with GPUProcessCoordinator(
         num_workers, layout.output_dir, devices=[CPU] * num_workers, limits=limits, stop=stop, policy=policy
     ) as ranks:
-        ranks.spawn_workers(WORKER, (work.job, search))
+        ranks.spawn_workers(WORKER, (work.job,))
         ranks.wait_for_completion()
         failed = [outcome for outcome in ranks.outcomes.values() if outcome.failure]
     refuse_to_go_on(stop)
