@@ -173,20 +173,21 @@ def header(**shapes):
     return len(text).to_bytes(8, "little") + text
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"something else", "incorrect header"),
-        (gzip.compress(b""), "no contig model"),
-        (gzip.compress(header(mean=[4000])), "is_viral"),
-        (gzip.compress(header(mean=[40], is_viral=[19])), "train it again"),
-        (gzip.compress(header(mean=[4000], is_viral=["19"])), "no contig model"),
-        (gzip.compress(header(mean=[4000], is_viral=[19, 1])), "too many values"),
-        (gzip.compress((1 << 60).to_bytes(8, "little") + b"[" * (1 << 22)), "no contig model"),
-        (gzip.compress((2).to_bytes(8, "little") + b"[]"), "no contig model"),
-    ],
-)
-def test_what_a_contig_model_reads_is_refused_where_its_file_does_not_say_it(tmp_path, content, says):
+NO_HEADERS_OF_CONTIG_MODELS = {
+    "no gzip": (b"something else", "incorrect header"),
+    "nothing": (gzip.compress(b""), "no contig model"),
+    "no classes": (gzip.compress(header(mean=[4000])), "is_viral"),
+    "too few inputs": (gzip.compress(header(mean=[40], is_viral=[19])), "train it again"),
+    "a number as text": (gzip.compress(header(mean=[4000], is_viral=["19"])), "no contig model"),
+    "two dimensions": (gzip.compress(header(mean=[4000], is_viral=[19, 1])), "too many values"),
+    "a bomb": (gzip.compress((1 << 60).to_bytes(8, "little") + b"[" * (1 << 22)), "no contig model"),
+    "a list": (gzip.compress((2).to_bytes(8, "little") + b"[]"), "no contig model"),
+}
+
+
+@pytest.mark.parametrize("case", NO_HEADERS_OF_CONTIG_MODELS)
+def test_what_a_contig_model_reads_is_refused_where_its_file_does_not_say_it(tmp_path, case):
+    content, says = NO_HEADERS_OF_CONTIG_MODELS[case]
     (tmp_path / CONTIG_WEIGHTS_NAME).write_bytes(content)
     of_file = ContigModelCard(weights_sha256=hashlib.sha256(content).hexdigest())
     card = replace(read_card(locate_classifier(DEFAULT_CLASSIFIER)), contig_model=of_file)
