@@ -57,7 +57,7 @@ def test_a_sample_of_one_kind_has_a_share_of_none_or_all():
         sample = estimate_prior(count_scores(np.full(500, score, dtype=np.float32)))
         assert sample.share == share
         assert sample.interval[0] <= share <= sample.interval[1] < sample.interval[0] + 0.02
-        assert sample.posterior(score) == posterior
+        assert sample.posteriors(np.array(score)) == posterior
         assert sample.fdr(score) == 1 - posterior
     none = estimate_prior(count_scores(np.full(500, 0.01, dtype=np.float32)))
     assert none.lowest_score(0.05) is None
@@ -73,7 +73,7 @@ def test_scores_of_zero_and_one_and_none_are_counted_without_infinities():
     sample = estimate_prior(counts)
     assert 0.5 < sample.share < 0.7
     for score in (0.0, 0.5, 1.0):
-        assert 0 <= sample.posterior(score) <= 1
+        assert 0 <= sample.posteriors(np.array(score)) <= 1
         assert 0 <= sample.fdr(score) <= 1
     assert sample.fdr(1.0) < 1e-6 < sample.fdr(0.5) < sample.fdr(0.0) == pytest.approx(1 - sample.share, abs=1e-3)
     assert sample.fdr(math.inf) is not None  # the last bin has no upper end
@@ -104,7 +104,7 @@ def test_limits_are_of_the_score_the_posterior_or_the_false_discovery_rate():
     assert call_limits(None, 0.6, fdr=0.01) == (0.6, 0.4)
     assert call_limits(sample, 0.6, is_of_score=True) == (0.6, 0.4)
     of_posterior = call_limits(sample, 0.6)
-    assert [sample.posterior(limit) for limit in of_posterior] == pytest.approx([0.6, 0.4])
+    assert sample.posteriors(np.array(of_posterior)).tolist() == pytest.approx([0.6, 0.4])
     assert of_posterior.virus_from == pytest.approx(0.6 * 0.9 / (0.6 * 0.9 + 0.4 * 0.1))
     strict = call_limits(sample, 0.6, fdr=0.01)
     assert strict.virus_from > of_posterior.virus_from

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
 from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
-from virnucpro.calls.score_files import map_scores
+from virnucpro.calls.score_files import decimals_of, map_scores
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
     bed_header,
@@ -31,13 +32,13 @@ from virnucpro.calls.viral_regions import (
     track_intervals,
 )
 from virnucpro.errors import StoppedError
-from virnucpro.store.contig_table import Call, ContigCall, ContigTable
+from virnucpro.store.contig_table import COLUMNS, Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from virnucpro.arrays import FloatArray, IntArray
+    from virnucpro.arrays import DoubleArray, FloatArray, IntArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.calls.sample_prior import CallLimits, SamplePrior
     from virnucpro.calls.score_files import ScoreReader, ScoresOfBatch
@@ -130,8 +131,8 @@ def call_contigs(
             scores = np.array(of_frames[first_frame:last_frame])
             first_frame = last_frame
             of_batch = scores_of_contigs.of(batch)
-            found = list(_calls(batch, scores, of_batch, rules))
-            calls.update(str(one.call) for one in found)
+            found = _calls(batch, scores, of_batch, rules)
+            calls.update(one.call for one in found)
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
             table.write(found)
             for position, one in zip(batch.positions.tolist(), found, strict=True):
@@ -144,72 +145,64 @@ def call_contigs(
     return calls
 
 
-def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rules: CallRules) -> Iterator[ContigCall]:
+def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rules: CallRules) -> list[ContigCall]:
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends = np.cumsum(batch.chunks_per_contig)
     frame_ends = _ends(frames_per_chunk, chunk_ends)
     frames_per_contig = np.diff(frame_ends, prepend=0)
-    chunks = ChunkScores.of(scores, frames_per_chunk)
-    is_scored = ~np.isnan(scores[:, 1])
-    of_contigs = [float(str(score)) for score in by_model.contigs]  # the number that the float32 prints as
+    embedded, frames = batch.is_embedded.tolist(), frames_per_contig.tolist()
+    scored = _sums(~np.isnan(scores[:, 1]), frame_ends)
+    of_contigs = decimals_of(by_model.contigs)
     if not rules.has_contig_model:
-        by_frames = score_by_frames(scores[:, 1], frames_per_contig).tolist()
-        either = zip(of_contigs, by_frames, batch.is_embedded, strict=True)
-        of_contigs = [frames if is_embedded else letters for letters, frames, is_embedded in either]
+        by_frames = score_by_frames(scores[:, 1], frames_per_contig)
+        either = zip(of_contigs, _rounded(by_frames, _SCORE_DIGITS), embedded, strict=True)
+        of_contigs = [of_frames if is_embedded else of_letters for of_letters, of_frames, is_embedded in either]
     columns = {
-        "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
-        "viral_chunks": _sums(chunks.is_viral, chunk_ends),
-        "frames": frames_per_contig.tolist(),
-        "scored": _sums(is_scored, frame_ends),
-        "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
-        "score": of_contigs,
-        "max_score": ChunkScores.of(scores, frames_per_contig).max_p_virus,
         "contig": batch.contig_ids,
         "length": batch.lengths_nt.tolist(),
         "chunks": batch.chunks_per_contig.tolist(),
-        "embedded": batch.is_embedded.tolist(),
+        "embedded": embedded,
+        "open_chunks": _sums(frames_per_chunk > 0, chunk_ends),
+        "viral_chunks": _sums(ChunkScores.of(scores, frames_per_chunk).is_viral, chunk_ends),
+        "frames": frames,
+        "viral_frames": _sums(scores[:, 1] > scores[:, 0], frame_ends),
+        "score": of_contigs,
+        "max_score": decimals_of(ChunkScores.of(scores, frames_per_contig).max_p_virus),
+        "fingerprint": [rules.fingerprint] * len(frames),
     }
-    for values in zip(*columns.values(), strict=True):
-        yield _call(dict(zip(columns, values, strict=True)), rules)
+    columns["frame_support"] = [
+        round(viral / of, 3) if of else None for viral, of in zip(columns["viral_frames"], scored, strict=True)
+    ]
+    decided = map(partial(_call_and_reason, rules), columns["chunks"], embedded, frames, scored, of_contigs)
+    columns["call"], columns["reason"] = zip(*decided, strict=True)
+    for name in _OF_FRAMES:
+        columns[name] = [number if one else None for number, one in zip(columns[name], embedded, strict=True)]
+    columns |= dict.fromkeys(("posterior", "fdr"), [None] * len(frames))
+    if rules.sample is not None:
+        known = np.array(of_contigs, dtype=np.float64)  # NaN for None
+        columns["posterior"] = _rounded(rules.sample.posteriors(known), _SHOWN_DIGITS)
+        columns["fdr"] = _rounded(rules.sample.fdrs(known), _SHOWN_DIGITS)
+    return list(map(ContigCall._make, zip(*(columns[name] for name in COLUMNS), strict=True)))
 
 
-def _call(values: dict[str, Any], rules: CallRules) -> ContigCall:
-    scored, score, max_score = (values.pop(name) for name in ("scored", "score", "max_score"))
-    score = None if math.isnan(score) else float(f"{score:.{_SCORE_DIGITS}g}")
-    max_score = float(str(max_score)) if scored else None
-    call, reason = _call_and_reason(values, scored, score, rules)
-    frame_support = round(values["viral_frames"] / scored, 3) if scored else None
-    if not values["embedded"]:
-        values |= dict.fromkeys(_OF_FRAMES)
-    sample = rules.sample
-    return ContigCall(
-        **values,
-        score=score,
-        posterior=None if score is None or sample is None else _rounded(sample.posterior(score)),
-        fdr=None if score is None or sample is None else _rounded(sample.fdr(score)),
-        max_score=max_score,
-        frame_support=frame_support,
-        call=call,
-        reason=reason,
-        fingerprint=rules.fingerprint,
-    )
+def _rounded(numbers: DoubleArray, digits: int) -> list[float | None]:
+    """Return numbers of so many significant digits, None for NaN."""
+    return [float(f"{number:.{digits}g}") if number == number else None for number in numbers.tolist()]  # noqa: PLR0124
 
 
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else float(f"{number:.{_SHOWN_DIGITS}g}")
-
-
-def _call_and_reason(values: dict[str, Any], scored: int, score: float | None, rules: CallRules) -> tuple[Call, str]:
+def _call_and_reason(
+    rules: CallRules, chunks: int, embedded: bool, frames: int, scored: int, score: float | None
+) -> tuple[Call, str]:
     """Return the call, and the reason for none or what its score lacks."""
-    if not values["chunks"]:
+    if not chunks:
         return Call.TOO_SHORT, f"shorter than the minimal length of {rules.min_nt} nt"
-    if score is None and (rules.has_contig_model or not values["embedded"]):
+    if score is None and (rules.has_contig_model or not embedded):
         return Call.UNDECIDED, f"nowhere {SHORTEST_WORD_NT} letters A, C, G or T in a row"
-    if score is None and not values["frames"]:
+    if score is None and not frames:
         return Call.NO_OPEN_FRAME, "every frame of every chunk has a stop codon or no codon of A, C, G and T"
     if score is None:
         return Call.UNDECIDED, "none of its frames could be embedded: see failed_sequences.tsv"
-    rests_on = _what_is_missing(values["frames"], scored) if rules.reads_embeddings and values["embedded"] else ""
+    rests_on = _what_is_missing(frames, scored) if rules.reads_embeddings and embedded else ""
     limits = rules.limits
     if score >= limits.virus_from:
         return Call.VIRUS, rests_on
@@ -236,7 +229,7 @@ def _what_is_missing(frames: int, scored: int) -> str:
 
 def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
     sequence = index.read(position).sequence
-    lines = "\n".join(sequence[at : at + _LINE_NT] for at in range(0, len(sequence), _LINE_NT))
+    lines = "\n".join([sequence[at : at + _LINE_NT] for at in range(0, len(sequence), _LINE_NT)])
     return f">{call.contig} score={call.score} length={call.length} fingerprint={call.fingerprint}\n{lines}\n"
 
 

@@ -52,18 +52,23 @@ class SamplePrior:
     counts_B: IntArray
     """int64 (B,): contigs by score, as ``count_scores`` returns them."""
 
-    def posterior(self, score: float) -> float:
-        """Return P(virus) in this sample of a contig with *score*."""
-        return _moved(score, self.share)
+    def posteriors(self, scores: DoubleArray) -> DoubleArray:
+        """Return P(virus) in this sample of contigs with these *scores*, float64 (contigs,); NaN stays NaN."""
+        return _moved(scores, self.share)
 
     def score_of(self, posterior: float) -> float:
         """Return the score that has this *posterior*."""
-        return _moved(posterior, 1 - self.share)
+        return float(_moved(np.array(posterior), 1 - self.share))
+
+    def fdrs(self, scores: DoubleArray) -> DoubleArray:
+        """Return the expected share of others among contigs of at least each score; NaN where there is none."""
+        fdrs: DoubleArray = self._fdr_of_bins[np.searchsorted(_EDGES, scores, side="right")]
+        return np.where(np.isnan(scores), np.nan, fdrs)
 
     def fdr(self, score: float) -> float | None:
         """Return the expected share of others among contigs of at least *score*; None where there is none."""
-        fdr = self._fdr_of_bins[np.searchsorted(_EDGES, score, side="right")]
-        return None if np.isnan(fdr) else float(fdr)
+        fdr = float(self.fdrs(np.array(score)))
+        return None if math.isnan(fdr) else fdr
 
     def lowest_score(self, most_fdr: float) -> float | None:
         """Return the lowest score with an expected false discovery rate of at most *most_fdr*; None if none has."""
@@ -153,7 +158,9 @@ def _crossing(falling: Callable[[float], float], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-def _moved(p: float, share: float) -> float:
-    """Move a probability from the prior of one half to *share*."""
+def _moved(p: DoubleArray, share: float) -> DoubleArray:
+    """Move probabilities from the prior of one half to *share*."""
     viral, other = share * p, (1 - share) * (1 - p)
-    return viral / (viral + other) if viral + other else 0.5
+    moved: DoubleArray = np.full(p.shape, 0.5)
+    np.divide(viral, viral + other, out=moved, where=viral + other != 0)
+    return moved

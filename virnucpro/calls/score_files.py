@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import orjson
 
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import chunks_per_contig
@@ -82,3 +83,11 @@ def map_scores(path: Path, what: str, *shape: int) -> FloatArray:
     if found != expected:
         raise ResultError(path, f"has {found} bytes, {shape[0]} {what} take {expected}")
     return np.memmap(path, np.float32, "r", shape=shape) if expected else np.empty(shape, dtype=np.float32)
+
+
+def decimals_of(scores: FloatArray) -> list[float | None]:
+    """Return the number that each float32 prints as, the shortest that reads back as the same; None for NaN."""
+    found: list[float | None] = orjson.loads(
+        orjson.dumps(np.ascontiguousarray(scores), option=orjson.OPT_SERIALIZE_NUMPY)
+    )
+    return found

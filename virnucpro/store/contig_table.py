@@ -10,9 +10,8 @@ import csv
 import importlib
 import json
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from virnucpro import durable
 from virnucpro.errors import ResultError
@@ -36,8 +35,7 @@ class Call(StrEnum):
     NO_OPEN_FRAME = "no open frame"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContigCall:
+class ContigCall(NamedTuple):
     """One contig and its call."""
 
     contig: str
@@ -72,10 +70,28 @@ class ContigCall:
     """Of classifier, models and chunk length; scores compare only within one."""
 
 
-COLUMNS = tuple(ContigCall.__dataclass_fields__)
+COLUMNS = ContigCall._fields
 _INTEGERS = ("length", "chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
-_BOOLEANS = {"yes": True, "no": False}
 _NUMBERS = ("frame_support", "score", "posterior", "fdr", "max_score")
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+_OF_TEXTS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(COLUMNS, str),
+    **dict.fromkeys(_INTEGERS, _integer),
+    **dict.fromkeys(_NUMBERS, _number),
+    "chunks": int,
+    "embedded": {"yes": True, "no": False}.__getitem__,
+    "call": {str(call): call for call in Call}.__getitem__,
+}
+"""Column -> its value from text."""
 
 
 class ContigTable:
@@ -106,18 +122,15 @@ class ContigTable:
 @contextmanager
 def _writing_tsv(file: durable.NewFile) -> Iterator[Write]:
     def write(calls: Sequence[ContigCall]) -> None:
-        rows = ([getattr(call, name) for name in COLUMNS] for call in calls)
-        lines = ("\t".join(map(_text, row)) + "\n" for row in rows)
-        file.write("".join(lines).encode())
+        columns = [_texts(values) for values in zip(*calls, strict=True)]
+        file.write("".join(["\t".join(row) + "\n" for row in zip(*columns, strict=True)]).encode())
 
     file.write(("\t".join(COLUMNS) + "\n").encode())
     yield write
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
+def _texts(column: Iterable[Any]) -> list[str]:
+    return ["" if v is None else "yes" if v is True else "no" if v is False else str(v) for v in column]
 
 
 @contextmanager
@@ -127,7 +140,7 @@ def _writing_json(file: durable.NewFile) -> Iterator[Write]:
     def write(calls: Sequence[ContigCall]) -> None:
         nonlocal before
         if calls:
-            text = ",\n".join([json.dumps(asdict(call), ensure_ascii=False) for call in calls])
+            text = ",\n".join([json.dumps(call._asdict(), ensure_ascii=False) for call in calls])
             file.write((before + text).encode())
             before = ",\n"
 
@@ -144,7 +157,7 @@ def _writing_parquet(file: durable.NewFile) -> Iterator[Write]:
 
     def write(calls: Sequence[ContigCall]) -> None:
         if calls:
-            writer.write_table(arrow.Table.from_pylist([asdict(call) for call in calls], schema=columns))
+            writer.write_table(arrow.Table.from_pylist([call._asdict() for call in calls], schema=columns))
 
     with parquet_writer(file, columns) as writer:
         yield write
@@ -169,11 +182,6 @@ def _parsed(file: TextIO, path: Path) -> Iterator[ContigCall]:
                 raise ResultError(path, "is not a table of contigs of this version")
             continue
         try:
-            texts = dict(zip(COLUMNS, row, strict=True))
-            values: dict[str, Any] = {name: int(texts[name]) if texts[name] else None for name in _INTEGERS}
-            values |= {name: float(texts[name]) if texts[name] else None for name in _NUMBERS}
-            values["chunks"] = int(texts["chunks"])
-            values["embedded"] = _BOOLEANS[texts["embedded"]]
-            yield ContigCall(**{**texts, **values, "call": Call(texts["call"])})
+            yield ContigCall(*[read(text) for read, text in zip(_OF_TEXTS.values(), row, strict=True)])
         except (KeyError, ValueError) as error:
             raise ResultError(path, f"line {number} is not a contig ({error})") from error

@@ -253,15 +253,15 @@ def summarise(layout: PredictionLayout) -> Summary:
     viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
     for contig in read_contig_lines(layout.contigs, layout.viral_regions):
         _count(summary, contig)
-        table.offer(contig.rank, contig)
-        is_virus = contig.group == Call.VIRUS
+        rank, is_virus = contig.rank, contig.group == Call.VIRUS
+        table.offer(rank, contig)
         if contig.found.score is not None and contig.length_nt:
             (viral_sample if is_virus else other_sample).offer(_lot(contig), contig)
         if contig.length_nt >= LONG_CONTIG_NT:
             if is_virus:
-                viral_tracks.offer(contig.rank, contig)
+                viral_tracks.offer(rank, contig)
             elif contig.regions:
-                other_tracks.offer((contig.region_nt, *contig.rank), contig)
+                other_tracks.offer((contig.region_nt, *rank), contig)
     summary.table = table.best()
     others = max(SCATTER_POINTS // 2, SCATTER_POINTS - len(viral_sample))
     chosen = other_sample.best()[:others]
@@ -278,22 +278,24 @@ def summarise(layout: PredictionLayout) -> Summary:
 
 
 def _count(summary: Summary, contig: ContigLine) -> None:
-    group = summary.groups[contig.group]
+    score, nt, name = contig.found.score, contig.length_nt, contig.group
+    group = summary.groups[name]
     group.contigs += 1
-    group.nt += contig.length_nt
-    if contig.found.score is not None:
-        group.bins[min(int(contig.found.score * SCORE_BINS), SCORE_BINS - 1)] += 1
-    if contig.group == Call.VIRUS:
-        for least in SURE_FROM:
-            summary.sure[least] += (contig.found.score or 0) >= least
-    if contig.found.score is None:
+    group.nt += nt
+    if score is None:
         kind = _kind_of_reason(contig)
         is_known = kind in summary.reasons or len(summary.reasons) < MAX_REASONS
         summary.reasons[kind if is_known else OTHER_REASONS] += 1
-    summary.long_contigs += contig.length_nt >= LONG_CONTIG_NT
-    summary.contigs_with_regions += bool(contig.regions)
-    summary.regions += len(contig.regions)
-    summary.region_nt += contig.region_nt
+    else:
+        group.bins[min(int(score * SCORE_BINS), SCORE_BINS - 1)] += 1
+        if name == Call.VIRUS:
+            for least in SURE_FROM:
+                summary.sure[least] += score >= least
+    summary.long_contigs += nt >= LONG_CONTIG_NT
+    if contig.regions:
+        summary.contigs_with_regions += 1
+        summary.regions += len(contig.regions)
+        summary.region_nt += contig.region_nt
 
 
 def _kind_of_reason(contig: ContigLine) -> str:
