@@ -11,6 +11,7 @@ def pytest_addoption(parser: pytest.Parser):
     parser.addoption(
         "--cluster-proteins", type=int, choices=[1500, 20_000], default=1500, help="input of the clusters of two nodes"
     )
+    parser.addoption("--hours", type=float, default=0.1, help="of runs one after the other on a Prefect server")
 
 
 @pytest.fixture(scope="session")
