@@ -57,7 +57,7 @@ _SHOWN = {".html": _PAGE, ".json": "application/json", ".md": _TEXT}
 
 _STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 sans-serif;margin:2rem;overflow-wrap:anywhere}"
-    "th{text-align:left}th,td{padding:.2rem 1rem .2rem 0;vertical-align:top}"
+    "th{text-align:left}th,td{padding:.2rem 1rem .2rem 0;vertical-align:top}td:first-child{white-space:nowrap}"
 )
 
 
