@@ -54,3 +54,11 @@ def test_the_commands_of_a_page_have_only_options_that_exist(page):
 
 def test_the_guides_have_commands():
     assert len([words for page in PAGES for words in commands(page)]) > 20
+
+
+def test_the_example_to_read_first_is_short_needs_nothing_of_ours_and_is_linked_at_the_top():
+    text = (REPOSITORY / "examples" / "prefect_flow.py").read_text()
+    assert len(text.splitlines()) <= 60
+    assert not re.findall(r"^ *(?:from|import) (?:virnucpro|flows|tests|tools)\b", text, flags=re.MULTILINE)
+    for page in ("docs/prefect.md", "examples/README.md"):
+        assert "prefect_flow.py" in "\n".join((REPOSITORY / page).read_text().splitlines()[:8]), page
