@@ -60,7 +60,7 @@ def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_wit
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     section = text.partition("## What works around Prefect\n")[2].partition("\n## ")[0]
     (pinned,) = re.findall(r"^prefect==(\S+)$", (REPOSITORY / "constraints.txt").read_text(), flags=re.MULTILINE)
-    assert f"in the code of Prefect {pinned}." in section, "look again at each line of the table"
+    assert f"in the code of Prefect {pinned};" in section, "look again at each line of the table"
     rows = re.findall(r"^\| (`.+?) \| .+ \| .+ \|$", section, flags=re.MULTILINE)
     assert len(rows) > 10
     for place in "; ".join(rows).split("; "):
