@@ -317,9 +317,10 @@ def command(*arguments, **environ):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_command_serves_the_roots_of_the_environment_until_a_signal(place, number, code):
-    roots = os.pathsep.join(map(str, [place / "root", place / "outside"]))
+    roots = os.pathsep.join(map(str, [place / "root", "", place / "outside"]))
     process = command("--port", "0", VIRNUCPRO_DATA_ROOTS=roots)
     line = process.stdout.readline()
+    assert line.startswith(f"reports under {place / 'root'}, {place / 'outside'}: ")
     port = int(re.search(r"http://127\.0\.0\.1:(\d+)/$", line)[1])
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
         connection.request("GET", address_of(place / "outside" / "report.html"))
@@ -331,13 +332,16 @@ def test_the_command_serves_the_roots_of_the_environment_until_a_signal(place, n
     assert "password" not in errors
 
 
-def test_the_command_refuses_no_folders_a_missing_folder_and_a_port_in_use(place, tmp_path):
+def test_the_command_refuses_no_folders_an_empty_name_a_missing_folder_and_a_port_in_use(place, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        asked = [command(), command(tmp_path / "none"), command(place / "root", "--port", port)]
-        answers = [(process.communicate(timeout=60)[1], process.returncode) for process in asked]
-    (none, usage), (missing, _), (used, _) = answers
-    assert (usage, "VIRNUCPRO_DATA_ROOTS" in none or "FOLDER" in none) == (2, True)
-    assert "none is not a folder" in missing
-    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in used
-    assert [code for _, code in answers[1:]] == [78, 78]
+        asked = {
+            "name at least one, or set VIRNUCPRO_DATA_ROOTS": (2, command(VIRNUCPRO_DATA_ROOTS=":")),
+            "the name of the folder is empty": (2, command("")),
+            "none is not a folder": (78, command(tmp_path / "none")),
+            "Address already in use": (78, command(place / "root", "--port", port)),
+        }
+        for message, (code, process) in asked.items():
+            errors = process.communicate(timeout=60)[1]
+            assert process.returncode == code, errors
+            assert message in " ".join(errors.replace("\u2502", " ").split()), errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,23 +10,25 @@ from typing import Annotated
 
 import typer
 
+from virnucpro.commands.options import output_folder
 from virnucpro.errors import ConfigurationError, ExitCode, printable
 
+DATA_ROOTS = "VIRNUCPRO_DATA_ROOTS"
+"""As the worker has it, see ``flows.run.allowed_roots``."""
 PORT = 4201
 """Beside Prefect's 4200."""
 
 
 def serve_reports(
     roots: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            readable=False,
+            parser=output_folder,
             metavar="FOLDER",
-            envvar="VIRNUCPRO_DATA_ROOTS",
-            help="Folders with output folders of runs, at any depth; in the variable separated by a colon.",
-            show_default=False,
+            help="Folders with output folders of runs, at any depth.",
+            show_default=f"those of {DATA_ROOTS}, separated by a colon",
         ),
-    ],
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no password: put a proxy in front.")
     ] = "127.0.0.1",
@@ -35,6 +38,9 @@ def serve_reports(
     from virnucpro.report.served_files import ServedFiles  # noqa: PLC0415  help is printed without it
     from virnucpro.report.server import ReportServer  # noqa: PLC0415
 
+    roots = roots or [Path(root) for root in os.environ.get(DATA_ROOTS, "").split(os.pathsep) if root]
+    if not roots:
+        raise typer.BadParameter(f"name at least one, or set {DATA_ROOTS}.", param_hint="FOLDER")
     for root in roots:
         if not root.is_dir():
             raise ConfigurationError(f"{root} is not a folder: give the folders that hold the output of runs")

@@ -23,7 +23,7 @@ from virnucpro.store.manifest import PredictionManifest, TrainingManifest, read_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MOST_MANIFEST_BYTES = 64 << 20
+MOST_MANIFEST_BYTES = 16 << 20
 """A larger ``run.json`` is not read."""
 MOST_REPORTS, MOST_FOLDERS, DEEPEST = 200, 20_000, 6
 """Of the list of reports: lines, folders looked at, and levels of folders below a root."""
