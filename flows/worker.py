@@ -5,6 +5,8 @@ Prefect's process worker ends within a second of SIGTERM, kills its runs and lea
 as a child. On SIGTERM or SIGINT (systemd, a container's end, SLURM's time limit) the worker is suspended, so that it
 takes no more; each run gets SIGTERM and stops at a batch boundary; then the worker ends, and unfinished runs await
 another worker, which resumes them. A second signal does not wait for runs.
+
+All of it works around Prefect; CONTRIBUTING.md has the versions and issues, so that it can go.
 """
 
 import ctypes

@@ -26,12 +26,14 @@ class Browser:
         self.driver.get("about:blank")  # and no longer Chromium's own first page
 
     def open(self, path, *, width="desk", theme="light"):
+        """Open a report: a file, or the address of one."""
+        url = path if isinstance(path, str) else path.as_uri()
         metrics = {"width": WIDTHS_PX[width], "height": 900, "deviceScaleFactor": 1, "mobile": width == "phone"}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.theme(theme)
         self.driver.get_log("browser"), self.driver.get_log("performance")
-        self.driver.get(path.as_uri())
-        self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", path.as_uri())
+        self.driver.get(url)
+        self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", url)
         self.wait_until(
             "return [...document.querySelectorAll('.plot')].every(p => p.hidden || p.querySelector('path'))"
         )

@@ -34,11 +34,12 @@ _COMMANDS = {
     "verify": "Check a finished run again.",
     "status": "Say how a run is, from anywhere that sees its folder.",
     "logs": "Show what the workers of a run have logged.",
+    "serve-reports": "Serve reports of runs to browsers.",
     "models": "The models that sequences are embedded and classified with.",
 }
 _HOMES = {"index": "checks", "verify": "checks"}
 """Modules of commands that have no module of their own name."""
-_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs"}
+_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs", "serve-reports"}
 """First words of command lines that do without structlog, which takes longer to load than they take."""
 
 
@@ -57,9 +58,9 @@ def command_line(asked: str | None = None) -> typer.Typer:
     for name, about in _COMMANDS.items():
         home = None
         if asked in {name, None}:
-            home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name)}")
+            home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name.replace('-', '_'))}")
         if name != "models":
-            app.command(name, short_help=about)(_not_loaded if home is None else getattr(home, name))
+            app.command(name, short_help=about)(_not_loaded if home is None else getattr(home, name.replace("-", "_")))
         elif home is None:
             app.command(name, help=about)(_not_loaded)  # a group's help is shortened in the list
         else:

@@ -4,6 +4,8 @@ The Prefect API of a flow run: a client that asks once, and a server for one com
 Prefect's own ephemeral server shares our process group: Ctrl-C would end it before the flow reports its end, and a kill
 would orphan it. This one has its own session and ends with us, however we end. A flow in the process of a command has
 the errors and the signals of the plain command.
+
+What of it works around Prefect is in CONTRIBUTING.md, with versions and issues.
 """
 
 import ctypes

@@ -1,17 +1,23 @@
 """The artifacts of a flow run in Prefect's UI: tables and pages, made from the run's own record."""
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.runtime import deployment
 
+from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
 from virnucpro.pipeline.prediction.result import PredictionResult
 from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.report.prediction.artifacts import markdown_text, report_markdown, report_table
 from virnucpro.report.prediction.summary import read_columns
+from virnucpro.report.served_files import address_of
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
 
+REPORTS_URL = "VIRNUCPRO_REPORTS_URL"
+"""Environment variable of the worker: where ``virnucpro serve-reports`` is reached, as https://HOST/reports."""
 MISSING_LINES = 1000
 """Lines of ``failed_sequences.tsv`` in the table of what is missing; the file has all."""
 
@@ -41,7 +47,7 @@ def publish_embedding(result: RunResult) -> None:
 
 
 def publish_prediction(result: PredictionResult) -> None:
-    """Leave the summary, the likeliest contigs, a link to the report, and a table of what is missing."""
+    """Leave the summary, the likeliest contigs, the report as a link or path, and a table of what is missing."""
     layout = PredictionLayout(result.output_dir.absolute())  # who reads the page does not know our working directory
     where = markdown_text(str(layout.output_dir))
     create_markdown_artifact(markdown=report_markdown(layout), key="predict-summary", description=where)
@@ -49,20 +55,17 @@ def publish_prediction(result: PredictionResult) -> None:
         table=report_table(layout), key="predict-contigs", description=f"Likeliest contigs of {where}"
     )
     if result.report_path is not None:
-        link = layout.report.as_uri()
-        create_link_artifact(link=link, link_text="report.html", key="predict-report", description=where)
+        _publish_file(layout.report, key="predict-report", where=where)
     if layout.failed_sequences.exists():
         _publish_missing(layout.failed_sequences, key="predict-missing", where=where)
 
 
 def publish_training(output_dir: Path) -> None:
-    """Leave the classifier's card, and a link to it."""
+    """Leave the classifier's card, and a link to it or its path."""
     layout = TrainingLayout(output_dir.absolute())
     where = markdown_text(str(layout.output_dir))
     create_markdown_artifact(markdown=layout.card_text.read_text("utf-8"), key="train-card", description=where)
-    create_link_artifact(
-        link=layout.card_text.as_uri(), link_text=layout.card_text.name, key="train-classifier", description=where
-    )
+    _publish_file(layout.card_text, key="train-classifier", where=where)
 
 
 def embedding_markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
@@ -86,6 +89,24 @@ def embedding_markdown(result: RunResult, rows: list[dict[str, Any]]) -> str:
         files.append(("missing sequences", layout.failed_sequences))
     lines += [f"| {name} | {markdown_text(str(path))} |" for name, path in files if path is not None]
     return "\n".join(lines)
+
+
+def served_url(path: Path) -> str | None:
+    """Return the http address of a report, None where none is served: no server is named, or the path is elsewhere."""
+    base = os.environ.get(REPORTS_URL, "")
+    roots = allowed_roots(DATA_ROOTS, is_deployed=deployment.id is not None)
+    if not base.startswith(("https://", "http://")) or roots is None or not is_under(str(path), roots):
+        return None
+    return base.rstrip("/") + address_of(path)
+
+
+def _publish_file(path: Path, *, key: str, where: str) -> None:
+    """Leave a link to a file where it is served, else its path: browsers open no ``file://`` link of a page."""
+    url = served_url(path)
+    if url is not None:
+        create_link_artifact(link=url, link_text=path.name, key=key, description=where)
+    else:
+        create_markdown_artifact(markdown=markdown_text(str(path)), key=key, description=where)
 
 
 def _publish_missing(failed_sequences: Path, *, key: str, where: str) -> None:

@@ -8,6 +8,8 @@ out, and can be resumed.
 Prefect stops a running process on cancellation alone. A run that is suspended, marked as Crashed by an automation, or
 cancelled while it is suspended would compute to its end. So a thread reads the run's own state every ten seconds, and
 the main thread gets an error likewise. A server that does not answer stops nothing.
+
+Both work around Prefect; CONTRIBUTING.md has the versions and issues, so that they can go.
 """
 
 import signal

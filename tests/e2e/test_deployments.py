@@ -14,13 +14,17 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
 from tests.debian_programs import program
+from tests.made_prediction import Contig, make_prediction
 from tests.prefect_service import started, wait_until
+from virnucpro.report.prediction.page import write_report
+from virnucpro.report.served_files import address_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +43,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"4200": str(free_port()), "8081": str(free_port())}
+        self.ports = {there: str(free_port()) for there in ("4200", "8081", "4201")}
         for name in ("lib", "etc"):
             (folder / name).mkdir(parents=True)
         (folder / "repository").symlink_to(REPOSITORY)  # whose own path may have blanks
@@ -57,6 +61,7 @@ class Place:
             "/var/cache/": f"{self.folder}/cache/",
             "/etc/virnucpro": f"{self.folder}/etc",
             "/run/lock/": f"{self.folder}/lock/",
+            f"{self.folder}/repository/runs": f"{self.folder}/runs",
             "/srv/": f"{self.folder}/srv/",
             "%H": "this-host",
             **self.ports,
@@ -73,11 +78,12 @@ class Place:
         for key, value in settings:
             if key == "Environment":
                 environ |= dict(pair.split("=", 1) for pair in shlex.split(value))
-        (settings_file,) = [value for key, value in settings if key == "EnvironmentFile"]
+        settings_files = [value for key, value in settings if key == "EnvironmentFile"]
         (command,) = [value for key, value in settings if key == "ExecStart"]
         (working,) = [value for key, value in settings if key == "WorkingDirectory"]
         Path(working).mkdir(exist_ok=True)
-        environ |= env_file(Path(settings_file))
+        for settings_file in settings_files:
+            environ |= env_file(Path(settings_file))
         with started(shlex.split(command), self.log(name), cwd=Path(working), environ=environ) as process:
             yield process
 
@@ -134,7 +140,7 @@ def prefect(*arguments, **environ):
 def place(tmp_path_factory):
     """Both units' services, running."""
     place = Place(tmp_path_factory.mktemp("place"))
-    server, worker = (f"http://127.0.0.1:{port}" for port in place.ports.values())
+    server, worker, place.reports = (f"http://127.0.0.1:{port}" for port in place.ports.values())
     with place.service("virnucpro-server") as of_server:
         log = place.log("virnucpro-server")
         took_s = wait_until(lambda: is_healthy(f"{server}/api/ready"), limit_s=START_LIMIT_S, log=log)
@@ -163,26 +169,36 @@ def test_neither_unit_listens_beyond_this_machine(place):
     assert listening(place.processes["worker"]) == {"127.0.0.1"}
 
 
-def test_the_proxy_gives_the_server_tls_and_the_server_takes_the_cluster_pool_through_it(place, tmp_path):
-    """With a certificate of its own; the template of deployments/kubernetes makes a work pool."""
+class Proxy(NamedTuple):
+    url: str
+    authority: Path
+    log: Path
+    process: subprocess.Popen
+
+
+@pytest.fixture(scope="module")
+def proxy(place, tmp_path_factory):
+    """Caddy in front of server and reports, with a certificate of its own."""
     caddy, openssl = program("caddy"), program("openssl")
-    port, tls = free_port(), tmp_path / "tls"
+    folder = tmp_path_factory.mktemp("proxy")
+    port, tls, log = free_port(), folder / "tls", folder / "caddy.log"
     tls.mkdir()
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     key = ["-newkey", "rsa:2048", "-nodes", "-keyout", tls / "key.pem", "-out", tls / "cert.pem"]
     subprocess.run([openssl, "req", "-x509", "-days", "2", *subject, *key], capture_output=True, check=True)
     environ = {
         "PATH": os.environ["PATH"],
-        "XDG_DATA_HOME": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
         "VIRNUCPRO_HOST": "localhost",
         "VIRNUCPRO_PORT": str(port),
         "PREFECT_SERVER": place.server.removeprefix("http://"),
+        "REPORTS_SERVER": place.reports.removeprefix("http://"),
         "TLS_FOLDER": str(tls),
     }
     caddyfile = DEPLOYMENTS / "proxy" / "Caddyfile"
     command = [caddy, "run", "--adapter", "caddyfile", "--config", str(caddyfile)]
-    with started(command, tmp_path / "caddy.log", cwd=tmp_path, environ=environ) as process:
+    with started(command, log, cwd=folder, environ=environ) as process:
         url, authority = f"https://localhost:{port}", tls / "cert.pem"
 
         def is_up():
@@ -191,23 +207,56 @@ def test_the_proxy_gives_the_server_tls_and_the_server_takes_the_cluster_pool_th
             except OSError:
                 return False
 
-        wait_until(is_up, limit_s=START_LIMIT_S, log=tmp_path / "caddy.log")
-        assert answer(f"{url}/api/admin/version", authority) == 401
-        assert answer(f"{url}/api/admin/version", authority, PASSWORD) == 200
-        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-            answer(f"{url}/api/health")
-        assert {link.laddr.port for link in psutil.Process(process.pid).net_connections("inet")} & {2019} == set()
-        made = prefect(
-            *("work-pool", "create", "cluster", "--type", "kubernetes"),
-            *("--base-job-template", DEPLOYMENTS / "kubernetes" / "base-job-template.json"),
-            PREFECT_HOME=str(tmp_path / "home"),
-            PREFECT_API_URL=f"{url}/api",
-            PREFECT_API_AUTH_STRING=PASSWORD,
-            PREFECT_API_SSL_CERT_FILE=str(authority),
-            no_proxy="localhost,127.0.0.1",
+        wait_until(is_up, limit_s=START_LIMIT_S, log=log)
+        yield Proxy(url, authority, log, process)
+    assert PASSWORD.partition(":")[2] not in log.read_text()
+
+
+def test_the_proxy_gives_the_server_tls_and_the_server_takes_the_cluster_pool_through_it(proxy, tmp_path):
+    """The template of deployments/kubernetes makes a work pool."""
+    url, authority = proxy.url, proxy.authority
+    assert answer(f"{url}/api/admin/version", authority) == 401
+    assert answer(f"{url}/api/admin/version", authority, PASSWORD) == 200
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        answer(f"{url}/api/health")
+    assert {link.laddr.port for link in psutil.Process(proxy.process.pid).net_connections("inet")} & {2019} == set()
+    made = prefect(
+        *("work-pool", "create", "cluster", "--type", "kubernetes"),
+        *("--base-job-template", DEPLOYMENTS / "kubernetes" / "base-job-template.json"),
+        PREFECT_HOME=str(tmp_path / "home"),
+        PREFECT_API_URL=f"{url}/api",
+        PREFECT_API_AUTH_STRING=PASSWORD,
+        PREFECT_API_SSL_CERT_FILE=str(authority),
+        no_proxy="localhost,127.0.0.1",
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+def test_reports_of_the_unit_are_behind_the_proxy_and_prefects_password(place, proxy):
+    folder = place.folder / "srv" / "virnucpro" / "runs" / "a #1 100%25 \u00fc; (b)?"
+    report = write_report(make_prediction(folder, [Contig("c", 900)]).layout)
+    (place.folder / "runs").mkdir()
+    with place.service("virnucpro-reports") as process:
+        wait_until(
+            lambda: is_healthy(f"{place.reports}/health"), limit_s=START_LIMIT_S, log=place.log("virnucpro-reports")
         )
-        assert made.returncode == 0, made.stdout + made.stderr
-    assert PASSWORD.partition(":")[2] not in (tmp_path / "caddy.log").read_text()
+        assert listening(process) == {"127.0.0.1"}
+        linked = f"{proxy.url}/reports{address_of(report)}"
+        assert answer(linked, proxy.authority) == 401
+        assert answer(linked, proxy.authority, "virnucpro:another-password") == 401
+        assert answer(linked, proxy.authority, PASSWORD) == 200
+        assert answer(linked.replace("report.html", "contigs.tsv"), proxy.authority, PASSWORD) == 200
+        assert answer(linked.replace("report.html", "metrics.prom"), proxy.authority, PASSWORD) == 404
+        assert answer(f"{proxy.url}/reports", proxy.authority, PASSWORD) == 200  # by a redirection, to the list
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.build_opener(
+                urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=proxy.authority))
+            ).open(linked)
+        assert refused.value.headers["WWW-Authenticate"].startswith("Basic ")
+        assert PASSWORD.partition(":")[2] not in place.log("virnucpro-reports").read_text()
+        process.terminate()
+        unit = (DEPLOYMENTS / "systemd" / "virnucpro-reports.service").read_text()
+        assert f"SuccessExitStatus={process.wait(20)}\n" in unit
 
 
 @pytest.mark.parametrize("unit", ["virnucpro-server", "virnucpro-worker"])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
 
 import pytest
 
 from tests.chromium import WIDTHS_PX
 from tests.made_prediction import Contig, make_prediction, some_contigs
+from tests.prefect_service import wait_until
+from virnucpro.report import server
 from virnucpro.report.html_page import COLOURS
 from virnucpro.report.prediction.page import write_report
+from virnucpro.report.served_files import ServedFiles, address_of
+from virnucpro.report.server import ReportServer
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +60,66 @@ def test_it_opens_from_disk_without_complaint_request_or_sideways_scroll(browser
         assert browser.js(too_wide) == 0
     assert browser.complaints() == []
     assert browser.requests() == [path.as_uri()]
+
+
+@pytest.fixture
+def address(tmp_path):
+    """Return the address of a report by a server of its own, as ``virnucpro serve-reports`` serves it."""
+    with ReportServer(ServedFiles([tmp_path]), "127.0.0.1", 0) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+        thread.start()
+        yield lambda report: f"http://127.0.0.1:{serving.server_port}{address_of(report)}"
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("width", ["phone", "desk"])
+def test_it_works_by_http_under_the_policy_of_the_server_and_its_files_are_saved(browser, address, tmp_path, width):
+    from selenium.webdriver.support.ui import Select
+
+    report, made = written(tmp_path / "runs" / "a #1 100%25 \u00fc (b)?")
+    url = address(report)
+    browser.open(url, width=width)
+    assert browser.js("return [self.origin, document.title.startsWith('VirNucPro: ')]") == ["null", True]
+    assert browser.js("return document.querySelectorAll('.plot .main-svg').length") > 0
+    assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
+    Select(browser.js("return document.getElementById('filter-call')")).select_by_value("virus")
+    assert str(made.count("virus")) in browser.js("return document.getElementById('count').textContent")
+    assert browser.requests() == [url]
+    saved = {"behavior": "allow", "downloadPath": str(tmp_path / "saved")}
+    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", saved)
+    browser.js("document.querySelector('footer a[href=\"contigs.tsv\"]').click()")
+    table = tmp_path / "saved" / "contigs.tsv"
+    wait_until(table.exists, limit_s=30)
+    assert table.read_bytes() == made.layout.contigs.read_bytes()
+    assert browser.complaints() == []
+
+
+TRIES = {
+    "fetch": "await fetch('/health')",
+    "cookie": "document.cookie",
+    "storage": "localStorage.length",
+    "frame": "const f = document.createElement('iframe'); f.src = '/health'; document.body.append(f); "
+    "await new Promise(done => { f.onload = done; }); f.contentDocument.body.textContent",
+    "window": "open('/health').close()",
+}
+"""What a script could do for its reader's sake, or with the password that the browser has."""
+
+
+@pytest.mark.parametrize(("policy", "got"), [(None, ""), ("", ",".join(TRIES))], ids=["as it is", "without a policy"])
+def test_the_script_of_a_forged_report_has_no_origin_and_reaches_nothing(
+    browser, address, tmp_path, monkeypatch, policy, got
+):
+    if policy is not None:
+        monkeypatch.setitem(server._HEADERS, "Content-Security-Policy", policy)
+    report, _ = written(tmp_path / "forged")
+    attempts = "".join(f"try {{ {code}; out.push('{name}') }} catch (e) {{}}\n" for name, code in TRIES.items())
+    script = f"(async () => {{ const out = []; {attempts} document.title = `got: ${{out.join()}}.` }})()"
+    report.write_text(f"<!doctype html><title>before</title><body><script>{script}</script>")
+    browser.open(address(report))
+    browser.wait_until("return document.title !== 'before'")
+    assert browser.js("return document.title") == f"got: {got}."
+    assert (browser.requests() == [address(report)]) == (policy is None)
 
 
 def colours_of_page_and_plots(browser):

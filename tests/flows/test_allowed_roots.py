@@ -14,6 +14,7 @@ from flows.embed import embed
 from flows.predict import predict
 from flows.run import hooks
 from flows.run.allowed_roots import DATA_ROOTS, MODEL_ROOTS, PathNotAllowedError, check_allowed
+from flows.run.artifacts import REPORTS_URL, served_url
 from virnucpro.this_host import host_name
 
 
@@ -137,3 +138,23 @@ def check_flow(flow, roots, inputs, parameter):
     assert state.is_failed()
     assert f"{parameter}: {outside} is not under a folder" in state.message
     assert list((roots / "results").iterdir()) == list((roots / "elsewhere").iterdir()) == []
+
+
+def test_a_report_under_a_root_has_an_address_that_no_name_breaks_and_one_elsewhere_has_none(roots, monkeypatch):
+    report = roots / "data" / "a #1 100%25 ?(b)[c] \u00fc" / "report.html"
+    (roots / "data" / "link").symlink_to(report.parent)
+    (roots / "data" / "link_outside").symlink_to(roots / "elsewhere")
+    assert served_url(report) is None
+    for base in ("https://h:8443/reports", "https://h:8443/reports/", "http://127.0.0.1:4201"):
+        monkeypatch.setenv(REPORTS_URL, base)
+        address = served_url(report)
+        assert address == f"{base.rstrip('/')}{roots}/data/a%20%231%20100%2525%20%3F%28b%29%5Bc%5D%20%C3%BC/report.html"
+        assert served_url(roots / "data" / "link" / "report.html") == address
+    for outside in ("elsewhere", "data/../elsewhere", "data/link_outside"):
+        assert served_url(roots / outside / "report.html") is None
+    for base in ("", "prefect.example.org/reports", "javascript:alert(1)//", "file:///"):
+        monkeypatch.setenv(REPORTS_URL, base)
+        assert served_url(report) is None
+    monkeypatch.setenv(REPORTS_URL, "https://h/reports")
+    monkeypatch.delenv(DATA_ROOTS)
+    assert served_url(report) is None, "no roots are known outside of a deployment"

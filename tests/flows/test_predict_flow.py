@@ -16,12 +16,15 @@ pytest.importorskip("prefect")
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.predict import predict, run_from_command_line
+from flows.run.allowed_roots import DATA_ROOTS
+from flows.run.artifacts import REPORTS_URL
 from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processes
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
 from virnucpro.pipeline.prediction import letters, letters_job
 from virnucpro.pipeline.run.verification import verify_run
+from virnucpro.report.prediction.artifacts import markdown_text
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,9 +57,12 @@ def test_the_flow_calls_contigs_survives_a_killed_worker_and_leaves_its_artifact
     assert "3" in artifact("predict-summary")
     assert (out / "dna" / "embeddings.h5").exists()
     assert '"contig": "a"' in artifact("predict-contigs")
-    assert (out / "report.html").as_uri() in artifact("predict-report")
+    assert artifact("predict-report") == markdown_text(str(out / "report.html"))
+    monkeypatch.setenv(REPORTS_URL, "https://prefect.example.org/reports/")
+    monkeypatch.setenv(DATA_ROOTS, str(tmp_path))
     again = predict([str(contigs)], str(out), **settings, return_state=True)
     assert again.result().was_complete
+    assert artifact("predict-report") == f"[report.html](https://prefect.example.org/reports{out}/report.html)"
 
 
 @pytest.mark.slow

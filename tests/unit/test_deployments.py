@@ -154,6 +154,12 @@ def test_nothing_but_the_proxy_is_bound_beyond_this_machine():
     published = {name: service.get("ports", []) for name, service in compose().items()}
     assert published.pop("proxy") == ["${HTTPS_PORT:-443}:8443"]
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    reports = compose()["reports"]
+    assert (reports["networks"], reports["volumes"]) == (["reports"], ["${DATA_FOLDER}:${DATA_FOLDER}:ro"])
+    assert {name for name, service in compose().items() if "reports" in service.get("networks", [])} == {
+        "reports",
+        "proxy",
+    }
     for name in ("prometheus", "grafana", "worker"):  # these listen on the host's own addresses
         assert compose()[name]["network_mode"] == "host"
     assert "--web.listen-address=127.0.0.1:9090" in compose()["prometheus"]["command"]

@@ -54,3 +54,24 @@ def test_the_commands_of_a_page_have_only_options_that_exist(page):
 
 def test_the_guides_have_commands():
     assert len([words for page in PAGES for words in commands(page)]) > 20
+
+
+def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_with_the_pinned_version():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    section = text.partition("## What works around Prefect\n")[2].partition("\n## ")[0]
+    (pinned,) = re.findall(r"^prefect==(\S+)$", (REPOSITORY / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert f"in the code of Prefect {pinned};" in section, "look again at each line of the table"
+    rows = re.findall(r"^\| (`.+?) \| .+ \| .+ \|$", section, flags=re.MULTILINE)
+    assert len(rows) > 10
+    for place in "; ".join(rows).split("; "):
+        path, _, names = place.partition(": ")
+        code = (REPOSITORY / path.strip("`")).read_text()
+        assert all(name.strip("`") in code for name in names.split(", ")), place
+
+
+def test_the_example_to_read_first_is_short_needs_nothing_of_ours_and_is_linked_at_the_top():
+    text = (REPOSITORY / "examples" / "prefect_flow.py").read_text()
+    assert len(text.splitlines()) <= 60
+    assert not re.findall(r"^ *(?:from|import) (?:virnucpro|flows|tests|tools)\b", text, flags=re.MULTILINE)
+    for page in ("docs/prefect.md", "examples/README.md"):
+        assert "prefect_flow.py" in "\n".join((REPOSITORY / page).read_text().splitlines()[:8]), page

@@ -18,19 +18,17 @@ import os
 import re
 import signal
 import socket
-import socketserver
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from http.server import ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
 from prometheus_client import MetricsHandler
 
 from virnucpro import durable
+from virnucpro.bounded_server import BoundedServer
 from virnucpro.errors import OutputError
 from virnucpro.telemetry.show.progress import say
 from virnucpro.this_host import host_name
@@ -157,39 +155,11 @@ class _Visits:
             return self._changed.wait_for(lambda: self._last is not None and self._last >= began_s, limit_s)
 
 
-class _Server(ThreadingHTTPServer):
-    """Serves at most ``MOST_READERS`` clients at once, each in a daemon thread."""
-
-    request_queue_size = MOST_READERS
-
+class _Server(BoundedServer):
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
         self.registry = registry
         self.visits = _Visits()
-        self._places = threading.BoundedSemaphore(MOST_READERS)
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Bind without the parent's reverse DNS look-up, which may block."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread, or close the connection when all places are taken."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect or time out; anything else is our fault."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+        super().__init__(address, _Handler, most_clients=MOST_READERS)
 
 
 class _Handler(MetricsHandler):
