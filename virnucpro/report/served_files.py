@@ -144,7 +144,7 @@ class ServedFiles:
 
 
 def _open_of_run(root: str, folders: Sequence[str], name: str) -> int:
-    """Open a file of a run's folder, one folder after the other, so that no link is followed, whoever changes them."""
+    """Open a file of a run's folder, one folder after the other, so that no link is followed, also if they change."""
     above = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:

@@ -38,7 +38,7 @@ CHUNK_BYTES = 256 << 10
 CHUNK_S = 15.0
 """Seconds that a client has to take ``CHUNK_BYTES`` of an answer."""
 
-# The report's own policy allows its two scripts by their hashes. This one comes with every file, whoever wrote it: the
+# The report's own policy allows its two scripts by their hashes. This one comes with every file, forged ones too: the
 # page has no origin, so it cannot act as its reader at Prefect's page of the same address, and it reaches no network.
 POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
