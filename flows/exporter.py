@@ -28,7 +28,6 @@ from prefect.settings import (
     PREFECT_CLIENT_MAX_RETRIES,
     temporary_settings,
 )
-from prefect.settings.legacy import Setting
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -174,7 +173,7 @@ class ServerCollector(Collector):
         self._read_s = -FRESH_S
         self._families: list[GaugeMetricFamily] = []
         self._answers = True
-        self._settings: dict[Setting, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+        self._settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
         if password := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):  # in the server's own file of settings
             self._settings[PREFECT_API_AUTH_STRING] = password
 

@@ -26,13 +26,7 @@ def serve_by_default() -> str:
     if named := [name for name in _WHERE_ELSE if os.environ.get(name)]:
         return f"as {' and '.join(named)} set it"
     for folder in (MACHINE_FOLDER, OWN_FOLDER):
-        if _is_writable(folder):
+        if os.access(f"{folder}/.", os.W_OK | os.X_OK, effective_ids=True):
             os.environ[TARGETS] = str(folder)
             return f"{TARGETS}={folder} by default"
     return f"not served: neither {MACHINE_FOLDER} nor {OWN_FOLDER} can be written; {TARGETS} names another folder"
-
-
-def _is_writable(folder: Path) -> bool:
-    if folder == OWN_FOLDER and folder.parent.is_dir() and os.access(folder.parent, os.W_OK):
-        folder.mkdir(exist_ok=True)
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
