@@ -1,4 +1,4 @@
-"""Where the runs of a worker serve metrics: by default where the shipped Prometheus looks, else as its environment says."""
+"""Where a worker's runs serve metrics: where the shipped Prometheus looks, unless its environment says otherwise."""
 
 from __future__ import annotations
 
