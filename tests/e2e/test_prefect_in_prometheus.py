@@ -89,13 +89,14 @@ def watched(prefect_server, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unwatched(watched, tmp_path_factory):
-    """The Prometheus, and runs of a queue without a worker: waiting, of a schedule, about to start, retried, crashed."""
+    """The Prometheus, and runs of a queue without a worker: waiting, scheduled, about to start, retried, crashed."""
     from prefect.client.schemas.schedules import IntervalSchedule
     from prefect.states import AwaitingRetry, Crashed, Pending
 
     service, found = watched
     deployment = service.deploy("tests/hash_flows.py:embed", UNWATCHED, queue=UNWATCHED)
-    runs, given = [], {"fasta_files": ["a"], "output_dir": str(tmp_path_factory.mktemp("unwatched"))}
+    runs: list = []
+    given = {"fasta_files": ["a"], "output_dir": str(tmp_path_factory.mktemp("unwatched"))}
     with service.client() as client:
         for state in (None, AwaitingRetry(), Pending(), Crashed(), Crashed()):
             runs.append(client.create_flow_run_from_deployment(deployment, parameters=given).id)
