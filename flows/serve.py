@@ -9,12 +9,14 @@ from prefect import serve
 
 from flows.embed import embed
 from flows.predict import predict
+from flows.run.metrics_by_default import serve_by_default
 
 NAME = "served"
 
 
 def main() -> None:
     """Serve until SIGTERM or Ctrl-C."""
+    serve_by_default()
     serve(embed.to_deployment(NAME), predict.to_deployment(NAME))  # type: ignore[arg-type]  # no loop runs here
 
 

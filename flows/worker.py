@@ -27,6 +27,7 @@ from uuid import UUID
 
 import psutil
 
+from flows.run.metrics_by_default import TARGETS, serve_by_default
 from virnucpro.telemetry.metrics.exposition import remove_forgotten_targets
 
 GRACE_S = 25.0
@@ -38,6 +39,7 @@ REQUEST_TIMEOUT_S = 10.0
 WORKER_GRACE_S = 15.0
 """Seconds for Prefect's worker to end after its runs."""
 RUN_ID = "PREFECT__FLOW_RUN_ID"
+CLIENT_METRICS = "PREFECT_CLIENT_METRICS_ENABLED"
 _WORKER_LABEL = "prefect.worker.name"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
@@ -54,9 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise _StopSignal
 
-    if folder := os.environ.get("VIRNUCPRO_METRICS_TARGETS"):
+    _say(f"metrics of runs: {serve_by_default()}")
+    if folder := os.environ.get(TARGETS):
         with suppress(OSError):  # left by a killed worker
             remove_forgotten_targets(Path(folder))
+    if os.environ.pop(CLIENT_METRICS, None) not in {None, "", "0", "false"}:
+        _say(f"{CLIENT_METRICS} is ignored: each run would ask for the worker's port, and crash")
     name = _option(arguments, "--name", "-n")
     if name is None:  # a label of its runs
         name = f"{socket.gethostname()} {os.getpid()}"

@@ -66,6 +66,7 @@ class PrefectService:
         settings = {
             "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_SERVER_METRICS_ENABLED": "true",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
             "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "20",
             "PREFECT_UI_API_URL": f"{self.url}/api",

@@ -43,7 +43,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {there: str(free_port()) for there in ("4200", "8081", "4201")}
+        self.ports = {there: str(free_port()) for there in ("4200", "8081", "4202", "4201")}
         for name in ("lib", "etc"):
             (folder / name).mkdir(parents=True)
         (folder / "repository").symlink_to(REPOSITORY)  # whose own path may have blanks
@@ -138,18 +138,20 @@ def prefect(*arguments, **environ):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Both units' services, running."""
+    """The units' services, running."""
     place = Place(tmp_path_factory.mktemp("place"))
-    server, worker, place.reports = (f"http://127.0.0.1:{port}" for port in place.ports.values())
+    server, worker, exporter, place.reports = (f"http://127.0.0.1:{port}" for port in place.ports.values())
     with place.service("virnucpro-server") as of_server:
         log = place.log("virnucpro-server")
         took_s = wait_until(lambda: is_healthy(f"{server}/api/ready"), limit_s=START_LIMIT_S, log=log)
-        with place.service("virnucpro-worker") as of_worker:
+        with place.service("virnucpro-worker") as of_worker, place.service("virnucpro-exporter") as of_exporter:
             log = place.log("virnucpro-worker")
             took_s += wait_until(lambda: is_healthy(f"{worker}/health"), limit_s=START_LIMIT_S, log=log)
             wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
             print(f"server and worker of the units ready after {took_s:.1f} s")
-            place.server, place.processes = server, {"server": of_server, "worker": of_worker}
+            wait_until(lambda: is_healthy(f"{exporter}/metrics"), limit_s=START_LIMIT_S, log=log)
+            place.server, place.exporter = server, exporter
+            place.processes = {"server": of_server, "worker": of_worker, "exporter": of_exporter}
             yield place
 
 
@@ -164,9 +166,19 @@ def test_the_units_server_asks_for_the_password_and_protects_against_forged_requ
     assert settings["api_url"] == f"{place.server}/api"
 
 
-def test_neither_unit_listens_beyond_this_machine(place):
-    assert listening(place.processes["server"]) == {"127.0.0.1"}
-    assert listening(place.processes["worker"]) == {"127.0.0.1"}
+def test_no_unit_listens_beyond_this_machine(place):
+    assert set(place.processes) == {"server", "worker", "exporter"}
+    for name, process in place.processes.items():
+        assert listening(process) == {"127.0.0.1"}, name
+
+
+def test_the_units_serve_metrics_the_server_with_its_password_and_the_exporter_with_its_answer(place):
+    assert answer(f"{place.server}/api/metrics") == 401
+    assert answer(f"{place.server}/api/metrics", password=PASSWORD) == 200
+    with urllib.request.urlopen(f"{place.exporter}/metrics", timeout=20) as said:
+        assert b"\nvirnucpro_prefect_up 1.0\n" in said.read()
+    log = place.log("virnucpro-worker").read_text()
+    assert log.startswith("flows.worker: metrics of runs: VIRNUCPRO_METRICS_TARGETS="), log[:500]
 
 
 class Proxy(NamedTuple):
@@ -259,7 +271,7 @@ def test_reports_of_the_unit_are_behind_the_proxy_and_prefects_password(place, p
         assert f"SuccessExitStatus={process.wait(20)}\n" in unit
 
 
-@pytest.mark.parametrize("unit", ["virnucpro-server", "virnucpro-worker"])
+@pytest.mark.parametrize("unit", ["virnucpro-server", "virnucpro-worker", "virnucpro-exporter"])
 def test_no_unit_starts_with_the_settings_as_they_are_shipped(unit, tmp_path):
     place = Place(tmp_path)
     shutil.copytree(DEPLOYMENTS / "systemd", tmp_path / "etc", dirs_exist_ok=True)

@@ -58,8 +58,8 @@ def artifact(key):
 
 
 def logs_of_runs():
-    """Every line that the API has, by time: (level, message, task run or None)."""
+    """The newest 200 lines that the API has, by time: (level, message, task run or None)."""
     APILogWorker.drain_all(timeout=30, at_exit=False)
     with get_client(sync_client=True) as client:
-        found = client.request("POST", "/logs/filter", json={"sort": "TIMESTAMP_ASC", "limit": 200}).json()
-    return [(logging.getLevelName(item["level"]), item["message"], item["task_run_id"]) for item in found]
+        found = client.request("POST", "/logs/filter", json={"sort": "TIMESTAMP_DESC", "limit": 200}).json()
+    return [(logging.getLevelName(item["level"]), item["message"], item["task_run_id"]) for item in reversed(found)]

@@ -23,13 +23,16 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataTransformerCo
 from grafana_foundation_sdk.models.prometheus import Dataquery
 from typer.main import get_command
 
+from flows.exporter import SERVER_METRICS
 from flows.run.allowed_roots import DATA_ROOTS
+from flows.run.metrics_by_default import MACHINE_FOLDER, OWN_FOLDER
 from tests.conftest import REPOSITORY
 from tests.dashboard import DASHBOARD, OBSERVABILITY, panels, substituted, variables
 from tests.debian_programs import program
 from virnucpro.cli import command_line
 from virnucpro.knobs import settings_of
 from virnucpro.settings import Monitoring
+from virnucpro.telemetry.labels import LABEL_VARIABLES
 from virnucpro.telemetry.metrics.table import METRICS
 from virnucpro.this_host import HOST_NAME_VARIABLE
 
@@ -49,9 +52,11 @@ EXPORTED = {
     metric.name + suffix: {*metric.labels, *(["le"] if suffix == "_bucket" else []), *TARGET_LABELS}
     for metric in METRICS
     for suffix in (["_bucket", "_sum", "_count"] if metric.kind == "histogram" else [""])
-}
-"""Series that a run exports -> their labels."""
+} | {metric.name: {*metric.labels, "job", "instance"} for metric in SERVER_METRICS}
+"""Series that a run, or the Prefect server's exporter, exports -> their labels."""
 PROMETHEUS_OWN = {"up": {*TARGET_LABELS, "host"}, "ALERTS": {"alertname", "alertstate", "severity", "run_id"}}
+PROMETHEUS_OWN |= {f"process_{what}": {"job", "instance"} for what in ("cpu_seconds_total", "resident_memory_bytes")}
+"""Of Prometheus itself, and of the Prefect server's process."""
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
 
 
@@ -190,7 +195,8 @@ def test_the_commented_examples_of_the_settings_are_valid_too(tmp_path):
     shutil.copytree(OBSERVABILITY / "rules", tmp_path / "rules")
     (tmp_path / "prometheus.yml").write_text(with_examples)
     jobs = [job["job_name"] for job in yaml.safe_load(with_examples)["scrape_configs"]]
-    assert jobs == ["virnucpro", "virnucpro-fixed-port", "virnucpro-pushgateway", "node"]
+    ours = ["virnucpro", "virnucpro-prefect", "prefect"]
+    assert jobs == [*ours, "virnucpro-fixed-port", "virnucpro-pushgateway", "node"]
     promtool("check", "config", tmp_path / "prometheus.yml")
 
 
@@ -229,7 +235,7 @@ def test_every_expression_of_the_dashboard_and_of_the_page_is_parsed_by_promtool
     asked = tmp_path / "asked.yml"
     expressions = [*dashboard_expressions(), *page_expressions()]
     assert len(dashboard_expressions()) > 40
-    assert len(page_expressions()) == 6
+    assert len(page_expressions()) == 7
     asked.write_text(as_rules(expressions))
     assert f"{len(expressions)} rules found" in promtool("check", "rules", asked)
     asked.write_text(as_rules([*expressions, 'sum by (model) (up{job="a"']))
@@ -254,15 +260,17 @@ def test_a_name_that_does_not_exist_is_found():
 
 def test_every_metric_is_on_the_dashboard_or_behind_an_alert():
     asked = " ".join([*dashboard_expressions(), *(rule["expr"] for rule in (ALERTS | RECORDED).values())])
-    named = {metric.name for metric in METRICS if re.search(rf"\b{metric.name}(_bucket)?\b", asked)}
-    assert {metric.name for metric in METRICS} - named == {"virnucpro_batches_total"}  # the histogram counts them too
+    exported = {metric.name for metric in (*METRICS, *SERVER_METRICS)}
+    named = {name for name in exported if re.search(rf"\b{name}(_bucket)?\b", asked)}
+    assert exported - named == {"virnucpro_batches_total"}  # the histogram counts them too
 
 
 def test_the_table_of_metrics_is_what_is_exported():
     rows = re.findall(
         r"^\| `(virnucpro_\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", MONITORING.read_text(), re.MULTILINE
     )
-    assert rows == [(m.name, m.kind, m.unit, ", ".join(m.labels) or "none", m.help) for m in METRICS]
+    exported = (*METRICS, *SERVER_METRICS)
+    assert rows == [(m.name, m.kind, m.unit, ", ".join(m.labels) or "none", m.help) for m in exported]
     for metric in METRICS:
         for word in {"seconds", "bytes", "watts", "hertz", "celsius"} & set(metric.name.split("_")):
             assert word in metric.unit.lower() or metric.unit == "Unix time", metric.name
@@ -271,6 +279,7 @@ def test_the_table_of_metrics_is_what_is_exported():
 def test_the_page_names_only_metrics_and_alerts_that_exist():
     names = set(re.findall(r"\bvirnucpro_[a-z_]+\b", MONITORING.read_text()))
     assert names <= set(EXPORTED) | {metric.name for metric in METRICS}
+    assert set(LABEL_VARIABLES) < set(re.findall(r"`(\w+)`", MONITORING.read_text()))
     assert set(re.findall(r"\bVirnucpro\w+", MONITORING.read_text())) == set(ALERTS)
 
 
@@ -354,9 +363,10 @@ def test_the_steps_of_the_readme_fit_the_files_beside_it():
     assert all((OBSERVABILITY / source).exists() for source, _ in copied)
     places = dict(copied)
     settings = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())
-    [pattern] = settings["scrape_configs"][0]["file_sd_configs"][0]["files"]
+    patterns = settings["scrape_configs"][0]["file_sd_configs"][0]["files"]
     targets = re.search(r"--metrics-targets (\S+)", steps)[1]
-    assert pattern == f"{targets}/virnucpro-*.json"
+    assert patterns == [f"{targets}/virnucpro-*.json", f"{OWN_FOLDER.name}/virnucpro-*.json"]
+    assert (targets, OBSERVABILITY) == (str(MACHINE_FOLDER), OWN_FOLDER.parent)
     assert f"install -d -m 1777 {targets}\n" in steps
     provided = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/dashboards/virnucpro.yml").read_text())
     assert provided["providers"][0]["options"]["path"] + "/" == places["grafana/dashboards/virnucpro.json"]
@@ -368,10 +378,15 @@ def test_the_steps_of_the_readme_fit_the_files_beside_it():
     assert f"/d/{json.loads(DASHBOARD.read_text())['uid']}>" in steps
 
 
-def test_every_question_of_a_panel_is_about_the_chosen_run():
+def test_every_question_of_a_panel_is_about_the_chosen_run_or_in_the_row_of_the_server():
+    row = ""
     for panel in panels():
+        row = panel["title"] if panel["type"] == "row" else row
         for target in panel.get("targets", []):
-            selectors = re.findall(r"\b(?:virnucpro_\w+|ALERTS)(\{[^}]*\})?", target["expr"])
-            assert selectors
-            assert all('run_id="$run_id"' in selector for selector in selectors), target["expr"]
             assert not re.search(r"rate\(.*\[(?!\$__rate_interval)", target["expr"])
+            selectors = re.findall(r"\b(?:virnucpro_\w+|process_\w+|ALERTS)(\{[^}]*\})?", target["expr"])
+            assert selectors
+            if row != "Prefect: all runs of the server":
+                assert all(re.search(r'run_id=~?"\$run_id\|?"', selector) for selector in selectors), target["expr"]
+            else:
+                assert "run_id" not in target["expr"]

@@ -34,6 +34,7 @@ from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
 from virnucpro.store.locks.worker_lock import hold_worker_lock, take_part
+from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.worker_logging import setup_worker_logging
 from virnucpro.this_host import host_name
 
@@ -100,7 +101,7 @@ def begin_logging(
     rank: int, layout: RunLayout, config: ModelConfig, reports: ReportPipe, assignment: Assignment | None = None
 ) -> None:
     """Send what this process logs to the rank's file, bound with what it belongs to; warnings to the parent as well."""
-    bound: dict[str, object] = {"host": host_name(), "device": own_label()}
+    bound: dict[str, object] = {"host": host_name(), "device": own_label(), **known_labels()}
     if assignment is not None:
         bound |= {"run_id": assignment.run_id, "attempt": assignment.attempt}
         bound |= {"task": assignment.task} if assignment.task else {}

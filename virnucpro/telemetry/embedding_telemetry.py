@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.log_reader import failure_report
 from virnucpro.telemetry.ranks import BATCH_BOUNDS_S, Rank, whole_blocks
 from virnucpro.telemetry.snapshot import BatchSeconds, EmbeddingSnapshot, RankSnapshot, RankState, WorkerCost
@@ -147,6 +148,7 @@ class EmbeddingTelemetry:
                 "host": as_it_was.host,
                 "device": as_it_was.device,
                 "attempt": as_it_was.attempts,
+                **known_labels(),
             },
             **ending,
             last_block=None if as_it_was.last_batch is None else as_it_was.last_batch.block,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 """Least severe first."""
-BOUND = ("run_id", "task", "host", "rank", "device", "attempt")
+BOUND = ("run_id", "flow_run", "deployment", "task", "host", "rank", "device", "attempt")
 """Fields that every line of a worker carries."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 """Time of text before the first line that has one."""

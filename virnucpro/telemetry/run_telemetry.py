@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from virnucpro import durable
 from virnucpro.errors import OutputError, StoppedError
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
+from virnucpro.telemetry.labels import known_labels
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.metrics.exposition import (
     METRICS_PATH,
@@ -40,6 +41,7 @@ from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.status_file import StatusFile
 from virnucpro.telemetry.snapshot import GpuSample, RunSnapshot, StageSnapshot
 from virnucpro.telemetry.trace import merge_trace
+from virnucpro.this_host import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -235,6 +237,7 @@ class RunTelemetry:
 
     def _begin(self) -> None:
         assert self._layout is not None
+        log.info("run.began", run_id=self._run_id, host=host_name(), **known_labels())
         self._views.append(StatusFile(self._layout.live_status))
         if self._options.port is not None:
             self._serve(self._options.port)

@@ -245,12 +245,78 @@ def overview() -> Iterator[Any]:
     )
     yield (
         rows(
-            now(f'ALERTS{{alertname=~"Virnucpro.*", {RUN}}}'),
+            now('ALERTS{alertname=~"Virnucpro.*", run_id=~"$run_id|"}'),
             8,
             "Alerts",
             ("run_id", "rank", "model"),
-            "Alerts of this run that are pending or firing, by rules/alerts.yml.",
+            "Alerts of this run, or of the Prefect server, that are pending or firing.",
         ).no_value("none")
+    )
+
+
+def of_server() -> Iterator[Any]:
+    """All runs of the Prefect server, by what its exporter counts."""
+    for title, expr, colour, about in (
+        ("Queued", 'sum(virnucpro_flow_runs{state=~"scheduled|late|retrying|pending"})', GREEN, "Due, not running."),
+        ("Running", 'sum(virnucpro_flow_runs{state="running"})', GREEN, "Runs under way, in all work pools."),
+        ("Late", 'sum(virnucpro_flow_runs{state="late"})', ORANGE, "Those of the queued that Prefect calls late."),
+        ("Crashed", 'sum(virnucpro_flow_runs_ended_1h{state="crashed"})', RED, "Within the last hour."),
+        ("Retried", "sum(virnucpro_flow_runs_retried_1h)", ORANGE, "Started more than once, within the last hour."),
+    ):
+        yield figure(4, title, COUNT, now(expr), about=about).thresholds(steps(GREEN, (1, colour)))
+    yield (
+        figure(4, "Workers online", COUNT, now("sum(virnucpro_prefect_workers)"), about="Of all work pools.")
+        .no_value("no Prefect")
+        .thresholds(steps(RED, (1, GREEN)))
+    )
+    yield lines(
+        8,
+        "Runs by state",
+        COUNT,
+        query("sum by (state) (virnucpro_flow_runs)", "{{state}}"),
+        about="Runs that are due and have not ended, of all queues.",
+    )
+    yield lines(
+        8,
+        "Longest wait, by queue",
+        "s",
+        query(
+            'max by (pool, queue) (virnucpro_flow_run_longest_seconds{state=~"scheduled|late|retrying"})',
+            "{{pool}} {{queue}}",
+        ),
+        about="Seconds since the run that waits longest was due.",
+    )
+    yield states(
+        8,
+        "Queues with a worker",
+        query("max by (pool, queue) (virnucpro_queue_has_worker)", "{{pool}} {{queue}}"),
+        {0: ("no worker", RED), 1: ("worker", GREEN)},
+        "Whether a worker has asked for the queue's runs within a minute.",
+    )
+    yield lines(
+        12,
+        "Ended within an hour",
+        COUNT,
+        query("sum by (state) (virnucpro_flow_runs_ended_1h)", "{{state}}"),
+        about="Runs of all queues that ended in the hour before.",
+    )
+    yield (
+        lines(
+            12,
+            "Prefect server",
+            CORES,
+            query('rate(process_cpu_seconds_total{job="prefect"}[$__rate_interval])', "cores"),
+            query('process_resident_memory_bytes{job="prefect"}', "resident memory"),
+            about="Left: cores that its process keeps busy. Right: bytes of its memory.",
+        )
+        .axis_placement(values.AxisPlacement.LEFT)
+        .override_by_query(
+            "B",
+            [
+                model.DynamicConfigValue("unit", "bytes"),
+                model.DynamicConfigValue("custom.axisPlacement", "right"),
+            ],
+        )
     )
 
 
@@ -573,6 +639,7 @@ def make_dashboard() -> model.Dashboard:
     number = 0
     for title, panels in (
         ("Run", overview()),
+        ("Prefect: all runs of the server", of_server()),
         ("Throughput", throughput()),
         ("Utilisation against throughput", utilization()),
         ("Progress", progress()),

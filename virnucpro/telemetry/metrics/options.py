@@ -69,7 +69,8 @@ def metrics_options(monitoring: Monitoring | None = None) -> MetricsOptions:
     """
     asked = monitoring or Monitoring()
     found = {one.path[-1]: os.environ.get(one.knob.env, "") for one in settings_of(Monitoring) if one.knob.env}
-    targets = asked.metrics_targets or found["metrics_targets"]
+    # a run that asks to push is not found as well: every sum would count it twice
+    targets = asked.metrics_targets or ("" if asked.pushgateway else found["metrics_targets"])
     port = _port(found["metrics_port"]) if asked.metrics_port is None else asked.metrics_port
     return MetricsOptions(
         port=0 if port is None and targets else port,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from virnucpro.telemetry.labels import LABEL_VARIABLES, started_by
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -119,8 +121,9 @@ def _build_info(_: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
 
 
 def _run_info(run: RunSnapshot) -> Iterator[tuple[Labels, Value]]:
+    flow = tuple(started_by().values())
     for one in run.embeddings:
-        yield (run.run_id, one.model, one.precision, str(one.token_budget), str(len(one.ranks))), 1
+        yield (run.run_id, one.model, one.precision, str(one.token_budget), str(len(one.ranks)), *flow), 1
 
 
 # A table: each metric in as few lines as it takes.
@@ -202,8 +205,9 @@ METRICS = (
            "1 while the GPU is slowed down for this reason, else 0."),
     Metric("virnucpro_build_info", "gauge", "1", ("version", "torch", "python"), _build_info,
            "Versions that compute; always 1."),
-    Metric("virnucpro_run_info", "gauge", "1", ("run_id", "model", "precision", "token_budget", "workers"), _run_info,
-           "What is computed, and how; always 1."),
+    Metric("virnucpro_run_info", "gauge", "1",
+           ("run_id", "model", "precision", "token_budget", "workers", *LABEL_VARIABLES), _run_info,
+           "What is computed, how, and by which flow run and deployment of Prefect; always 1."),
 )
 # fmt: on
 
