@@ -35,7 +35,7 @@ EXAMPLES = {
 PAYLOAD = """{
   "event": {{ event.event | tojson }},
   "run": {{ event.resource.name | tojson }},
-  "flow_run_id": "{{ flow_run.id }}",
+  "run_id": {{ event.resource.id | tojson }},
   "state": {{ flow_run.state.name | tojson }},
   "details": {{ event.payload | tojson }}
 }"""

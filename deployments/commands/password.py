@@ -9,7 +9,10 @@ from pathlib import Path
 
 from commands.terminal import Refused, say
 
-_LINE = re.compile(r"^((?:PREFECT|PREFECT_API|PREFECT_SERVER_API)_AUTH_STRING)=(\S+)$", re.MULTILINE)
+_LINE = re.compile(
+    r"""^((?:PREFECT|PREFECT_API|PREFECT_SERVER_API)_AUTH_STRING)=["']?([^:"'\n]+):.+$""",
+    re.MULTILINE,
+)
 BYTES = 24
 
 
@@ -31,7 +34,7 @@ def rotate(files: Sequence[Path]) -> None:
                 f"{file} sets no PREFECT_SERVER_API_AUTH_STRING, PREFECT_API_AUTH_STRING or "
                 "PREFECT_AUTH_STRING: nothing was changed"
             )
-    found = {value.partition(":")[0] for text in texts.values() for _, value in _LINE.findall(text)}
+    found = {name for text in texts.values() for _, name in _LINE.findall(text)}
     if len(found) > 1:
         raise Refused(f"the files have several names ({', '.join(sorted(found))}): nothing was changed")
     password = f"{found.pop()}:{secrets.token_hex(BYTES)}"

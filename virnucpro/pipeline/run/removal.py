@@ -39,6 +39,9 @@ def remove_old_run(output_dir: Path, *, ended_before: datetime, dry_run: bool = 
         OutputError: The system refused; what is left is still known as a run's folder.
     """
     layout = _checked(output_dir, ended_before)
+    holder = holder_of(layout.lock)
+    if holder is not None and holder.is_alive is not False:  # perhaps of another host, where locks do not reach
+        raise RunLockedError(output_dir, f"process {holder.pid} on {holder.host}")
     if dry_run:
         return _bytes(output_dir)
     with RunLock(layout.lock, run_id="retention"):
@@ -80,9 +83,6 @@ def _checked(output_dir: Path, ended_before: datetime) -> FolderLayout:
     if others:
         names = ", ".join(printable(str(path.relative_to(output_dir))) for path in others[:_SHOWN])
         raise ResultError(output_dir, f"holds {len(others)} other files, such as {names}")
-    holder = holder_of(layout.lock)
-    if holder is not None and holder.is_alive is not False:
-        raise RunLockedError(output_dir, f"process {holder.pid} on {holder.host}")
     return layout
 
 
