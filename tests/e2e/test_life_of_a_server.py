@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 from tests.prefect_service import PASSWORD, POOL, prefect_service, started, wait_until
 from tests.strategies import edit_manifest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 SERVER = str(REPOSITORY / "deployments" / "server")
 ON_CPU = {"devices": "cpu", "workers": 1}
@@ -136,8 +136,6 @@ def test_retention_deletes_what_is_old_and_ours_and_lists_it_before(prefect_serv
     assert (tmp_path / "with notes" / "notes.txt").read_text() == "precious"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_new_password_loses_no_run_in_the_order_of_the_readme(tmp_path):
     """Workers stop, files change, the server restarts, workers start: the run resumes."""
     files = [tmp_path / name for name in ("server.env", "worker.env")]
