@@ -120,10 +120,11 @@ class _Retention:
 
     def _message(self, num_kept: int) -> str:
         size = sum(self.freed_bytes.values()) / 1e9
-        folders = f" and {len(self.freed_bytes):,} folders ({size:,.2f} GB)" if self.folders else ""
+        folders = f" and {_counted(len(self.freed_bytes), 'folder')} ({size:,.2f} GB)" if self.folders else ""
         kept = f"; {num_kept:,} kept, see retention-summary" if num_kept else ""
+        runs = _counted(self.num_runs, "run")
         done = "a dry run: would delete" if self.dry_run else "deleted"
-        return f"{done} {self.num_runs:,} runs that ended before {self.before:%Y-%m-%d %H:%M} UTC{folders}{kept}"
+        return f"{done} {runs} that ended before {self.before:%Y-%m-%d %H:%M} UTC{folders}{kept}"
 
     def _runs(self, limit: int | None, *, end_time: FlowRunFilterEndTime, is_old: bool = False) -> list[FlowRun]:
         """Return outermost runs of our flows; *is_old*: only final ones of our deployments."""
@@ -199,6 +200,10 @@ def _pages(
         num_read += len(page)
         if len(page) < size:
             return
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _folder(run: FlowRun) -> Path | None:

@@ -116,10 +116,10 @@ def test_retention_deletes_what_is_old_and_ours_and_lists_it_before(prefect_serv
 
     monkeypatch.setenv("VIRNUCPRO_DATA_ROOTS", str(tmp_path))
     everything = {"old", "with notes", "used again", "recent"}
-    assert retain(folders=True).startswith("a dry run: would delete 1 runs that ended before")
+    assert retain(folders=True).startswith("a dry run: would delete 1 run that ended before")
     assert left() == (everything, everything)
     message = retain(folders=True, dry_run=False)
-    assert message.startswith("deleted 1 runs that ended before")
+    assert message.startswith("deleted 1 run that ended before")
     assert message.endswith("2 kept, see retention-summary")
     assert left() == (everything - {"old"}, everything - {"old"})
 

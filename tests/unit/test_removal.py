@@ -48,7 +48,7 @@ def test_a_folder_with_any_other_file_stays(made, tmp_path, name):
     folder = tmp_path / "run"
     shutil.copytree(made, folder)
     (folder / name).write_text("precious")
-    with pytest.raises(ResultError, match=f"1 other files, such as {name}"):
+    with pytest.raises(ResultError, match=f"files that no run wrote, such as {name}"):
         remove_old_run(folder, ended_before=LATER)
     assert sorted(path.name for path in made.rglob("*")) == sorted(
         path.name for path in folder.rglob("*") if path != folder / name

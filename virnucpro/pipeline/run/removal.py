@@ -82,7 +82,7 @@ def _checked(output_dir: Path, ended_before: datetime) -> FolderLayout:
         others = [*_others(layout), *(path for part in parts for path in _others(RunLayout(part)))]
     if others:
         names = ", ".join(printable(str(path.relative_to(output_dir))) for path in others[:_SHOWN])
-        raise ResultError(output_dir, f"holds {len(others)} other files, such as {names}")
+        raise ResultError(output_dir, f"holds files that no run wrote, such as {names}")
     return layout
 
 
