@@ -7,6 +7,8 @@ Runs are of ``embed`` with the hash model; the webhook is a server of this test.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -206,3 +208,38 @@ def test_a_run_whose_host_died_is_resumed_until_it_was_started_four_times(prefec
         assert prefect_server.flow_run(run).state.name == "Crashed"
         assert prefect_server.flow_run(run).run_count == 4
         client.delete_flow_run(run)
+
+
+HANGING = """
+import os, socket, time, uuid
+
+listening = socket.create_server(("127.0.0.1", 0))  # takes connections, and never answers
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Failed
+
+from flows.embed import embed
+from flows.run import events
+
+events.PATIENCE_S = 2.0
+run = FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), deployment_id=uuid.uuid4(), parameters={"output_dir": "out"})
+with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{listening.getsockname()[1]}/api"}):
+    began_s = time.monotonic()
+    events.emit_end(embed, run, Failed(message="no matter"))
+print(time.monotonic() - began_s, flush=True)
+os._exit(0)
+"""
+
+
+def test_an_api_that_hangs_holds_a_run_up_for_seconds_and_raises_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING],
+        cwd=REPOSITORY,
+        env={**os.environ, "PREFECT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 2 <= float(done.stdout) < 10
