@@ -44,6 +44,8 @@ class PrefectService:
         self.server = ExitStack()
         """Ends the server."""
         self.url = f"http://{host}:{port}"
+        self.password = PASSWORD
+        """Of the next start of the server, and of clients."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "VIRNUCPRO_"))}
         self.environ = {
             **ours,
@@ -64,7 +66,7 @@ class PrefectService:
         """Start the server, and wait until it answers."""
         log = self.folder / "server.log"
         settings = {
-            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
+            "PREFECT_SERVER_API_AUTH_STRING": self.password,
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_METRICS_ENABLED": "true",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
@@ -86,7 +88,7 @@ class PrefectService:
 
     def client(self) -> SyncPrefectClient:
         """Return a client of the API, to be used in a ``with``."""
-        return SyncPrefectClient(api=f"{self.url}/api", auth_string=PASSWORD)
+        return SyncPrefectClient(api=f"{self.url}/api", auth_string=self.password)
 
     def prefect(self, *arguments: str, cwd: Path = REPOSITORY, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run ``prefect ARGUMENTS`` against the server, as at a terminal that is wide."""

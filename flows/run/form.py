@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from flows.run.allowed_roots import check_allowed
+from flows.run.events import emit_end
 from flows.run.hooks import say_how_to_continue
 from virnucpro.knobs import Knob
 from virnucpro.models.registry import is_path
@@ -26,7 +27,8 @@ PathTexts = Annotated[list[PathText], Field(min_length=1)]
 RUN: dict[str, Any] = {
     "persist_result": False,
     "validate_parameters": True,
-    "on_failure": [say_how_to_continue],
+    "on_completion": [emit_end],
+    "on_failure": [say_how_to_continue, emit_end],
     "on_crashed": [say_how_to_continue],
     "on_cancellation": [say_how_to_continue],
 }

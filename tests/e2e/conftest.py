@@ -12,6 +12,7 @@ def pytest_addoption(parser: pytest.Parser):
         "--cluster-proteins", type=int, choices=[1500, 20_000], default=1500, help="input of the clusters of two nodes"
     )
     parser.addoption("--hours", type=float, default=0.1, help="of runs one after the other on a Prefect server")
+    parser.addoption("--run-seconds", type=float, default=150.0, help="length of the run over restarts of its server")
 
 
 @pytest.fixture(scope="session")

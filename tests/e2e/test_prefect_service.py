@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -38,11 +36,13 @@ pytestmark = pytest.mark.slow
 PREFECT_YAML = REPOSITORY / "prefect.yaml"
 RUN_AND_WAIT = str(REPOSITORY / "deployments" / "ci" / "run_and_wait")
 BOOTSTRAP = str(REPOSITORY / "deployments" / "bootstrap")
+SERVER = str(REPOSITORY / "deployments" / "server")
 DEPLOYMENTS = {
     "embed/embed",
     "predict/predict",
     "predict/predict-smoke",
     "predict-inbox/predict-nightly",
+    "retention/retention",
     "train/train",
 }
 MOVING = {"updated", "last_polled", "status", "active_slots"}
@@ -130,7 +130,7 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
         parameters = deployment.get("parameters", {})
         assert set(parameters) <= set(schema["properties"]), deployment["name"]
         validate(parameters, schema, raise_on_error=True, ignore_required=True)
-        if set(schema["required"]) <= set(parameters):
+        if set(schema.get("required", [])) <= set(parameters):
             flow.validate_parameters(parameters)
         assert deployment["version"] == virnucpro.__version__
         assert deployment["work_pool"]["name"] == POOL
@@ -142,10 +142,12 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
     by_name = {deployment["name"]: deployment for deployment in deployment_settings()}
     smoke = by_name["predict-smoke"]
     assert all((REPOSITORY / name).is_file() for name in smoke["parameters"]["input_files"])
-    (schedule,) = by_name["predict-nightly"]["schedules"]
-    assert schedule["active"] is False
-    assert schedule["slug"]
-    assert schedule["timezone"]
+    for name in ("predict-nightly", "retention"):
+        (schedule,) = by_name[name]["schedules"]
+        assert schedule["active"] is False
+        assert schedule["slug"]
+        assert schedule["timezone"]
+    assert by_name["retention"]["parameters"]["dry_run"] is True
 
 
 def test_deploying_everything_twice_changes_nothing_the_second_time(prefect_server):
@@ -497,12 +499,12 @@ def test_bootstrap_says_in_a_sentence_why_the_server_cannot_be_used(prefect_serv
 
 
 @pytest.mark.long
-def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
-    """The worker and the flow's process are killed at once, so that nobody is left to say what became of the run."""
-    bootstrap_says(prefect_server)
+@pytest.mark.timeout(600)
+def test_a_run_whose_host_is_gone_crashes_and_another_worker_resumes_it(prefect_server, workplace):
+    """The worker and the flow's process are killed at once, so that no process is left to report the run's end."""
+    bootstrap_says(prefect_server, "--with", "resume-crashed")
     with prefect_server.client() as client:
-        automations = runpy.run_path(BOOTSTRAP)["automations"]
-        *_, silent = automations(client, Namespace(notify=None))
+        *_, silent = automations_of_bootstrap(client)
         (automation,) = client.read_automations_by_name(silent.name)
         assert automation.trigger.within == silent.trigger.within == timedelta(minutes=15)
         silent.trigger.within = timedelta(seconds=90)  # for this test alone; the next bootstrap sets it back
@@ -511,7 +513,7 @@ def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
     variables = {hash_flows.VARIABLE: str(control), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
     deployment = prefect_server.deploy("tests/hash_flows.py:embed", "zombie", **variables)
     given = {"fasta_files": [str(workplace / "in.fasta")], "output_dir": str(workplace / "zombie")}
-    with prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(workplace)) as worker:
+    with prefect_server.worker("--name", "dies", VIRNUCPRO_DATA_ROOTS=str(workplace)) as worker:
         with prefect_server.client() as client:
             run = client.create_flow_run_from_deployment(
                 deployment, parameters={**given, "hardware": {"devices": "cpu", "workers": 1}}, tags=["virnucpro"]
@@ -521,8 +523,27 @@ def test_a_run_whose_host_is_gone_is_called_crashed(prefect_server, workplace):
         flow_process = prefect_server.flow_process(run.id)
         worker.kill()
         flow_process.kill()
-        ended = prefect_server.wait_for_state(run.id, "Crashed", limit_s=180)
-    assert ended.state.message == "no heartbeat for 15 minutes: run it again, and it continues"
+        prefect_server.wait_for_state(run.id, "AwaitingRetry", "Late", limit_s=180)
+    hash_flows.control_file(control)
+    with prefect_server.worker("--name", "lives", VIRNUCPRO_DATA_ROOTS=str(workplace)):
+        ended = prefect_server.wait_for_state(run.id, "Completed", limit_s=120)
+    assert ended.run_count == 2
+    with prefect_server.client() as client:
+        states = client.read_flow_run_states(run.id)
+        (resume,) = client.read_automations_by_name("virnucpro: resume-crashed")
+        client.delete_automation(resume.id)
+    (crashed,) = [state for state in states if state.name == "Crashed"]
+    assert crashed.message == "no heartbeat for 15 minutes: run it again, and it continues"
+
+
+def automations_of_bootstrap(client):
+    """The automations that every server has, as bootstrap would make them."""
+    sys.path.insert(0, str(REPOSITORY / "deployments"))
+    try:
+        from commands.automations import automations
+    finally:
+        sys.path.pop(0)
+    return automations(client, None)
 
 
 @pytest.fixture
@@ -575,4 +596,15 @@ def test_all_of_it_on_postgresql(postgresql, tmp_path):
         test_a_schedule_fires_and_the_inbox_takes_each_content_once_over_a_restart_of_the_worker(
             service, tmp_path / "inbox test"
         )
+        backup = str(tmp_path / "backup")
+        with service.client() as client:
+            num_runs = len(client.read_flow_runs())
+            assert service.run(sys.executable, SERVER, "backup", backup).returncode == 0
+            client.delete_flow_run(client.read_flow_runs()[0].id)
+        service.server.close()
+        restored = service.run(sys.executable, SERVER, "restore", backup)
+        assert restored.returncode == 0, restored.stderr
+        service.serve()
+        with service.client() as client:
+            assert len(client.read_flow_runs()) == num_runs
     assert not list((tmp_path / "server").rglob("*.db")), "it was SQLite"

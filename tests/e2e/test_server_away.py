@@ -1,4 +1,4 @@
-"""A run of a deployment outlives a restart of its server, and an outage longer than three heartbeats."""
+"""A run of a deployment outlives restarts and an upgrade of its server, and an outage longer than three heartbeats."""
 
 from __future__ import annotations
 
@@ -60,3 +60,48 @@ def test_a_run_goes_on_over_a_restart_of_the_server_and_an_outage_and_completes(
         print(f"{time.monotonic() - began_s:.0f} s of run: {names}")
         assert names.count("Running") == 1
     assert compare_rows(tmp_path / "out", sequences) == RowsFound()
+
+
+def test_a_run_completes_with_the_same_bytes_over_an_upgrade_and_two_restarts_of_the_server(tmp_path, request):
+    """The steps of "Life of a server": stop, ``deployments/server upgrade``, start; then twice a restart."""
+    run_s = request.config.getoption("--run-seconds")
+    make_proteins(tmp_path / "in.fasta", random.Random(4), 60)  # 13 blocks each of two workers
+    results = {}
+    with prefect_service(tmp_path / "server") as service:
+        control = control_file(tmp_path / "control.json")
+        deployment = service.deploy("tests/hash_flows.py:embed", "restarted", **{VARIABLE: str(control)})
+
+        def begin(name):
+            results[name] = tmp_path / name / "embeddings.h5"
+            given = {"fasta_files": [str(tmp_path / "in.fasta")], "output_dir": str(tmp_path / name)}
+            return service.start(deployment, **given, hardware={"devices": "cpu", "workers": 2})
+
+        def upgrade():
+            service.server.close()
+            done = service.run(sys.executable, str(REPOSITORY / "deployments" / "server"), "upgrade", str(backup))
+            assert done.returncode == 0, done.stderr
+            service.serve()
+
+        backup = tmp_path / "before.db"
+        with service.worker(VIRNUCPRO_DATA_ROOTS=str(tmp_path)):
+            service.wait_for_state(begin("undisturbed"), "Completed", limit_s=120)
+            control_file(control, slow_s=run_s / 13)
+            run = begin("restarted")
+            service.wait_for_state(run, "Running", limit_s=120)
+            began_s = time.monotonic()
+            process = service.flow_process(run)
+            for number, disturb in enumerate([upgrade, lambda: service.be_away(5), lambda: service.be_away(5)], 1):
+                time.sleep(max(0.0, began_s + run_s * number / 4 - time.monotonic()))
+                disturb()
+                print(f"the server is back {time.monotonic() - began_s:.0f} s after the start")
+                assert service.flow_run(run).state.name == "Running"
+                assert process.is_running()
+            service.wait_for_state(run, "Completed", limit_s=run_s + 120)
+            took_s = time.monotonic() - began_s
+            with service.client() as client:
+                names = [state.name for state in client.read_flow_run_states(run)]
+    print(f"{took_s:.0f} s of run: {names}")
+    assert took_s > 0.9 * run_s
+    assert names.count("Running") == 1
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert results["restarted"].read_bytes() == results["undisturbed"].read_bytes()

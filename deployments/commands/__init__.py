@@ -1,0 +1,1 @@
+"""What `deployments/bootstrap` and `deployments/server` are made of; not part of the installed package."""
