@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -21,7 +21,8 @@ from flows.clusters.cluster_embedding import OnCluster
 from flows.clusters.hardware import cluster_here, computing_on
 from flows.run.api import run_here
 from flows.run.artifacts import publish_embedding
-from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
+from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, titled
+from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import TaskRanks, as_tasks, from_scratch
@@ -47,12 +48,14 @@ TASKS = {"index": "build_index", "aggregate": "aggregate_shards", "validate": "v
 
 @flow(
     name="embed",
-    flow_run_name="embed into {output_dir}",
+    flow_run_name=run_name("embed into {output_dir}"),
     task_runner=ThreadPoolTaskRunner(max_workers=MAX_RANKS),  # type: ignore[arg-type]
     **RUN,
 )
 @form_of(EmbeddingSettings)
-def embed(fasta_files: PathTexts, output_dir: PathText, **fields: Any) -> State[Any]:
+def embed(
+    fasta_files: Annotated[PathTexts, titled("FASTA files")], output_dir: OutputFolder, **fields: Any
+) -> State[Any]:
     """
     Embed every sequence of the input (proteins, or DNA with a model of DNA) into OUT/embeddings.h5.
 

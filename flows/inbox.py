@@ -28,11 +28,14 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Scheduled
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from flows.run.allowed_roots import PathNotAllowedError, check_allowed
+from flows.run.form import titled
+from flows.run.names import run_name
 from flows.run.outcome import ended
 from virnucpro.errors import ConfigurationError, RunLockedError, VirNucProError, printable
+from virnucpro.knobs import Text
 from virnucpro.pipeline.run.run import new_run_id
 from virnucpro.store.inbox import (
     FASTA_PATTERNS,
@@ -49,6 +52,13 @@ from virnucpro.store.locks.run_lock import RunLock
 
 INPUT_PARAMETERS = ("input_files", "fasta_files")
 """Names of the parameter for input files in our flows."""
+DEPLOYMENT = Text(
+    usual=("predict/predict", "embed/embed"),
+    other="Another",
+    pattern="^[^/]+/[^/]+$",
+    sentence="choose a flow and its deployment, as in predict/predict",
+)
+AsJson = Annotated[dict[str, Any], Field(title="JSON")]
 MAX_ROWS = 1000
 """Most rows of the artifact; the log has every file."""
 _RUNS_ASKED = 200
@@ -59,16 +69,16 @@ _ORDER = ["taken", "waits", "left for later", "skipped", "failed before", "taken
 """States of files, in the order of the table."""
 
 
-@flow(name="predict-inbox", flow_run_name="inbox {inbox_dir}", persist_result=False, validate_parameters=True)
+@flow(name="predict-inbox", flow_run_name=run_name("inbox {inbox_dir}"), persist_result=False, validate_parameters=True)
 def predict_inbox(
-    inbox_dir: Annotated[str, Field(title="Inbox", min_length=1)],
-    output_root: Annotated[str, Field(title="Folder of the results", min_length=1)],
-    deployment: Annotated[str, Field(title="Deployment", pattern="^[^/]+/[^/]+$")] = "predict/predict",
-    parameters: Annotated[dict[str, Any] | None, Field(title="Parameters of each run")] = None,
-    patterns: Annotated[list[str], Field(title="Names of files", min_length=1)] = FASTA_PATTERNS,
-    subfolders: Annotated[bool, Field(title="Sub-folders")] = False,
-    settle_seconds: Annotated[int, Field(title="Seconds at rest", ge=0, le=86400)] = 60,
-    max_runs: Annotated[int, Field(title="Runs of one scan", ge=1, le=10000)] = 100,
+    inbox_dir: Annotated[str, titled("Inbox", min_length=1)],
+    output_root: Annotated[str, titled("Folder of the results", min_length=1)],
+    deployment: Annotated[str, AfterValidator(DEPLOYMENT.check), titled("Deployment", DEPLOYMENT)] = "predict/predict",
+    parameters: Annotated[AsJson | None, titled("Parameters of each run")] = None,
+    patterns: Annotated[list[str], titled("Names of files", min_length=1)] = FASTA_PATTERNS,
+    subfolders: Annotated[bool, titled("Sub-folders")] = False,
+    settle_seconds: Annotated[int, titled("Seconds at rest", ge=0, le=86400)] = 60,
+    max_runs: Annotated[int, titled("Runs of one scan", ge=1, le=10000)] = 100,
 ) -> State[Any]:
     """
     Start one run of a deployment for every new file of an inbox.

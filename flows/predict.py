@@ -7,7 +7,7 @@ command line would print.
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -17,7 +17,8 @@ from flows.clusters.hardware import cluster_here, computing_on, kept
 from flows.embed import embedding_flow
 from flows.run.api import run_here
 from flows.run.artifacts import publish_prediction
-from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
+from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, settings_of_form, titled
+from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import as_tasks, from_scratch
@@ -44,9 +45,11 @@ TASKS = {
 """Stage -> name of its task."""
 
 
-@flow(name="predict", flow_run_name="predict into {output_dir}", **RUN)
+@flow(name="predict", flow_run_name=run_name("predict into {output_dir}"), **RUN)
 @form_of(PredictionSettings)
-def predict(input_files: PathTexts, output_dir: PathText, **fields: Any) -> State[Any]:
+def predict(
+    input_files: Annotated[PathTexts, titled("Contigs or reads")], output_dir: OutputFolder, **fields: Any
+) -> State[Any]:
     """
     Say of every contig of the input whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, OUT/report.html.
 
@@ -66,8 +69,11 @@ def predict(input_files: PathTexts, output_dir: PathText, **fields: Any) -> Stat
         limits: How long the run may take, and how often it tries again.
         monitoring: Where metrics go, how much is logged, and the timeline.
     """
-    settings = PredictionSettings(**fields)
-    return ended(partial(_predict, input_files, output_dir, settings), settings.limits)
+
+    def work() -> State[Any]:
+        return _predict(input_files, output_dir, settings_of_form(PredictionSettings, fields))
+
+    return ended(work, fields["limits"])
 
 
 def _predict(input_files: list[str], output_dir: str, settings: PredictionSettings) -> State[Any]:

@@ -7,7 +7,7 @@ is none.
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -17,7 +17,8 @@ from flows.clusters.hardware import computing_on, kept
 from flows.embed import embedding_flow
 from flows.run.api import run_here
 from flows.run.artifacts import publish_training
-from flows.run.form import RUN, PathText, PathTexts, check_paths, form_of
+from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, titled
+from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
 from flows.tasks import as_tasks, from_scratch
@@ -38,9 +39,11 @@ TASKS = {
 """Stage -> name of its task."""
 
 
-@flow(name="train", flow_run_name="train into {output_dir}", **RUN)
+@flow(name="train", flow_run_name=run_name("train into {output_dir}"), **RUN)
 @form_of(TrainingSettings)
-def train(labelled: PathTexts, output_dir: PathText, **fields: Any) -> State[Any]:
+def train(
+    labelled: Annotated[PathTexts, titled("Labelled genomes")], output_dir: OutputFolder, **fields: Any
+) -> State[Any]:
     """
     Train a classifier on labelled genomes, and measure it on others that are not related to them.
 

@@ -12,6 +12,18 @@ from typing import Any
 DEFAULT_PROTEIN_MODEL = "virnucpro-tiny-protein"
 DEFAULT_DNA_MODEL = "virnucpro-tiny-dna"
 DEFAULT_CLASSIFIER = "virnucpro-tiny"
+PROTEIN_MODELS = (
+    DEFAULT_PROTEIN_MODEL,
+    "esm2_t6_8M_UR50D",
+    "esm2_t12_35M_UR50D",
+    "esm2_t30_150M_UR50D",
+    "esm2_t33_650M_UR50D",
+    "esm2_t36_3B_UR50D",
+    "esm2_t48_15B_UR50D",
+)
+DNA_MODELS = (DEFAULT_DNA_MODEL, "dnabert-s")
+CLASSIFIERS = (DEFAULT_CLASSIFIER,)
+"""Names that forms list; the registry of models and the bundled classifiers have the same."""
 AUTO_SHARDED_ROWS = 5_000_000
 """Rows from which a result is sharded by default: a reader of a single file holds all ids in memory, 6 s and 0.7 GB
 for this many (``benchmarks/sharded_output.py``)."""

@@ -51,12 +51,42 @@ class Knob:
         return f"{self.env}, else {self.auto}" if self.env else self.auto
 
 
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Which texts a setting takes. A form lists the usual ones and has a line for others."""
+
+    usual: tuple[str, ...] = ()
+    other: str = ""
+    """Title of the line for others."""
+    pattern: str = ""
+    sentence: str = ""
+    """What matches the pattern, as "choose this or that"."""
+    kind: str = "configuration"
+    """Whether a mistake is one of usage."""
+
+    def check(self, text: str) -> str:
+        """Return a text that matches."""
+        if not re.match(self.pattern, text):
+            raise PydanticCustomError(
+                self.kind, "{given}: {sentence}", {"given": printable(text), "sentence": self.sentence}
+            )
+        return text
+
+    def extend(self, schema: dict[str, Any]) -> None:
+        """Add the list to a JSON schema, and the sentence, which a server shows where it would show the pattern."""
+        if self.usual:
+            typed, listed = {"title": self.other, "type": "string"}, {"title": "List", "type": "string"}
+            schema["anyOf"] = [typed, listed | {"enum": [*self.usual]}]
+        if self.pattern:
+            schema |= _refused({"not": {"pattern": self.pattern}}, self.sentence.partition(" ")[2])
+
+
 def knob(
     default: object,
     title: str,
     help: str,  # noqa: A002
     *,
-    pattern: str = "",
+    text: Text | None = None,
     **more: Any,
 ) -> Any:
     """Return a field with its bounds (``ge``, ``gt``, ``le``, ``lt``), and what ``Knob`` says of it."""
@@ -67,22 +97,42 @@ def knob(
         default=default,
         title=title,
         description=f"{help} {unset}: {extra.automatic}." if extra.auto else help,
-        json_schema_extra={"pattern": pattern} if pattern else None,
+        json_schema_extra=text.extend if text else _name_number if default is None else None,
         **bounds,
     )
     info.metadata.append(extra)
+    if text and text.pattern:
+        info.metadata.append(AfterValidator(text.check))
     return info
 
 
-def matching(pattern: str, sentence: str, *, kind: str = "configuration") -> AfterValidator:
-    """Return a check of a text; *sentence* says what is taken, *kind* whether a mistake is one of usage."""
+def rule(field: str, matches: dict[str, Any], other: str, refused: dict[str, Any], taken: str) -> dict[str, Any]:
+    """
+    Return the JSON schema of a rule across two fields of a box.
 
-    def check(text: str) -> str:
-        if not re.match(pattern, text):
-            raise PydanticCustomError(kind, "{given}: {sentence}", {"given": printable(text), "sentence": sentence})
-        return text
+    Args:
+        field: Where the rule looks.
+        matches: Schema of the values of *field* for which it holds.
+        other: Field that is refused.
+        refused: Schema of the values of *other* that are refused then.
+        taken: What is taken instead, for the message.
+    """
+    return {
+        "if": {"properties": {field: matches}, "required": [field]},
+        "then": {"properties": {other: _refused(refused, taken)}},
+    }
 
-    return AfterValidator(check)
+
+def _refused(values: dict[str, Any], taken: str) -> dict[str, Any]:
+    """Return a JSON schema whose message is "TAKEN was expected": a server shows no other text of ours."""
+    return {"if": values, "then": {"const": taken}}
+
+
+def _name_number(schema: dict[str, Any]) -> None:
+    """Name the number among a number and None, and move its bounds to where they make the message."""
+    number = schema["anyOf"][0]
+    schema |= {name: number.pop(name) for name in list(number) if name != "type"}
+    number["title"] = "Number"
 
 
 class Box(BaseModel):
@@ -153,10 +203,14 @@ def from_flat(kind: type[Settings], values: Mapping[str, object]) -> Settings:
     try:
         return kind.model_validate(boxes)
     except ValidationError as error:
-        names = {setting.path: setting.argument for setting in known.values()}
-        refused = [_sentence(one, names) for one in error.errors(include_url=False)]
         is_usage = any(one["type"] == "usage" for one in error.errors())
-        raise (UsageError if is_usage else ConfigurationError)("; ".join(refused)) from None
+        names = {setting.path: setting.argument for setting in known.values()}
+        raise (UsageError if is_usage else ConfigurationError)(refusal(error, names)) from None
+
+
+def refusal(error: ValidationError, names: Mapping[tuple[str, ...], str] | None = None) -> str:
+    """Return the sentences for what was refused; *names*: path of a setting -> its name there."""
+    return "; ".join(_sentence(one, names or {}) for one in error.errors(include_url=False))
 
 
 def _plain(value: object) -> object:

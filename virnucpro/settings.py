@@ -11,6 +11,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from virnucpro import texts
 from virnucpro.choices import (
     AUTO_SHARDED_BYTES,
     AUTO_SHARDED_ROWS,
@@ -32,7 +33,7 @@ from virnucpro.choices import (
     StopPolicy,
     TableFormat,
 )
-from virnucpro.knobs import Box, knob, matching
+from virnucpro.knobs import Box, knob, rule
 
 DEFAULT_CACHE_GIB = 10.0
 """Some 8 million rows of 320 numbers, or 1 million of 2560."""
@@ -40,18 +41,6 @@ MAX_STARTS = 64
 """Processes started for one rank, at most, however much each of them gets done."""
 MOST_PORT = 65535
 """Largest port of TCP."""
-
-RUNNERS = r"^(threads|ray|ray://[^\s/]+:\d+|dask|dask://slurm|dask://[^\s/]+:\d+)$"
-"""What does the work: this machine, or a cluster of Ray or Dask."""
-_UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
-DEVICES = rf"^\s*(auto(:[1-9][0-9]*)?|cpu|[0-9]+(\s*,\s*[0-9]+)*|{_UUID}(\s*,\s*{_UUID})*)\s*$"
-"""Devices; which of them exist only the worker knows."""
-NETWORK = r"^(\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?)?$"
-ADDRESS = r"^(https?://\S+)?$"
-PRIOR = r"^(auto|off|0?\.[0-9]*[1-9][0-9]*)?$"
-"""Share of viruses in a sample: estimated, not used, or a number above 0 and below 1."""
-CASCADE = r"^(auto|off|(0|0?\.[0-9]+),(1|0?\.[0-9]+))$"
-"""Which contigs are embedded: those that the classifier needs, all, or those with a score by letters in between."""
 
 
 # A table: each setting in as few lines as it takes.
@@ -61,40 +50,36 @@ CASCADE = r"^(auto|off|(0|0?\.[0-9]+),(1|0?\.[0-9]+))$"
 class Hardware(Box):
     """Which devices compute, and how."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "allOf": [
-                {
-                    "if": {"properties": {"devices": {"pattern": r"^\s*cpu\s*$"}}, "required": ["devices"]},
-                    "then": {"properties": {"workers_per_device": {"maximum": 1}}},
-                },
-                {
-                    "if": {
-                        "properties": {"devices": {"not": {"pattern": r"^\s*(auto|cpu)\s*$"}}},
-                        "required": ["devices"],
-                    },
-                    "then": {"properties": {"workers": {"maximum": 0}}},
-                },
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"allOf": [
+        rule(
+            "devices", {"pattern": r"^\s*cpu\s*$"}, "workers_per_device", {"exclusiveMinimum": 1},
+            "1, because only GPUs are shared by several workers",
+        ),
+        rule(
+            "devices", {"not": {"pattern": r"^\s*(auto|cpu)\s*$"}}, "workers", {"exclusiveMinimum": 0},
+            "0, because CPU workers are not for a list of GPUs",
+        ),
+        rule(
+            "runner", {"pattern": "^(ray|dask)"}, "devices", {"not": {"pattern": r"^\s*(auto|cpu)\s*$"}},
+            "auto or cpu, because a cluster gives each task its device",
+        ),
+        rule(
+            "runner", {"pattern": "^(ray|dask)"}, "workers_per_device", {"exclusiveMinimum": 1},
+            "1, because a cluster gives each task its device",
+        ),
+    ]})
 
-    runner: Annotated[
-        str,
-        matching(RUNNERS, "choose threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT or dask://slurm", kind="usage"),
-    ] = knob(
+    runner: str = knob(
         "threads", "Runner",
         "threads: this machine. ray or dask: a small cluster on this machine. ray://HOST:PORT or dask://HOST:PORT: a "
         "running cluster. dask://slurm: workers that SLURM starts. All but threads run as the Prefect flow; all hosts "
-        "need the same folders.", pattern=RUNNERS,
+        "need the same folders.", text=texts.RUNNER,
         metavar="threads|ray|dask|ray://HOST:PORT|dask://HOST:PORT|dask://slurm", faces="command form"
     )
-    devices: Annotated[
-        str, matching(DEVICES, "choose auto, auto:N, cpu, or a list such as 0,1")
-    ] = knob(
+    devices: str = knob(
         "auto", "Devices",
         "auto: every GPU that is free, else the CPU. auto:2: two free GPUs. cpu. Or a list such as 0,1. A run waits "
-        "for a GPU that another run on this host holds.", pattern=DEVICES, metavar="LIST"
+        "for a GPU that another run on this host holds.", text=texts.DEVICES, metavar="LIST"
     )
     workers: int = knob(
         0, "CPU workers",
@@ -184,11 +169,11 @@ class Models(Box):
     """Models other than those that the classifier was trained with: seldom what you want."""
 
     dna_model: str = knob(
-        "", "Model of DNA", "A registered name or a path.", metavar="NAME|PATH",
+        "", "Model of DNA", "A registered name or a path.", text=texts.DNA_MODEL, metavar="NAME|PATH",
         auto="what the classifier was trained with", decides=True
     )
     protein_model: str = knob(
-        "", "Model of proteins", "A registered name or a path.", metavar="NAME|PATH",
+        "", "Model of proteins", "A registered name or a path.", text=texts.PROTEIN_MODEL, metavar="NAME|PATH",
         auto="what the classifier was trained with", decides=True
     )
     chunk: int = knob(
@@ -271,18 +256,14 @@ class Monitoring(Box):
         "Folder of Prometheus' file_sd_configs that gets a file with the address during the run.",
         metavar="DIR", auto="none", env="VIRNUCPRO_METRICS_TARGETS"
     )
-    metrics_network: Annotated[
-        str, matching(NETWORK, "give an IPv4 network such as 10.1.0.0/16, or an address")
-    ] = knob(
+    metrics_network: str = knob(
         "", "Network of the metrics",
         "Serve metrics to this IPv4 network, as in 10.1.0.0/16, by the address of the run's host in it: everyone "
-        "there can read them.", pattern="^(\\d{1,3}(\\.\\d{1,3}){3}(/\\d{1,2})?)?$",
+        "there can read them.", text=texts.NETWORK,
         metavar="NETWORK", auto="127.0.0.1", env="VIRNUCPRO_METRICS_NETWORK"
     )
-    pushgateway: Annotated[
-        str, matching(ADDRESS, "this is no http:// or https:// address, such as http://gateway:9091")
-    ] = knob(
-        "", "Pushgateway", "Push metrics to this Prometheus pushgateway, too.", pattern="^(https?://\\S+)?$",
+    pushgateway: str = knob(
+        "", "Pushgateway", "Push metrics to this Prometheus pushgateway, too.", text=texts.ADDRESS,
         metavar="URL", auto="none", env="VIRNUCPRO_PUSHGATEWAY"
     )
     log_level: LogLevel = knob(LogLevel.INFO, "Level of the logs", "Of the workers' log files.")
@@ -326,7 +307,7 @@ class EmbeddingSettings(RunSettings):
     model: FilePath = knob(
         DEFAULT_PROTEIN_MODEL, "Model",
         "A name from `virnucpro models list`, or the path of a fair-esm .pt file or of DNABERT-S weights.",
-        metavar="NAME|PATH", auto="the bundled demonstration encoder", decides=True
+        text=texts.MODEL, metavar="NAME|PATH", auto="the bundled demonstration encoder", decides=True
     )
     sequences: SequenceRules = SequenceRules()
     result: EmbeddingResult = EmbeddingResult()
@@ -338,20 +319,18 @@ class PredictionSettings(RunSettings):
     classifier: FilePath = knob(
         DEFAULT_CLASSIFIER, "Classifier",
         "A bundled classifier, or the folder of one that `virnucpro train` or `virnucpro models convert-classifier` "
-        "made.", metavar="NAME|PATH", auto=DEFAULT_CLASSIFIER, decides=True
+        "made.", text=texts.CLASSIFIER, metavar="NAME|PATH", auto=DEFAULT_CLASSIFIER, decides=True
     )
     threshold: float | None = knob(
         None, "Threshold",
         "P(virus) from which a contig is called viral; below the smaller of P and 1 - P it is called not viral.", gt=0,
         lt=1, metavar="P", auto="that of the folder, at first the classifier's, for the posterior if the prior is on"
     )
-    prior: Annotated[
-        str, matching(PRIOR, "choose auto, off, or a share of viruses such as 0.05", kind="usage")
-    ] = knob(
+    prior: str = knob(
         "", "Prior",
         "Share of viruses among the contigs. auto: estimated from their scores, where at least "
         f"{LEAST_PRIOR_CONTIGS} have one. Contigs are then called by their posterior, P(virus) in this sample, unless "
-        "a threshold is given. off: the posterior is not known.", pattern=PRIOR, metavar="auto|FRACTION|off",
+        "a threshold is given. off: the posterior is not known.", text=texts.PRIOR, metavar="auto|FRACTION|off",
         auto="that of the folder, at first auto"
     )
     fdr: float | None = knob(
@@ -359,13 +338,11 @@ class PredictionSettings(RunSettings):
         "Call contigs viral from the lowest score whose expected false discovery rate in this sample is at most Q. "
         "Needs the prior, and excludes a threshold.", gt=0, lt=1, metavar="Q", auto="that of the folder, at first none"
     )
-    cascade: Annotated[
-        str, matching(CASCADE, "choose auto, off, or two scores such as 0.02,0.98", kind="usage")
-    ] = knob(
+    cascade: str = knob(
         CASCADE_AUTO, "Cascade",
         "Which contigs are embedded. auto: none for a classifier that reads letters alone, as the bundled one does; "
         "all for others. off: all. LOW,HIGH: those whose score by letters (of the bundled classifier, unless the "
-        "classifier has one) is between the two; the others keep that score.", pattern=CASCADE,
+        "classifier has one) is between the two; the others keep that score.", text=texts.CASCADE,
         metavar="auto|off|LOW,HIGH",
         decides=True
     )
@@ -377,15 +354,15 @@ class PredictionSettings(RunSettings):
     def _one_rule_of_calls(self) -> Self:
         if self.fdr is not None and self.threshold is not None:
             raise PydanticCustomError(
-                "usage", "a threshold and a false discovery rate exclude each other: give --threshold or --fdr"
+                "usage", "a threshold and a false discovery rate exclude each other: give one of them"
             )
         if self.fdr is not None and self.prior == PRIOR_OFF:
-            raise PydanticCustomError("usage", "a false discovery rate needs the prior: give --prior auto or a share")
+            raise PydanticCustomError("usage", "a false discovery rate needs the prior: choose auto or a share")
         return self
 
     @model_validator(mode="after")
     def _cascade_has_room(self) -> Self:
         low, _, high = self.cascade.partition(",")
         if high and float(low) > float(high):
-            raise PydanticCustomError("usage", f"--cascade is {self.cascade}: the lower score comes first")
+            raise PydanticCustomError("usage", f"the cascade is {self.cascade}: the lower score comes first")
         return self

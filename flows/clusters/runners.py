@@ -20,7 +20,7 @@ from flows.clusters.dask_engine import dask_engine
 from flows.clusters.engine import Engine, imported
 from flows.clusters.ray_engine import ray_engine, show_token
 from virnucpro.errors import ConfigurationError, printable
-from virnucpro.settings import RUNNERS
+from virnucpro.texts import RUNNER
 
 ALLOWED_RUNNERS = "VIRNUCPRO_RUNNERS"
 """Environment variable of the worker: allowed runners with an address, separated by commas."""
@@ -37,7 +37,7 @@ class Runner:
 
 def runner_of(name: str) -> Runner:
     """Return the runner of that name."""
-    if not re.match(RUNNERS, name):
+    if not re.match(RUNNER.pattern, name):
         raise ConfigurationError(
             f"no runner is called {printable(name)}: threads, ray, ray://HOST:PORT, dask, dask://HOST:PORT or dask://slurm"
         )

@@ -10,19 +10,33 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from flows.run.allowed_roots import check_allowed
 from flows.run.events import emit_end
 from flows.run.hooks import say_how_to_continue
-from virnucpro.knobs import Knob
+from virnucpro.errors import ConfigurationError
+from virnucpro.knobs import Knob, Text, refusal
 from virnucpro.models.registry import is_path
 from virnucpro.settings import RunSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Settings = TypeVar("Settings", bound=RunSettings)
 
 PathText = Annotated[str, Field(min_length=1)]
 PathTexts = Annotated[list[PathText], Field(min_length=1)]
+
+
+def titled(title: str, text: Text | None = None, **bounds: Any) -> Any:
+    """Return a parameter's field: Prefect's form shows this title, and would show its name otherwise."""
+    shown: dict[str, Any] = {"title": title}
+    if text is not None:
+        text.extend(shown)
+    return Field(json_schema_extra=shown, **bounds)
+
+
+OutputFolder = Annotated[PathText, titled("Output folder")]
 
 RUN: dict[str, Any] = {
     "persist_result": False,
@@ -41,24 +55,46 @@ def form_of(kind: type[RunSettings]) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         own = inspect.signature(function, eval_str=True)
         listed = re.findall(r"^    (\w+):", inspect.getdoc(function) or "", re.MULTILINE)
-        fields = []
-        for name in (name for name in listed if name in kind.model_fields):
-            info = kind.model_fields[name]
-            annotation: Any = info.annotation
-            for bound in (one for one in info.metadata if not isinstance(one, Knob)):
-                annotation = Annotated[annotation, bound]
-            if info.json_schema_extra:  # a pattern
-                annotation = Annotated[annotation, Field(json_schema_extra=info.json_schema_extra)]
-            fields.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=info.default, annotation=annotation
-                )
+        fields = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=kind.model_fields[name].default,
+                annotation=_annotation(name, kind.model_fields[name]),
             )
+            for name in listed
+            if name in kind.model_fields
+        ]
         paths = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = own.replace(parameters=[*paths, *fields])  # type: ignore[attr-defined]
         return function
 
     return decorate
+
+
+def settings_of_form(kind: type[Settings], fields: Mapping[str, Any]) -> Settings:
+    """
+    Return the settings that a form has.
+
+    Raises:
+        ConfigurationError: Values exclude each other in a way that only the worker can check.
+    """
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise ConfigurationError(refusal(error)) from None
+
+
+def _annotation(name: str, info: FieldInfo) -> Any:
+    """Return the type of a parameter with what its JSON schema has beside what Prefect makes of it."""
+    annotation: Any = info.annotation
+    for bound in (one for one in info.metadata if not isinstance(one, Knob)):
+        annotation = Annotated[annotation, bound]
+    shown: dict[str, Any] = {"title": info.title or name.capitalize()}
+    if callable(info.json_schema_extra):
+        shown |= TypeAdapter(annotation).json_schema()
+        info.json_schema_extra(shown)
+    return Annotated[annotation, Field(json_schema_extra=shown)]
 
 
 def check_paths(

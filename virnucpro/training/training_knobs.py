@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from virnucpro import texts
 from virnucpro.choices import DEFAULT_DNA_MODEL, DEFAULT_PROTEIN_MODEL
 from virnucpro.knobs import Box, knob
 from virnucpro.settings import RESTART, FilePath, RunSettings
@@ -35,11 +36,12 @@ class Training(Box):
         option="--also-chunk", metavar="300|500", unit="nt", auto="none", decides=True, recorded="other chunk lengths"
     )
     dna_model: str = knob(
-        DEFAULT_DNA_MODEL, "Model of DNA", "Embeds the DNA: a registered name or a path.", metavar="NAME|PATH"
+        DEFAULT_DNA_MODEL, "Model of DNA", "Embeds the DNA: a registered name or a path.", text=texts.DNA_MODEL,
+        metavar="NAME|PATH"
     )
     protein_model: str = knob(
         DEFAULT_PROTEIN_MODEL, "Model of proteins", "Embeds the proteins: a registered name or a path.",
-        metavar="NAME|PATH"
+        text=texts.PROTEIN_MODEL, metavar="NAME|PATH"
     )
     num_pieces: int = knob(
         DEFAULT_PIECES, "Pieces",
