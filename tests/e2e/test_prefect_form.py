@@ -283,7 +283,7 @@ def open_the_report(page, layout, folder):
     page.follow("/artifacts/key/predict-report")
     page.wait_for("report.html")
     page.shoot(folder, "report-artifact")
-    # Browsers do not follow a link to file:// from this page: it shows where the report is, and a person opens it there.
+    # Browsers do not follow a link to file:// from this page, so it shows the path of the report.
     # Where artifacts link by http, press the link here instead, and look at the page that it opens.
     assert str(layout.output_dir) in page.text()
     page.browser.open(layout.report)
