@@ -36,9 +36,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed
-from pydantic import Field
 
 from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
+from flows.run.form import titled
 from flows.run.outcome import ended
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.pipeline.run.removal import remove_old_run
@@ -56,10 +56,10 @@ _PAGE = 200
 
 @flow(name="retention", flow_run_name="retention of {days} days", persist_result=False, validate_parameters=True)
 def retention(
-    days: Annotated[int, Field(title="Days to keep", ge=1, le=36500)] = 90,
-    folders: Annotated[bool, Field(title="Delete folders, too")] = False,
-    dry_run: Annotated[bool, Field(title="Dry run")] = True,
-    max_runs: Annotated[int, Field(title="Most runs", ge=1, le=100000)] = 10000,
+    days: Annotated[int, titled("Days to keep", ge=1, le=36500)] = 90,
+    folders: Annotated[bool, titled("Delete folders, too")] = False,
+    dry_run: Annotated[bool, titled("Dry run")] = True,
+    max_runs: Annotated[int, titled("Most runs", ge=1, le=100000)] = 10000,
 ) -> State[Any]:
     """
     Delete the records of runs that ended long ago and, if asked for, their output folders.

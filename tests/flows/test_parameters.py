@@ -213,7 +213,7 @@ def test_every_field_of_every_deployment_has_a_title_and_help_and_an_order(form)
     for name, box in form.get("definitions", {}).items():
         assert box["additionalProperties"] is False, f"a typo in {name} would be ignored"
     lines = dict(lines_of(form))
-    assert len(lines) > 7
+    assert len(lines) > 3
     for place, line in lines.items():
         name, title, help_text = place.rpartition(".")[2], line.get("title", ""), line.get("description", "")
         assert title[:1].isupper(), f"{place} is shown as {title or name}"
