@@ -7,13 +7,15 @@ import os
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes import fake_probe, hash_config
 from tests.strategies import write_fasta
 from virnucpro.choices import AUTO_TOKEN_BUDGET
 from virnucpro.data.packing import make_plan
 from virnucpro.errors import ConfigurationError, DeviceError, ExitCode, SettingsChangedError, StoppedError
-from virnucpro.pipeline.devices import CPU, Device
+from virnucpro.pipeline.devices import CPU, Device, DeviceChoice
+from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.run.run_preparation import prepare_run
 from virnucpro.store.manifest import RunManifest
 
@@ -124,6 +126,25 @@ def test_a_device_that_cannot_be_used_says_why(prepare):
     with pytest.raises(ConfigurationError, match="cuda:5: no kernel for this GPU") as caught:
         prepare([{"token_budget": 90}, {"refuse": "no kernel for this GPU"}])
     assert caught.value.exit_code is ExitCode.CONFIGURATION
+
+
+def test_with_auto_a_gpu_that_cannot_be_used_is_left_out_by_name(prepare):
+    auto = DeviceClaim(DeviceChoice(candidates=GPUS, least=1, most=2), GPUS)
+    with capture_logs() as lines:
+        run = prepare([{"refuse": "no kernel for this GPU"}, {"token_budget": 90}], devices=auto)
+    assert run.devices == (Device("5"),)
+    assert run.model_config.token_budget == 90
+    manifest = RunManifest.read(run.layout.manifest)
+    assert [probe["device"] for probe in manifest.plan["probes"]] == ["cuda:5"]
+    assert [rank["device"] for rank in manifest.ranks] == ["cuda:5"]
+    left_out = [line for line in lines if line["event"] == "device.left_out"]
+    assert [line["reason"] for line in left_out] == ["cuda:3: no kernel for this GPU"]
+
+
+def test_with_auto_a_run_without_any_gpu_that_can_be_used_says_why(prepare):
+    auto = DeviceClaim(DeviceChoice(candidates=GPUS, least=1, most=2), GPUS)
+    with pytest.raises(ConfigurationError, match="cuda:3: no kernel for this GPU"):
+        prepare([{"refuse": "no kernel for this GPU"}] * 2, devices=auto)
 
 
 def test_a_device_whose_process_dies_is_named_with_what_to_do(tmp_path, prepare):

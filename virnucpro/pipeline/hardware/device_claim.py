@@ -29,7 +29,7 @@ from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.telemetry.show import wording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from virnucpro.config import ModelConfig
     from virnucpro.pipeline.devices import Device
@@ -110,6 +110,10 @@ class DeviceClaim:
             self._locks = DeviceLocks()
             self._granted = self.choice.ranks([names[name] for name in self._take(names, self._locks)])
         return list(self._granted)
+
+    def keep(self, labels: Container[str]) -> None:
+        """Leave out the devices that have none of these labels, for the rest of the run; their locks stay."""
+        self._granted = [device for device in self.devices() if device.label in labels]
 
     def _take(self, names: Mapping[str, Device], locks: DeviceLocks) -> list[str]:
         assert self._run is not None, "call within `held`"

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, DeviceError, StoppedError
 from virnucpro.pipeline.failures import FailureClass
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.work.worker_process import WorkerFunction
+
+log = structlog.get_logger(__name__)
 
 PROBE_WORKER = "virnucpro.pipeline.plan.probe_worker:probe_worker"
 """By name, so that the parent does not import the framework."""
@@ -52,19 +56,21 @@ def probe_devices(
     *,
     probe_fn: WorkerFunction = PROBE_WORKER,
     stop: threading.Event | None = None,
+    least: int | None = None,
 ) -> list[DeviceProbe]:
     """
-    Try every device out.
+    Try every device out, and return what was found of each that can be used.
 
     Args:
         devices: GPUs of the ranks; one that several share is tried out once, with nothing beside it.
         worker_args: What a worker gets after the pipe.
         probe_fn: What each process runs.
         stop: Set it to give up.
+        least: GPUs that must be usable; the others are left out with a warning. By default all.
 
     Raises:
         StoppedError: *stop* was set.
-        ConfigurationError: A device cannot be used; names it and the reason.
+        ConfigurationError: Too few devices can be used; names one that cannot, and the reason.
     """
     stop = stop or threading.Event()
     gpus = list(dict.fromkeys(devices))
@@ -94,15 +100,18 @@ def probe_devices(
             raise
     if stop.is_set():
         raise StoppedError
-    for outcome in outcomes:
-        if outcome.state != "complete":
-            raise _error_of(outcome)
+    errors = [_error_of(outcome) for outcome in outcomes if outcome.state != "complete"]
+    if errors and len(gpus) - len(errors) < (len(gpus) if least is None else least):
+        raise errors[0]
+    for error in errors:
+        log.warning("device.left_out", reason=str(error))
     return [
         DeviceProbe(
             device=device.label,
             **{name: reports[rank][name] for name in DeviceProbe.__annotations__ if name != "device"},
         )
         for rank, device in enumerate(gpus)
+        if outcomes[rank].state == "complete"
     ]
 
 

@@ -181,7 +181,9 @@ def prepare_run(
         return ensure_index(layout, layout.index, fasta_files, model_config.input_rules)
 
     def probed(*args: Any) -> list[DeviceProbe]:
-        return probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop)
+        found = probe_devices(claim.devices(), args, probe_fn=probe_fn, stop=stop, least=claim.choice.least)
+        claim.keep({probe.device for probe in found})
+        return found
 
     if restart and layout.manifest.exists():
         RunManifest.read(layout.manifest)

@@ -1,0 +1,167 @@
+"""
+Change lines that only a GPU runs, one at a time, and show that a test without a GPU notices each.
+
+    python -m tests.gpu_mutants
+
+Each change is made in a copy of the tree. Minutes; ``make gpu-mutants``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RUNNER = "virnucpro/pipeline/async_inference.py"
+KERNELS = "virnucpro/models/encoders/attention_kernels.py"
+CHOICE = "virnucpro/models/attention.py"
+POOLING = "virnucpro/models/pooling.py"
+BUDGET = "virnucpro/pipeline/plan/token_budget.py"
+ORDER, FORWARD = "tests/unit/test_gpu_order.py", "tests/unit/test_gpu_forward.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place, and the tests that must fail with it."""
+
+    what: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "computing does not wait for its input", RUNNER, "        compute.wait_stream(self._copies_in)\n", "", ORDER
+    ),
+    Mutant(
+        "rows are copied before they are there", RUNNER, "        self._copies_out.wait_stream(compute)\n", "", ORDER
+    ),
+    Mutant(
+        "tensors of a flight are not held",
+        RUNNER,
+        "arrived, (input_ids_T, cu_seqlens, embeddings_SD), marks)",
+        "arrived, (), marks)",
+        ORDER,
+    ),
+    Mutant("rows are not page-locked", RUNNER, ", pin_memory=True)", ")", ORDER),
+    Mutant(
+        "rows block the host",
+        RUNNER,
+        "rows_SD.copy_(embeddings_SD, non_blocking=True)",
+        "rows_SD.copy_(embeddings_SD)",
+        ORDER,
+    ),
+    Mutant(
+        "input blocks the host",
+        RUNNER,
+        "batch.input_ids_T.to(self.device, non_blocking=True)",
+        "batch.input_ids_T.to(self.device)",
+        ORDER,
+    ),
+    Mutant(
+        "rows have arrived when they are computed",
+        RUNNER,
+        "self._copies_out.record_event()",
+        "compute.record_event()",
+        ORDER,
+    ),
+    Mutant("nobody waits for rows", RUNNER, "            self.arrived.synchronize()\n", "            pass\n", ORDER),
+    Mutant(
+        "what is in flight is not waited for at the end",
+        RUNNER,
+        "                    flight.wait()\n            batches.close()",
+        "                    pass\n            batches.close()",
+        ORDER,
+    ),
+    Mutant(
+        "the device is not waited for after its memory ran out",
+        RUNNER,
+        "            torch.cuda.synchronize(self.device)  #",
+        "            pass  #",
+        ORDER,
+    ),
+    Mutant(
+        "queries and keys are swapped",
+        KERNELS,
+        "varlen_attn(q_TNH, k_TNH, v_TNH,",
+        "varlen_attn(k_TNH, q_TNH, v_TNH,",
+        FORWARD,
+    ),
+    Mutant(
+        "keys and values are swapped",
+        KERNELS,
+        "varlen_attn(q_TNH, k_TNH, v_TNH,",
+        "varlen_attn(q_TNH, v_TNH, k_TNH,",
+        FORWARD,
+    ),
+    Mutant(
+        "bounds and the longest are swapped",
+        KERNELS,
+        "cu_seqlens, cu_seqlens, longest, longest)",
+        "cu_seqlens, longest, cu_seqlens, longest)",
+        FORWARD,
+    ),
+    Mutant("slopes are dropped", KERNELS, ", alibi_slopes=alibi_slopes_N", "", FORWARD),
+    Mutant(
+        "flash-attn's longest is the number of sequences",
+        KERNELS,
+        "cu_seqlens, cu_seqlens, longest, longest, alibi",
+        "cu_seqlens, cu_seqlens, len(lengths), len(lengths), alibi",
+        FORWARD,
+    ),
+    Mutant("padding is attended to", KERNELS, "v_GNLH, attn_mask=mask)", "v_GNLH)", FORWARD),
+    Mutant(
+        "a variable-length kernel on a card that has none",
+        CHOICE,
+        "elif capability < (8, 0):",
+        "elif capability < (7, 0):",
+        FORWARD,
+    ),
+    Mutant("PyTorch's kernel gets slopes", CHOICE, "elif has_varlen and not alibi:", "elif has_varlen:", FORWARD),
+    Mutant("pooling reads bounds on the host", POOLING, "offsets=offsets,", "offsets=offsets.cpu(),", FORWARD),
+    Mutant(
+        "a trial that runs out of memory ends the probe",
+        BUDGET,
+        "        except torch.OutOfMemoryError:\n            trial = None",
+        "        except MemoryError:\n            trial = None",
+        ORDER,
+    ),
+]
+
+
+def is_caught(mutant: Mutant, tree: Path) -> bool:
+    """Run the tests over a changed copy of the tree; whether one fails."""
+    path = tree / mutant.path
+    text = path.read_text("utf-8")
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.path} has {text.count(mutant.old)} of {mutant.old!r}: bring the mutant up to date")
+    path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", mutant.tests]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    path.write_text(text, "utf-8")
+    if done.returncode not in {0, 1}:
+        raise SystemExit(f"the tests did not run:\n{done.stdout}{done.stderr}")
+    return done.returncode == 1
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(REPOSITORY, tree, ignore=shutil.ignore_patterns(".git", ".venv", ".demo", ".*_cache"))
+        missed = []
+        for mutant in MUTANTS:
+            caught = is_caught(mutant, tree)
+            print(f"{'caught' if caught else 'MISSED'}  {mutant.path}: {mutant.what}", flush=True)
+            missed += [] if caught else [mutant]
+    print(f"{len(MUTANTS) - len(missed)} of {len(MUTANTS)} caught")
+    raise SystemExit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()

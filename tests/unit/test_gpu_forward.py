@@ -1,0 +1,181 @@
+"""
+Forward passes as a GPU would run them: right shapes, types and devices, and the host never waits.
+
+Tensors are PyTorch's fake ones of the device ``cuda``; kernels are checked by what they are called with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn.attention import varlen
+
+from benchmarks import gpu_models
+from tests import fake_cuda, kernels_by_definition
+from tests.fake_cuda import DEVICE, HostWaitError
+from virnucpro.models.dnabert_s import PackedMosaicBert, alibi_slopes
+from virnucpro.models.encoders import attention_kernels
+from virnucpro.models.encoders.dnabert_checkpoint import MosaicBertConfig
+from virnucpro.models.encoders.esm2_checkpoint import Architecture
+from virnucpro.models.esm2_flash import PackedESM2
+
+CARDS = {"sm_70": (7, 0), "sm_75": (7, 5), "sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0)}
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+ESM2 = {
+    name: Architecture(num_layers=1, hidden_dim=shape.hidden_dim, attention_heads=shape.attention_heads)
+    for name, shape in gpu_models.ESM2.items()
+} | {"150M": Architecture(num_layers=1, hidden_dim=640, attention_heads=20)}
+MIXES = {
+    "one": [7],
+    "equal": [168] * 5,
+    "sorted": [1024, 700, 699, 64, 33, 12, 3],
+    "not sorted": [90, 130, 81, 101, 3000],
+    "short": [3, 4, 5],
+}
+
+
+@pytest.fixture
+def card(monkeypatch, request):
+    """Be a card of that name."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: CARDS[request.param])
+    return CARDS[request.param]
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """Stand in for flash-attn; return the calls."""
+    calls = []
+    module = ModuleType("flash_attn")
+    module.__version__ = "2.8.3"
+    module.flash_attn_varlen_func = noted(kernels_by_definition.flash_attn_varlen_func, calls)
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    return calls
+
+
+@pytest.fixture
+def varlen_attn(monkeypatch):
+    """Stand in for PyTorch's kernel; return the calls."""
+    calls = []
+    monkeypatch.setattr(varlen, "varlen_attn", noted(kernels_by_definition.varlen_attn, calls))
+    return calls
+
+
+def noted(kernel, calls):
+    def call(*args, **kwargs):
+        calls.append(inspect.signature(kernel).bind(*args, **kwargs).arguments)
+        return kernel(*args, **kwargs)
+
+    return call
+
+
+def packed(lengths):
+    """Return what a worker puts on the GPU."""
+    bounds = torch.empty(len(lengths) + 1, dtype=torch.int32, device=DEVICE)
+    return torch.empty(sum(lengths), dtype=torch.int64, device=DEVICE), bounds, tuple(lengths)
+
+
+def on_meta(make):
+    """Return a model without weights, and what each of its tensors is."""
+    with torch.device("meta"):
+        model = make()
+    return model, model.state_dict()
+
+
+def fill(model, state, dtype, kept=()):
+    """Give a model weights on the GPU, as loading does."""
+    tensors = {
+        name: torch.empty(x.shape, dtype=x.dtype if name in kept else dtype, device=DEVICE) for name, x in state.items()
+    }
+    model.load_state_dict(tensors, assign=True)
+    model.prepare_for_inference()
+
+
+def check_rows(model, dim):
+    for lengths in MIXES.values():
+        rows_SD = model(*packed(lengths))
+        assert rows_SD.shape == (len(lengths), dim)
+        assert rows_SD.dtype is torch.float32
+        assert rows_SD.device == DEVICE
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("card", "shape"),
+    [*((card, "8M") for card in CARDS), *(("sm_90", shape) for shape in ESM2 if shape != "8M")],
+    indirect=["card"],
+)
+def test_esm2_gives_rows_on_every_card(card, dtype, shape):
+    model, state = on_meta(lambda: PackedESM2(ESM2[shape], mask_idx=32))
+    with fake_cuda.fake_cuda(), torch.inference_mode():
+        fill(model, state, dtype, kept={"rotary_frequencies"})
+        is_varlen = dtype is not torch.float32 and card >= (8, 0)
+        assert model.attention.name == ("varlen_attn" if is_varlen else "sdpa-padded")
+        check_rows(model, ESM2[shape].hidden_dim)
+
+
+@pytest.mark.parametrize("has_flash", [False, True], ids=["without flash-attn", "with flash-attn"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("card", ["sm_70", "sm_75", "sm_80", "sm_90"], indirect=True)
+def test_dnabert_s_gives_rows_on_every_card(card, dtype, has_flash, request):
+    calls = request.getfixturevalue("flash_attn") if has_flash else []
+    model, state = on_meta(lambda: PackedMosaicBert(MosaicBertConfig(num_hidden_layers=1)))
+    with fake_cuda.fake_cuda(), torch.inference_mode():
+        fill(model, state, dtype)
+        is_flash = has_flash and dtype is not torch.float32 and card >= (8, 0)
+        assert model.attention.name == ("flash-attn 2.8.3" if is_flash else "sdpa-padded")
+        check_rows(model, 768)
+    assert bool(calls) == is_flash
+
+
+@pytest.mark.parametrize("shape", ["8M", "3B"])
+def test_the_real_variable_length_kernel_of_this_torch_takes_what_esm2_gives_it(shape):
+    width = ESM2[shape].head_dim
+    q_TNH, k_TNH, v_TNH = (torch.empty(20, 4, width, dtype=torch.float16, device="meta") for _ in range(3))
+    bounds = torch.empty(3, dtype=torch.int32, device="meta")
+    out_TNH = attention_kernels.varlen_attention(q_TNH, k_TNH, v_TNH, bounds, (12, 8))
+    assert (out_TNH.shape, out_TNH.dtype) == (v_TNH.shape, torch.float16)
+
+
+def test_the_stand_ins_have_the_parameters_of_the_kernels():
+    own = inspect.signature(kernels_by_definition.varlen_attn).parameters
+    assert [*own] == [*inspect.signature(varlen.varlen_attn).parameters][: len(own)]
+    if importlib.util.find_spec("flash_attn") is not None:
+        real = importlib.import_module("flash_attn").flash_attn_varlen_func
+        assert [*inspect.signature(kernels_by_definition.flash_attn_varlen_func).parameters] == [
+            *inspect.signature(real).parameters
+        ]
+
+
+@pytest.mark.parametrize("alibi", [False, True], ids=["without slopes", "with slopes"])
+@pytest.mark.parametrize("kernel", ["varlen_attention", "flash_attention", "padded_attention"])
+def test_kernels_of_gpus_attend_as_the_one_of_the_cpu(kernel, alibi, varlen_attn, flash_attn):
+    if kernel == "varlen_attention" and alibi:
+        with pytest.raises(AssertionError, match="takes no slopes"):
+            getattr(attention_kernels, kernel)(None, None, None, None, (), torch.ones(4))
+        return
+    lengths = (9, 4, 16, 1)
+    generator = torch.Generator().manual_seed(26)
+    q_TNH, k_TNH, v_TNH = (torch.randn(30, 4, 8, generator=generator) for _ in range(3))
+    bounds = torch.tensor([0, 9, 13, 29, 30], dtype=torch.int32)
+    slopes_N = alibi_slopes(4) if alibi else None
+    found = getattr(attention_kernels, kernel)(q_TNH, k_TNH, v_TNH, bounds, lengths, slopes_N)
+    expected = attention_kernels.equal_length_attention(q_TNH, k_TNH, v_TNH, bounds, lengths, slopes_N)
+    assert torch.allclose(found, expected, atol=1e-5)
+    calls = {"varlen_attention": varlen_attn, "flash_attention": flash_attn}.get(kernel, [])
+    assert all(call["max_q" if "max_q" in call else "max_seqlen_q"] == 16 for call in calls)
+    assert len(calls) == (kernel != "padded_attention")
+
+
+def test_waiting_for_the_device_is_seen():
+    with fake_cuda.fake_cuda():
+        x_T = torch.empty(4, device=DEVICE)
+        for wait in (x_T.cpu, x_T.nonzero, lambda: x_T.repeat_interleave(x_T.long())):
+            with pytest.raises(HostWaitError):
+                wait()
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            float(x_T.sum())
