@@ -44,6 +44,8 @@ class SequenceRecord:
     position: int
     sequence_id: str
     sequence: str
+    header: bytes = b""
+    """The line above the sequence, as it is in the input, without ``>`` and line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,8 @@ class SequenceIndex:
         )
         if not same:
             raise self.changed(position)
-        return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
+        header = data[1:].partition(b"\n")[0].removesuffix(b"\r")
+        return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"), header)
 
     def rows_of(self, positions: IntArray) -> IntArray:
         """Return the rows of the sequences at *positions*, none of them a copy: one, and one for each copy; int64."""
