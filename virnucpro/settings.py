@@ -230,8 +230,8 @@ class PredictionOutput(Box):
     )
     only_viral: bool = knob(
         False, "Only viral",
-        "contigs.tsv, its other formats, tracks and regions hold the contigs called viral alone; all are counted in "
-        "run.json. The next start without this writes them whole. `evaluate` needs whole tables."
+        "Write only the contigs called viral into contigs.tsv, its other formats, tracks and regions; run.json and the "
+        "report still count all. The next start without it writes whole tables, which `evaluate` needs."
     )
     keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks of embedded contigs as FASTA, too.")
 

@@ -156,8 +156,12 @@ def _genes_of(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
         yield sorted(of_contig)
 
 
+def _escaped(contig: str) -> str:
+    return quote(contig, safe=_PLAIN).replace("~", "%7E")  # which quote() never escapes
+
+
 def _gff_lines(contig: str, length_nt: int, genes: Sequence[Gene]) -> Iterator[str]:
-    name = quote(contig, safe=_PLAIN)
+    name = _escaped(contig)
     yield f"##sequence-region {name} 1 {length_nt}\n"
     for number, gene in enumerate(genes, start=1):
         place = f"{gene.first}\t{gene.last}\t.\t{gene.strand}\t0"  # a gene begins with a whole codon
@@ -165,7 +169,7 @@ def _gff_lines(contig: str, length_nt: int, genes: Sequence[Gene]) -> Iterator[s
 
 
 def _fasta_records(contig: str, genes: Sequence[Gene]) -> Iterator[str]:
-    name = quote(contig, safe=_PLAIN)
+    name = _escaped(contig)
     for number, gene in enumerate(genes, start=1):
         lines = "\n".join([gene.protein[at : at + _LINE] for at in range(0, len(gene.protein), _LINE)])
         place = f"{gene.first} # {gene.last} # {gene.strand}1".replace("+", "")

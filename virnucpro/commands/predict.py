@@ -29,7 +29,7 @@ def predict(
         typer.Argument(
             readable=False,
             metavar="INPUT",
-            help="Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.",
+            help="Contigs or reads: FASTA, FASTQ or unaligned BAM, plain or gzip, bzip2, xz, Zstandard; - for standard input.",
             show_default=False,
         ),
     ],

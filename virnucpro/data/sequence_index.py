@@ -121,11 +121,11 @@ class SequenceIndex:
         Read and check the whole input, and write its index.
 
         Args:
-            fasta_files: FASTA files, for DNA also FASTQ, each plain or gzip, and unaligned BAM, in the input's order.
+            fasta_files: FASTA files, for DNA also FASTQ, each plain or compressed, and unaligned BAM, in the input's order.
             index_path: The index file to write.
             unpack_dir: Folder for FASTA copies of other formats; they are needed as long as the index is.
             rules: How records are read, and whether bad ones are skipped.
-            max_unpacked_bytes: Bytes that one gzip file may unpack to.
+            max_unpacked_bytes: Bytes that one compressed file may unpack to.
 
         Raises:
             BadInputError: The input breaks a rule; all problems are collected, up to the limit of that error.
