@@ -121,7 +121,7 @@ class SequenceIndex:
         Read and check the whole input, and write its index.
 
         Args:
-            fasta_files: FASTA files, for DNA also FASTQ, each plain or compressed, and unaligned BAM, in the input's order.
+            fasta_files: FASTA files, for DNA also FASTQ, plain or compressed, and unaligned BAM, in the input's order.
             index_path: The index file to write.
             unpack_dir: Folder for FASTA copies of other formats; they are needed as long as the index is.
             rules: How records are read, and whether bad ones are skipped.
