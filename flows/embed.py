@@ -62,7 +62,7 @@ def embed(
     A large result is a folder of shards, OUT/embeddings, instead.
 
     Args:
-        fasta_files: FASTA files of what the model takes, plain or gzip; the result has their order.
+        fasta_files: FASTA files of what the model takes, plain or compressed; the result has their order.
         output_dir: Folder of the run: result, manifest, logs. A second run in it continues the first.
         model: A registered name, or the path of a checkpoint; by default the bundled demonstration encoder.
         hardware: Which devices compute, with how many processes, in which precision.

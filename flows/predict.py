@@ -54,7 +54,7 @@ def predict(
     Say of every contig of the input whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, OUT/report.html.
 
     Args:
-        input_files: Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.
+        input_files: Contigs or reads: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.
         output_dir: Folder of the run. A second run in it continues the first.
         classifier: Name of a bundled classifier, or the folder of a trained or converted one.
         threshold: P(virus) from which a contig is called viral. None: the folder's, at first the classifier's.

@@ -30,6 +30,8 @@ TABLES = (
     "prediction_results_highestscore.csv",
     "contigs.tsv",
     "viral.fasta",
+    "genes.gff3",
+    "genes.faa",
     "tracks.bedgraph",
     "viral_regions.bed",
 )

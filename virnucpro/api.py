@@ -72,7 +72,7 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
     Proteins or DNA, as the model takes.
 
     Args:
-        fasta_files: One path or several, plain or gzip; the result has their order.
+        fasta_files: One path or several, plain or compressed; the result has their order.
         output_dir: Folder of the run: result, manifest and logs.
         settings: SETTINGS
 
@@ -119,7 +119,7 @@ def predict_fasta(
     Say of every contig whether it is viral; starting again in the same folder continues what is missing.
 
     Args:
-        input_files: One path or several: FASTA, FASTQ (both plain or gzip) or unaligned BAM.
+        input_files: One path or several: FASTA, FASTQ (both plain, gzip, bzip2, xz or Zstandard) or unaligned BAM.
         output_dir: Folder of the run: tables, viral contigs, report, manifest.
         settings: SETTINGS
 

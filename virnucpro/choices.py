@@ -129,6 +129,16 @@ class Keep(Choice):
     """Tables and viral contigs."""
 
 
+class WrittenGenes(Choice):
+    """Contigs whose genes a prediction writes."""
+
+    AUTO = "auto"
+    """Those of the folder, at first ``VIRAL``."""
+    VIRAL = "viral"
+    ALL = "all"
+    NONE = "none"
+
+
 class ResultForm(Choice):
     """What the rows of an embedding run are written into."""
 

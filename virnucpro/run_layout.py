@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 SHARD_NAME = re.compile(r"shard_(\d+)\.h5")
 RESULT_SHARD_NAME = re.compile(r"shard-\d{5,}-of-\d{5,}\.h5")
-UNPACKED_NAME = re.compile(r"[0-9a-f]{64}\.fasta")
+UNPACKED_NAME = re.compile(r"[0-9a-f]{64}\.(fasta|stdin)")
+STDIN_NAME = re.compile(r"[0-9a-f]{64}\.stdin")
 LOG_NAME = re.compile(r"worker_\d+\.log")
 FRAMES_NAME = re.compile(r"[^/]+(_identified_nucleotide\.fa|_identified_protein\.faa|_chunked\d+\.fa)")
 PART_NAME = re.compile(r"part_-?\d{8,}_\w+\.h5")
@@ -41,7 +42,7 @@ class FolderLayout:
 
     @property
     def unpacked_dir(self) -> Path:
-        """FASTA copies of compressed inputs and other formats, for random access."""
+        """Saved standard input, and FASTA copies of compressed inputs and other formats, for random access."""
         return self.work_dir / "unpacked"
 
     @property
@@ -69,9 +70,13 @@ class FolderLayout:
         """Spans of each process of a profiled run, until the timeline is made."""
         return self.work_dir / "spans"
 
+    def saved_stdin(self, sha256: str) -> Path:
+        """Standard input of this hex sha256, until the run is complete."""
+        return self.unpacked_dir / f"{sha256}.stdin"
+
     def unpacked(self) -> list[Path]:
-        """Return the existing unpacked inputs."""
-        return [path for path in self.unpacked_dir.glob("*.fasta") if UNPACKED_NAME.fullmatch(path.name)]
+        """Return the existing copies of inputs."""
+        return [path for path in self.unpacked_dir.glob("*.*") if UNPACKED_NAME.fullmatch(path.name)]
 
 
 @dataclass(frozen=True)
@@ -278,6 +283,16 @@ class PredictionLayout(FolderLayout):
         return self.output_dir / "viral.fasta"
 
     @property
+    def genes(self) -> Path:
+        """Genes of contigs, of the viral ones by default, as GFF3."""
+        return self.output_dir / "genes.gff3"
+
+    @property
+    def gene_proteins(self) -> Path:
+        """The proteins of these genes."""
+        return self.output_dir / "genes.faa"
+
+    @property
     def tracks(self) -> Path:
         """P(virus) along the long contigs, as bedGraph."""
         return self.output_dir / "tracks.bedgraph"
@@ -300,6 +315,8 @@ class PredictionLayout(FolderLayout):
             self.contigs_json,
             self.contigs_parquet,
             self.viral_fasta,
+            self.genes,
+            self.gene_proteins,
             self.tracks,
             self.viral_regions,
             self.failed_sequences,

@@ -32,6 +32,7 @@ from virnucpro.choices import (
     ResultForm,
     StopPolicy,
     TableFormat,
+    WrittenGenes,
 )
 from virnucpro.knobs import Box, knob, rule
 
@@ -220,7 +221,17 @@ class PredictionOutput(Box):
     keep: Keep = knob(
         Keep.AUTO, "Keep",
         "What a complete run leaves. all: tables, report and, where contigs are embedded, frames and embeddings. "
-        "tables: tables and viral.fasta. auto: all, from 1 Gb of contigs on without frames and embeddings."
+        "tables: tables, viral.fasta and genes. auto: all, from 1 Gb of contigs on without frames and embeddings."
+    )
+    genes: WrittenGenes = knob(
+        WrittenGenes.AUTO, "Genes",
+        "Contigs whose genes are written, as genes.gff3 and genes.faa. viral: those called viral. "
+        "auto: those of the folder, at first viral."
+    )
+    only_viral: bool = knob(
+        False, "Only viral",
+        "Write only the contigs called viral into contigs.tsv, its other formats, tracks and regions; run.json and the "
+        "report still count all. The next start without it writes whole tables, which `evaluate` needs."
     )
     keep_chunks: bool = knob(False, "Keep chunks", "Write the chunks of embedded contigs as FASTA, too.")
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import lzma
 import os
+import shutil
 import string
+import subprocess
+import sys
 import unicodedata
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,9 +26,15 @@ from virnucpro.data.reading.problems import Problems, read_skipped
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, OutputError
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+AS_RESIDUES = str.maketrans("0123456789", "GHIKLMNPQR")
 PROTEINS = InputRules()
 
 PLAIN_IDS = "remove it; an id ends at a space or tab only"
@@ -35,6 +46,13 @@ STOPS = "cut the sequence there, or use --stop=x"
 HEADER_FIRST = "text before the first '>': begin the file with a header line, '>' and an id"
 UTF16 = "UTF-16 text, not FASTA: convert it with: iconv"
 EMPTY = "add its residues or remove the record"
+
+PACKED = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "Zstandard": partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1}),  # as the program does
+}
 
 ACCEPTED = {
     "no newline at the end": (b">a\nMKV", [("a", "MKV")]),
@@ -58,7 +76,15 @@ ACCEPTED = {
     "2,000 residues": (b">a\n" + b"M" * 2000 + b"\n", [("a", "M" * 2000)]),
     "uneven widths": (b">a\nM\nKVL\nAA\n", [("a", "MKVLAA")]),
     "gzip": (gzip.compress(b">a\nMKV\n"), [("a", "MKV")]),
-    "gzip with two members": (gzip.compress(b">a\nMK") + gzip.compress(b"V\n>b\nM\n"), [("a", "MKV"), ("b", "M")]),
+    **{
+        f"{name} with two members": (pack(b">a\nMK") + pack(b"V\n>b\nM\n"), [("a", "MKV"), ("b", "M")])
+        for name, pack in PACKED.items()
+    },
+    "xz with padding": (lzma.compress(b">a\nMKV\n") + bytes(8) + lzma.compress(b">b\nM\n"), [("a", "MKV"), ("b", "M")]),
+    "Zstandard behind a skipped frame, as of pzstd": (
+        b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + zstd.compress(b">a\nMKV\n"),
+        [("a", "MKV")],
+    ),
     "id of 1024 bytes": (b">" + b"a" * 1024 + b"\nM\n", [("a" * 1024, "M")]),
     "header of 64 KiB": (b">a " + b"d" * (65536 - 2) + b"\nM\n", [("a", "M")]),
 }
@@ -67,7 +93,6 @@ REFUSED = {
     "empty file": (b"", NO_RECORDS),
     "only newlines": (b"\n\r\n \n\n", NO_RECORDS),
     "only a BOM": (b"\xef\xbb\xbf", NO_RECORDS),
-    "gzip of nothing": (gzip.compress(b""), NO_RECORDS),
     "no header": (b"MKV\n>a\nM\n", f"FILE:1: {HEADER_FIRST}"),
     "text after blank lines": (b"\n\nMKV\n", f"FILE:3: {HEADER_FIRST}"),
     "comment": (b"; made by hand\n>a\nM\n", f"FILE:1: {HEADER_FIRST}"),
@@ -152,12 +177,18 @@ REFUSED = {
         gzip.compress(b"@r\nACGT\n+\nIIII\n"),
         "FILE:1: FASTQ, not FASTA: convert it with: seqtk seq -A FILE > NEW_FILE",
     ),
-    "truncated gzip": (
-        gzip.compress(b">a\nMKV\n" * 100)[:-9],
-        "FILE: truncated gzip: copy or download the file again",
+    **{
+        f"truncated {name}": (
+            pack(b">a\nMKV\n" * 100)[:-9],
+            f"FILE: truncated {name}: copy or download the file again",
+        )
+        for name, pack in PACKED.items()
+    },
+    **{f"{name} of nothing": (pack(b""), NO_RECORDS) for name, pack in PACKED.items()},
+    "bzip2 in Zstandard": (
+        zstd.compress(bz2.compress(b">a\nM\n")),
+        "FILE: bzip2 inside Zstandard, not FASTA: unpack it with: unzstd FILE",
     ),
-    "bzip2": (bz2.compress(b">a\nM\n"), "FILE: bzip2, not FASTA: unpack it with: bunzip2 FILE"),
-    "Zstandard": (b"\x28\xb5\x2f\xfd\0\0", "FILE: Zstandard, not FASTA: unpack it with: unzstd FILE"),
     "gzip twice": (
         gzip.compress(gzip.compress(b">a\nM\n")),
         "FILE: gzip inside gzip, not FASTA: unpack it with: gunzip FILE",
@@ -248,7 +279,7 @@ def test_a_file_without_permission_is_told_with_the_systems_text(tmp_path):
 def test_pipes_and_standard_input_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert problems_of(["-", tmp_path / "pipe"], tmp_path) == [
-        "-: standard input has no byte offsets: save it to a regular file first",
+        "-: only the commands predict and embed read standard input: save it to a regular file first",
         f"{tmp_path}/pipe: not a regular file (a pipe, socket or device): save it to a regular file first",
     ]
 
@@ -257,20 +288,45 @@ def test_no_file_at_all_is_bad_input(tmp_path):
     assert problems_of([], tmp_path) == ["input: no files: name at least one FASTA file"]
 
 
-def test_damaged_gzip_is_told(tmp_path):
-    packed = bytearray(gzip.compress(os.urandom(1000).hex().encode()))
+@pytest.mark.parametrize("name", PACKED)
+def test_damaged_compression_is_told(name, tmp_path):
+    packed = bytearray(PACKED[name](os.urandom(1000).hex().encode()))
     packed[200] ^= 0xFF
-    path = tmp_path / "a.gz"
+    path = tmp_path / "a.fasta"
     path.write_bytes(packed)
-    assert problems_of([path], tmp_path)[0].startswith(f"{path}: damaged gzip (")
+    assert problems_of([path], tmp_path)[0].startswith(f"{path}: damaged {name} (")
 
 
-def test_an_exploding_archive_is_stopped_and_leaves_nothing_behind(tmp_path):
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(b">a\n" + b"M" * 5_000_000))
-    with pytest.raises(BadInputError, match="unpacks to more than 2000000 bytes: unpack it yourself"):
+@pytest.mark.parametrize("name", PACKED)
+def test_a_second_member_with_a_damaged_start_is_not_left_out_silently(name, tmp_path):
+    pack = PACKED[name]
+    path = tmp_path / "a.fasta"
+    path.write_bytes(pack(b">a\nMKV\n") + b"?" + pack(b">b\nMKV\n")[1:])
+    assert problems_of([path], tmp_path)[0].startswith(f"{path}: damaged {name} (")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_an_exploding_archive_is_stopped_and_leaves_nothing_behind(name, tmp_path):
+    path = tmp_path / "bomb"
+    path.write_bytes(PACKED[name](b">a\n" + b"M" * 5_000_000))
+    with pytest.raises(BadInputError, match=f"{name} that unpacks to more than 2000000 bytes: unpack it yourself"):
         SequenceIndex.build([path], tmp_path / "i", unpack_dir=tmp_path / "u", max_unpacked_bytes=2_000_000)
     assert list((tmp_path / "u").iterdir()) == []
+
+
+@pytest.mark.may_skip
+@pytest.mark.parametrize("program", ["zstd --long=31", "pzstd -p 4", "xz -T2 --block-size=100KiB", "bzip2 -1"])
+def test_what_the_programs_write_is_read(program, tmp_path):
+    name, *options = program.split()
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    records = [
+        (f"s{n}", hashlib.sha256(str(n).encode()).hexdigest().upper().translate(AS_RESIDUES)) for n in range(20_000)
+    ]
+    text = "".join(f">{name}\n{sequence}\n" for name, sequence in records).encode()
+    packed = subprocess.run([name, "-q", *options, "-c"], input=text, capture_output=True, check=True).stdout
+    assert len(packed) < 0.8 * len(text)
+    assert in_input_order(build(packed, tmp_path)) == records
 
 
 def test_a_folder_that_cannot_take_the_unpacked_copy_is_an_output_error(tmp_path):

@@ -52,6 +52,8 @@ def test_a_run_says_how_many_are_viral_and_names_table_and_report(tmp_path, cont
         "formats": ["tsv"],
         "keep": "auto",
         "keep_chunks": True,
+        "genes": "viral",
+        "only_viral": False,
     }
     of_stages = sum(stage["seconds"] for stage in manifest["stages"].values())
     assert json.loads(run("status", out, "--json").out)["seconds"] == pytest.approx(of_stages)

@@ -21,7 +21,7 @@ from tests.fakes import HASH_WIDTH, faulty_config, random_mlp, write_classifier
 from tests.predictions import TABLES, hash_prediction, make_contigs, predict, predict_forked, tables
 from tests.settings import prediction_config
 from tests.strategies import write_fasta
-from virnucpro.choices import DEFAULT_CLASSIFIER, BadRecordPolicy, SequenceKind, TableFormat
+from virnucpro.choices import DEFAULT_CLASSIFIER, BadRecordPolicy, SequenceKind, TableFormat, WrittenGenes
 from virnucpro.commands.predict import print_summary
 from virnucpro.commands.status import status
 from virnucpro.config import InputRules
@@ -116,13 +116,89 @@ def test_the_table_of_chunks_is_what_pandas_made_of_the_other_one(finished):
 
 
 def test_the_viral_contigs_are_in_the_fasta_and_nothing_else(finished):
-    folder, contigs, config, result = finished
+    folder, contigs, _, result = finished
     text = (folder / "out/viral.fasta").read_text()
-    records = {entry.split()[0]: "".join(entry.split("\n")[1:]) for entry in text.split(">")[1:]}
+    records = {entry.split("\n")[0]: "".join(entry.split("\n")[1:]) for entry in text.split(">")[1:]}
     called = [call for call in read_contig_calls(folder / "out/contigs.tsv") if call.call is Call.VIRUS]
     assert records == {call.contig: contigs[call.contig] for call in called}
-    assert 0 < len(called) < len(contigs)
-    assert text.count(f"fingerprint={config.fingerprint}") == len(called) == result.counts["virus"]
+    assert 0 < len(called) == result.counts["virus"] < len(contigs)
+
+
+def test_headers_are_kept_byte_for_byte(tmp_path):
+    contigs = make_contigs(tmp_path / "plain.fa")
+    comments = (b" flag=1 multi=2.0000 len=300", b"\tcaf\xe9  >x ", b"", b" ")
+    headers = {name: b">%s%s" % (name.encode(), comments[n // 2 % 4]) for n, name in enumerate(contigs)}
+    ends = {name: b"\r\n" if n % 3 else b"\n" for n, name in enumerate(contigs)}
+    records = [headers[name] + ends[name] + letters.encode() + ends[name] for name, letters in contigs.items()]
+    (tmp_path / "in.fa").write_bytes(b"".join(records))
+    run([tmp_path / "in.fa"], tmp_path / "out", hash_prediction(tmp_path))
+    viral = [one.contig for one in read_contig_calls(tmp_path / "out/contigs.tsv") if one.call is Call.VIRUS]
+    lines = (tmp_path / "out/viral.fasta").read_bytes().split(b"\n")
+    assert [line for line in lines if line.startswith(b">")] == [headers[name] for name in viral]
+    assert len({headers[name].removeprefix(b">" + name.encode()) for name in viral}) > 2
+
+
+def genes_of(out):
+    """Return the contigs that have a region in the GFF3, and the number of genes in either file."""
+    text, proteins = ((out / name).read_text() for name in ("genes.gff3", "genes.faa"))
+    lines = text.splitlines()
+    regions = [line.split()[1] for line in lines if line.startswith("##sequence-region")]
+    return regions, sum("\tCDS\t" in line for line in lines), proteins.count(">")
+
+
+def test_genes_are_of_the_viral_contigs_of_all_or_of_none_and_the_folder_keeps_which(finished, tmp_path):
+    folder, contigs, config, result = finished
+    viral = [call.contig for call in read_contig_calls(folder / "out/contigs.tsv") if call.call is Call.VIRUS]
+    regions, *counts = genes_of(folder / "out")
+    assert (regions, counts) == (viral, [result.counts["genes"]] * 2)
+    out, inputs = tmp_path / "out", [folder / "in.fa"]
+    of_all = replace(config, genes=WrittenGenes.ALL)
+    assert run(inputs, out, of_all)["genes"] > result.counts["genes"] > 0
+    assert genes_of(out)[0] == list(contigs)
+    assert verify_run(out).problems == []
+    kept = predict(inputs, out, replace(config, not_given=frozenset({"genes"})))
+    assert kept.was_complete
+    without = predict(inputs, out, replace(config, genes=WrittenGenes.NONE))
+    assert without.computed == ("contigs", "report")
+    assert not (out / "genes.gff3").exists()
+    assert not (out / "genes.faa").exists()
+    assert "genes" not in without.counts
+    assert verify_run(out).problems == []
+    run(inputs, out, config)
+    assert tables(out) == tables(folder / "out")
+
+
+@pytest.mark.parametrize("name", ["genes.gff3", "genes.faa"])
+def test_verify_finds_genes_that_were_changed_or_lost(finished, tmp_path, name):
+    folder, _, _, _ = finished
+    shutil.copytree(folder / "out", tmp_path / "out")
+    with (tmp_path / "out" / name).open("ab") as file:
+        file.write(b">a\nM\n")
+    assert [name in problem for problem in verify_run(tmp_path / "out").problems] == [True]
+    (tmp_path / "out" / name).unlink()
+    assert ["is missing" in problem for problem in verify_run(tmp_path / "out").problems] == [True]
+
+
+def test_tables_of_viral_contigs_alone_hold_their_lines_and_the_next_start_writes_them_whole(finished, tmp_path):
+    folder, contigs, config, result = finished
+    out, inputs = tmp_path / "out", [folder / "in.fa"]
+    only = replace(config, only_viral=True, formats=(TableFormat.TSV, TableFormat.JSON))
+    counts = run(inputs, out, only)
+    assert counts == result.counts
+    whole = (folder / "out/contigs.tsv").read_text().splitlines()
+    viral = [line for line in whole if "\tvirus\t" in line]
+    assert (out / "contigs.tsv").read_text().splitlines() == [whole[0], *viral]
+    assert {one["call"] for one in json.loads((out / "contigs.json").read_text())} == {"virus"}
+    tracks = (folder / "out/tracks.bedgraph").read_text()
+    long_is_viral = any(line.startswith("long\t") for line in viral)
+    assert (out / "tracks.bedgraph").read_text() == (tracks if long_is_viral else tracks.splitlines(keepends=True)[0])
+    assert (out / "viral.fasta").read_bytes() == (folder / "out/viral.fasta").read_bytes()
+    assert verify_run(out).problems == []
+    text = report_markdown(PredictionLayout(out))
+    assert f"{counts['virus']} of {len(contigs)} contigs" in text
+    again = predict(inputs, out, config)
+    assert again.computed == ("contigs", "report")
+    assert tables(out) == tables(folder / "out")
 
 
 def test_one_or_two_workers_and_a_second_start_give_the_same_tables(finished, tmp_path):

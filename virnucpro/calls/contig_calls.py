@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from virnucpro import durable
 from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
 from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
+from virnucpro.calls.gene_files import GeneFiles
 from virnucpro.calls.score_files import decimals_of, map_scores
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
@@ -31,24 +32,27 @@ from virnucpro.calls.viral_regions import (
     find_regions,
     track_intervals,
 )
+from virnucpro.choices import WrittenGenes
 from virnucpro.errors import StoppedError
 from virnucpro.store.contig_table import COLUMNS, Call, ContigCall, ContigTable
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from virnucpro.arrays import DoubleArray, FloatArray, IntArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.calls.sample_prior import CallLimits, SamplePrior
     from virnucpro.calls.score_files import ScoreReader, ScoresOfBatch
-    from virnucpro.data.sequence_index import SequenceIndex
+    from virnucpro.data.sequence_index import SequenceIndex, SequenceRecord
     from virnucpro.run_layout import PredictionLayout
 
     PArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 BY_SEQUENCE = "by sequence"
 """Key of the count of embedded contigs with a score but no open frame."""
+GENES = "genes"
+"""Key of the count of genes that were written."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
 """Columns that are unknown of a contig that is not embedded."""
@@ -58,6 +62,35 @@ _SHOWN_DIGITS = 6
 """Of posterior and false discovery rate."""
 _SCORE_DIGITS = 15
 """Digits of a contig's score: the top contigs differ in the tenth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOutputs:
+    """What is written of the calls, beside ``contigs.tsv``, ``viral.fasta``, tracks and regions."""
+
+    as_json: bool = False
+    """The table as JSON."""
+    as_parquet: bool = False
+    """The table as Parquet."""
+    genes: WrittenGenes = WrittenGenes.NONE
+    """Contigs whose genes are written."""
+    only_viral: bool = False
+    """Whether tables, tracks and regions hold the viral contigs alone."""
+
+    def table(self, layout: PredictionLayout) -> ContigTable:
+        return ContigTable(
+            layout.contigs,
+            as_json=layout.contigs_json if self.as_json else None,
+            as_parquet=layout.contigs_parquet if self.as_parquet else None,
+        )
+
+    def has_genes_of(self, call: Call) -> bool:
+        """Whether the genes of contigs with this call are written."""
+        return self.genes is WrittenGenes.ALL or (self.genes is WrittenGenes.VIRAL and call is Call.VIRUS)
+
+    def lists(self, call: Call) -> bool:
+        """Whether contigs with this call are in the tables."""
+        return call is Call.VIRUS or not self.only_viral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +120,19 @@ def call_contigs(
     layout: PredictionLayout,
     rules: CallRules,
     scores_of_contigs: ScoreReader,
+    outputs: CallOutputs,
     *,
-    as_json: bool = False,
-    as_parquet: bool = False,
     stop: threading.Event | None = None,
 ) -> Counter[str]:
     """
     Call every contig of the input, list skipped records after them, and return the number of each call.
 
-    The counts exclude skipped records; ``BY_SEQUENCE`` counts the embedded contigs with a score but no open frame.
+    The counts exclude skipped records; ``BY_SEQUENCE`` counts the embedded contigs with a score but no open frame,
+    ``GENES`` the genes that were written.
 
     Args:
-        layout: Holds the scores of frames; gets the table, the viral contigs and their tracks.
+        layout: Holds the scores of frames; gets the table, the viral contigs, their tracks, and genes.
         scores_of_contigs: Those that do not come from frames.
-        as_json: Write the table as JSON, too.
-        as_parquet: Write the table as Parquet, too.
 
     Raises:
         StoppedError: *stop* was set.
@@ -110,20 +141,7 @@ def call_contigs(
     of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
     calls: Counter[str] = Counter()
     first_frame = 0
-    with ExitStack() as stack:
-        table = stack.enter_context(
-            ContigTable(
-                layout.contigs,
-                as_json=layout.contigs_json if as_json else None,
-                as_parquet=layout.contigs_parquet if as_parquet else None,
-            )
-        )
-        fasta, tracks, regions = (
-            stack.enter_context(durable.replacing(path))
-            for path in (layout.viral_fasta, layout.tracks, layout.viral_regions)
-        )
-        tracks.write(bedgraph_header(rules.classifier, rules.fingerprint).encode())
-        regions.write(bed_header(rules.classifier, rules.fingerprint).encode())
+    with _CallFiles(layout, order, rules, outputs) as files:
         for batch in order.batches():
             if stop is not None and stop.is_set():
                 raise StoppedError
@@ -134,15 +152,60 @@ def call_contigs(
             found = _calls(batch, scores, of_batch, rules)
             calls.update(one.call for one in found)
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
-            table.write(found)
-            for position, one in zip(batch.positions.tolist(), found, strict=True):
-                if one.call is Call.VIRUS:
-                    fasta.write(_fasta(order.index, position, one).encode())
-            for line, region in _browser_lines(batch, scores, of_batch, order.chunk_nt, rules):
-                tracks.write(line.encode())
-                regions.write(region.encode())
-        _list_skipped(order.index, table, rules)
+            files.write(batch, found, _browser_lines(batch, scores, of_batch, order.chunk_nt, rules))
+        if not outputs.only_viral:
+            _list_skipped(order.index, files.table, rules)
+    calls[GENES] = 0 if files.genes is None else files.genes.genes
     return calls
+
+
+class _CallFiles:
+    """Context manager that writes the files of calls, each atomically."""
+
+    def __init__(self, layout: PredictionLayout, order: FrameOrder, rules: CallRules, outputs: CallOutputs) -> None:
+        self._layout, self._index, self._rules, self._outputs = layout, order.index, rules, outputs
+        self._stack = ExitStack()
+        self.genes: GeneFiles | None = None
+
+    def __enter__(self) -> Self:
+        layout, rules = self._layout, self._rules
+        with ExitStack() as stack:
+            self.table = stack.enter_context(self._outputs.table(layout))
+            self._fasta, self._tracks, self._regions = (
+                stack.enter_context(durable.replacing(path))
+                for path in (layout.viral_fasta, layout.tracks, layout.viral_regions)
+            )
+            if self._outputs.genes is not WrittenGenes.NONE:
+                self.genes = stack.enter_context(GeneFiles(layout.genes, layout.gene_proteins))
+            self._tracks.write(bedgraph_header(rules.classifier, rules.fingerprint).encode())
+            self._regions.write(bed_header(rules.classifier, rules.fingerprint).encode())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  passed through
+        return self._stack.__exit__(*error)
+
+    def write(self, batch: ContigBatch, found: Sequence[ContigCall], lines: Iterator[tuple[int, str, str]]) -> None:
+        """
+        Write the contigs of a batch.
+
+        Args:
+            lines: Place in the batch of each long contig, its bedGraph lines and its BED lines.
+        """
+        outputs = self._outputs
+        self.table.write([one for one in found if outputs.lists(one.call)])
+        for position, one in zip(batch.positions.tolist(), found, strict=True):
+            has_genes = outputs.has_genes_of(one.call)
+            if one.call is Call.VIRUS or has_genes:
+                record = self._index.read(position)
+                if one.call is Call.VIRUS:
+                    self._fasta.write(_fasta(record))
+                if has_genes and self.genes is not None:
+                    self.genes.add(record.sequence_id, record.sequence)
+        for contig, track, regions in lines:
+            if outputs.lists(found[contig].call):
+                self._tracks.write(track.encode())
+                self._regions.write(regions.encode())
 
 
 def _calls(batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, rules: CallRules) -> list[ContigCall]:
@@ -227,16 +290,16 @@ def _what_is_missing(frames: int, scored: int) -> str:
     return ""
 
 
-def _fasta(index: SequenceIndex, position: int, call: ContigCall) -> str:
-    sequence = index.read(position).sequence
+def _fasta(record: SequenceRecord) -> bytes:
+    sequence = record.sequence
     lines = "\n".join([sequence[at : at + _LINE_NT] for at in range(0, len(sequence), _LINE_NT)])
-    return f">{call.contig} score={call.score} length={call.length} fingerprint={call.fingerprint}\n{lines}\n"
+    return b">%s\n%s\n" % (record.header, lines.encode())
 
 
 def _browser_lines(
     batch: ContigBatch, scores: FloatArray, by_model: ScoresOfBatch, chunk_nt: int, rules: CallRules
-) -> Iterator[tuple[str, str]]:
-    """Yield the bedGraph and BED lines of each long contig."""
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the place in the batch of each long contig, and its bedGraph and BED lines."""
     frames_per_chunk = batch.frames_per_chunk
     chunk_ends, frame_ends = np.cumsum(batch.chunks_per_contig), np.cumsum(frames_per_chunk)
     window = 0
@@ -254,6 +317,7 @@ def _browser_lines(
         starts, ends = batch.chunk_bounds(contig, chunk_nt)
         name = batch.contig_ids[contig]
         yield (
+            contig,
             bedgraph_lines(name, track_intervals(starts, ends, p_virus)),
             bed_lines(name, find_regions(starts, ends, p_virus, rules.neutral_p)),
         )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from virnucpro.commands.inputs import readable_inputs
 from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
-from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.models.configuration import configure_model
 from virnucpro.pipeline.hardware.device_claim import devices_for
@@ -20,6 +20,8 @@ from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.show.progress import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from virnucpro.pipeline.run.run_result import RunResult
 
 
@@ -44,7 +46,12 @@ def embed(
             f"No --model given: using the bundled demonstration encoder {settings.model} "
             "(for the published models see `virnucpro models list`)."
         )
-    check_readable(fasta)  # before weights are searched for or fetched
+    is_flow = flow or settings.hardware.runner != "threads"
+    with readable_inputs(fasta, output, is_flow=is_flow) as files:  # before weights are searched for or fetched
+        _embed(files, output, settings, is_flow=is_flow, as_json=as_json)
+
+
+def _embed(fasta: list[Path], output: Path, settings: EmbeddingSettings, *, is_flow: bool, as_json: bool) -> None:
     show = partial(
         report,
         print_summary=_print_summary,
@@ -52,7 +59,7 @@ def embed(
         allow_partial=settings.result.allow_partial,
         parts="sequences",
     )
-    if flow or settings.hardware.runner != "threads":
+    if is_flow:
         result = run_as_flow("embed", settings, fasta_files=[str(path) for path in fasta], output_dir=str(output))
         show(result)
         return

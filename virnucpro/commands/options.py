@@ -31,7 +31,7 @@ FastaFiles = Annotated[
     typer.Argument(
         readable=False,
         metavar="FASTA",
-        help="Files of proteins (FASTA), or of DNA with a model of DNA (FASTA, FASTQ, unaligned BAM); text files plain or gzip.",
+        help="Files of proteins (FASTA), or of DNA with a model of DNA (FASTA, FASTQ, unaligned BAM); plain or gzip, bzip2, xz, Zstandard; - for standard input.",
         show_default=False,
     ),
 ]

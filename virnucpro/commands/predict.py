@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from virnucpro.commands.inputs import readable_inputs
 from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
-from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
@@ -29,7 +29,7 @@ def predict(
         typer.Argument(
             readable=False,
             metavar="INPUT",
-            help="Contigs or reads: FASTA, FASTQ (both plain or gzip) or unaligned BAM.",
+            help="Contigs or reads: FASTA, FASTQ or unaligned BAM, plain or gzip, bzip2, xz, Zstandard; - for standard input.",
             show_default=False,
         ),
     ],
@@ -49,7 +49,12 @@ def predict(
             f"No --classifier given: using the bundled classifier {settings.classifier} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
-    check_readable(inputs)  # before weights are searched for or fetched
+    is_flow = flow or settings.hardware.runner != "threads"
+    with readable_inputs(inputs, output, is_flow=is_flow) as files:  # before weights are searched for or fetched
+        _predict(files, output, settings, is_flow=is_flow, as_json=as_json)
+
+
+def _predict(inputs: list[Path], output: Path, settings: PredictionSettings, *, is_flow: bool, as_json: bool) -> None:
     show = partial(
         report,
         print_summary=print_summary,
@@ -57,7 +62,7 @@ def predict(
         allow_partial=settings.result.allow_partial,
         parts="frames",
     )
-    if flow or settings.hardware.runner != "threads":
+    if is_flow:
         result = run_as_flow("predict", settings, input_files=[str(path) for path in inputs], output_dir=str(output))
         show(result)
         return

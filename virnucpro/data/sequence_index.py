@@ -44,6 +44,8 @@ class SequenceRecord:
     position: int
     sequence_id: str
     sequence: str
+    header: bytes = b""
+    """The line above the sequence, as it is in the input, without ``>`` and line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,11 @@ class SequenceIndex:
         Read and check the whole input, and write its index.
 
         Args:
-            fasta_files: FASTA files, for DNA also FASTQ, each plain or gzip, and unaligned BAM, in the input's order.
+            fasta_files: FASTA files, for DNA also FASTQ, plain or compressed, and unaligned BAM, in the input's order.
             index_path: The index file to write.
             unpack_dir: Folder for FASTA copies of other formats; they are needed as long as the index is.
             rules: How records are read, and whether bad ones are skipped.
-            max_unpacked_bytes: Bytes that one gzip file may unpack to.
+            max_unpacked_bytes: Bytes that one compressed file may unpack to.
 
         Raises:
             BadInputError: The input breaks a rule; all problems are collected, up to the limit of that error.
@@ -245,7 +247,8 @@ class SequenceIndex:
         )
         if not same:
             raise self.changed(position)
-        return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"))
+        header = data[1:].partition(b"\n")[0].removesuffix(b"\r")
+        return SequenceRecord(int(position), name.decode("utf-8"), record.sequence.decode("ascii"), header)
 
     def rows_of(self, positions: IntArray) -> IntArray:
         """Return the rows of the sequences at *positions*, none of them a copy: one, and one for each copy; int64."""

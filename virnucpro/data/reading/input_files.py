@@ -2,18 +2,16 @@
 Opens input files: regular files only, their format detected from their first bytes, other formats refused with the fix.
 
 Records are read by byte offset from FASTA. Of a compressed file, FASTQ or BAM a FASTA copy is made once in a folder of
-the run, named by the sha256 of the original; a copy is reused by its own sha256, never by a date. This module knows
-nothing of records.
+the run, named by the sha256 of the original; a copy is reused by its own sha256, never by a date. Standard input is
+saved to such a folder before (``standard_input``). This module knows nothing of records.
 """
 
 from __future__ import annotations
 
 import errno
-import gzip
 import hashlib
 import os
 import stat
-import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from virnucpro import durable
 from virnucpro.choices import SequenceKind
+from virnucpro.data.reading.compressed import BLOCK_BYTES, GZIP, MOST_START_BYTES, UNPACKING_ERRORS, packing_of
 from virnucpro.data.reading.read_formats import (
     BAM_COPY_LINES,
     BAM_END,
@@ -30,23 +29,24 @@ from virnucpro.data.reading.read_formats import (
     fastq_as_fasta,
 )
 from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.run_layout import STDIN_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from virnucpro.data.reading.compressed import Packing
+
 UTF8_BOM = b"\xef\xbb\xbf"
 DEFAULT_MAX_UNPACKED_BYTES = 256 << 30
-"""Limit for one unpacked gzip file, bytes: more than UniRef100, less than a decompression bomb."""
+"""Limit for one unpacked file or stream, bytes: more than UniRef100, less than a decompression bomb."""
+STDIN = "-"
+"""Stands for standard input on the command line."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_COPY_BYTES = 1 << 20
+_COPY_AGAIN = "copy or download the file again"
 _SNIFFED_BYTES = 1 << 16
 _SAVE_FIRST = "save it to a regular file first"
 _FORMATS = (
-    (b"BZh", "bzip2", "unpack it with: bunzip2 FILE"),
-    (b"\x28\xb5\x2f\xfd", "Zstandard", "unpack it with: unzstd FILE"),
-    (b"\xfd7zXZ\x00", "xz", "unpack it with: unxz FILE"),
     (b"PK\x03\x04", "zip", "unpack it with: unzip FILE"),
     (b"CRAM", "CRAM", CONVERT_ALIGNED),
     (b"@HD\tVN:", "SAM", CONVERT_ALIGNED),
@@ -55,7 +55,6 @@ _FORMATS = (
     (b"\xfe\xff", "UTF-16 text", "convert it with: iconv -f utf-16 -t utf-8 FILE > NEW_FILE"),
     (b">\x00", "UTF-16 text", "convert it with: iconv -f utf-16le -t utf-8 FILE > NEW_FILE"),
     (b"\x00>", "UTF-16 text", "convert it with: iconv -f utf-16be -t utf-8 FILE > NEW_FILE"),
-    (_GZIP_MAGIC, "gzip inside gzip", "unpack it with: gunzip FILE"),
 )
 
 
@@ -91,19 +90,19 @@ class ReadableFile:
 
 def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max_unpacked_bytes: int) -> ReadableFile:
     """Return an input that is FASTA, or a FASTA copy in *unpack_dir*; BadInputError where it is unusable."""
-    name = os.fspath(path)
-    real_path = os.path.realpath(name)
-    with open_regular(name) as descriptor:
-        file_format, packed = _sniffed(descriptor, name, max_unpacked_bytes, kind)
-        if file_format is InputFormat.FASTA and not packed:
+    name = input_name(path)
+    real_path = os.path.realpath(path)
+    with open_regular(os.fspath(path)) as descriptor:
+        file_format, packing = _sniffed(descriptor, name, max_unpacked_bytes, kind)
+        if file_format is InputFormat.FASTA and packing is None:
             return ReadableFile(path=name, real_path=real_path, read_path=real_path)
         at_end = max(0, os.fstat(descriptor).st_size - len(BAM_END))
         is_bam = file_format is InputFormat.BAM
-        if is_bam and packed and os.pread(descriptor, len(BAM_END), at_end) != BAM_END:
-            raise _unusable(name, "truncated BAM: it has no end-of-file block", "copy or download the file again")
+        if is_bam and packing is GZIP and os.pread(descriptor, len(BAM_END), at_end) != BAM_END:
+            raise _unusable(name, "truncated BAM: it has no end-of-file block", _COPY_AGAIN)
         given_bytes, given_sha256 = hash_content(descriptor)
         unpacked = unpack_dir.absolute() / f"{given_sha256}.fasta"
-        blocks = _blocks(descriptor, name, max_unpacked_bytes, packed=packed)
+        blocks = _blocks(descriptor, name, max_unpacked_bytes, packing)
         with durable.replacing(unpacked) as copy:
             if file_format is InputFormat.FASTQ:
                 blocks = fastq_as_fasta(blocks, name)
@@ -121,25 +120,35 @@ def make_readable(path: str | Path, unpack_dir: Path, *, kind: SequenceKind, max
     )
 
 
+def input_name(path: str | Path) -> str:
+    """Return the name of an input in messages and names of files: as the user wrote it, or ``stdin``."""
+    return "stdin" if STDIN_NAME.fullmatch(os.path.basename(path)) else os.fspath(path)  # noqa: PTH119  not a file yet
+
+
 def holds_reads(path: str | Path) -> bool:
     """Whether a readable input holds reads: FASTQ or BAM."""
-    name = os.fspath(path)
-    with open_regular(name) as descriptor:
-        return _sniffed(descriptor, name, DEFAULT_MAX_UNPACKED_BYTES, SequenceKind.DNA)[0] is not InputFormat.FASTA
+    with open_regular(os.fspath(path)) as descriptor:
+        found, _ = _sniffed(descriptor, input_name(path), DEFAULT_MAX_UNPACKED_BYTES, SequenceKind.DNA)
+    return found is not InputFormat.FASTA
 
 
-def _sniffed(descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind) -> tuple[InputFormat, bool]:
-    """Return the format of an open file, and whether it is gzip."""
-    packed = os.pread(descriptor, len(_GZIP_MAGIC), 0) == _GZIP_MAGIC
-    head = _head(_blocks(descriptor, name, max_unpacked_bytes, packed=packed))
-    return _format_of(head, name, kind), packed
+def _sniffed(
+    descriptor: int, name: str, max_unpacked_bytes: int, kind: SequenceKind
+) -> tuple[InputFormat, Packing | None]:
+    """Return the format of an open file, and how it is compressed."""
+    packing = packing_of(os.pread(descriptor, MOST_START_BYTES, 0))
+    head = _head(_blocks(descriptor, name, max_unpacked_bytes, packing))
+    if packing is not None and (inner := packing_of(head)) is not None:
+        what = f"{inner.name} inside {packing.name}, not FASTA"
+        raise _unusable(name, what, f"unpack it with: {packing.program} FILE")
+    return _format_of(head, name, kind), packing
 
 
 @contextmanager
 def open_regular(path: str) -> Iterator[int]:
     """Open a regular file for reading; BadInputError with the system's text where that fails."""
-    if path == "-":
-        raise _unusable(path, "standard input has no byte offsets", _SAVE_FIRST)
+    if path == STDIN:
+        raise _unusable(path, "only the commands predict and embed read standard input", _SAVE_FIRST)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -160,7 +169,7 @@ def hash_content(descriptor: int) -> tuple[int, str]:
     """Return the bytes of an open file and their hex sha256; its read position does not move."""
     digest = hashlib.sha256()
     num_bytes = 0
-    while block := os.pread(descriptor, _COPY_BYTES, num_bytes):
+    while block := os.pread(descriptor, BLOCK_BYTES, num_bytes):
         digest.update(block)
         num_bytes += len(block)
     return num_bytes, digest.hexdigest()
@@ -173,35 +182,34 @@ def _head(blocks: Iterator[bytes]) -> bytes:
     return head[:_SNIFFED_BYTES]
 
 
-def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, *, packed: bool) -> Iterator[bytes]:
-    """Yield the bytes of a file, unpacked where it is gzip."""
-    if packed:
-        yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes)
+def _blocks(descriptor: int, name: str, max_unpacked_bytes: int, packing: Packing | None) -> Iterator[bytes]:
+    """Yield the bytes of a file, unpacked where it is compressed."""
+    if packing is not None:
+        yield from _unpacked_blocks(descriptor, name, max_unpacked_bytes, packing)
         return
     offset = 0
-    while block := os.pread(descriptor, _COPY_BYTES, offset):
+    while block := os.pread(descriptor, BLOCK_BYTES, offset):
         offset += len(block)
         yield block
 
 
-def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int) -> Iterator[bytes]:
+def _unpacked_blocks(descriptor: int, name: str, max_unpacked_bytes: int, packing: Packing) -> Iterator[bytes]:
     unpacked_bytes = 0
-    with os.fdopen(os.dup(descriptor), "rb") as packed, gzip.GzipFile(fileobj=packed) as members:
-        packed.seek(0)
-        while True:
-            try:
-                block = members.read(_COPY_BYTES)
-            except EOFError as error:
-                raise _unusable(name, "truncated gzip", "copy or download the file again") from error
-            except (OSError, zlib.error) as error:
-                raise _unusable(name, f"damaged gzip ({error})", "copy or download the file again") from error
-            if not block:
-                return
-            unpacked_bytes += len(block)
-            if unpacked_bytes > max_unpacked_bytes:
-                what = f"gzip that unpacks to more than {max_unpacked_bytes} bytes"
-                raise _unusable(name, what, "unpack it yourself with gunzip, if you trust it")
-            yield block
+    blocks = packing.blocks(descriptor)
+    while True:
+        try:
+            block = next(blocks, b"")
+        except EOFError as error:
+            raise _unusable(name, f"truncated {packing.name}", _COPY_AGAIN) from error
+        except UNPACKING_ERRORS as error:
+            raise _unusable(name, f"damaged {packing.name} ({error})", _COPY_AGAIN) from error
+        if not block:
+            return
+        unpacked_bytes += len(block)
+        if unpacked_bytes > max_unpacked_bytes:
+            what = f"{packing.name} that unpacks to more than {max_unpacked_bytes} bytes"
+            raise _unusable(name, what, f"unpack it yourself with {packing.program}, if you trust it")
+        yield block
 
 
 def _format_of(head: bytes, name: str, kind: SequenceKind) -> InputFormat:

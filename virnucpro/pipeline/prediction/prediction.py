@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from virnucpro import durable
-from virnucpro.calls.contig_calls import BY_SEQUENCE, CallRules, call_contigs
+from virnucpro.calls.contig_calls import BY_SEQUENCE, GENES, CallOutputs, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
-from virnucpro.choices import TableFormat
+from virnucpro.choices import TableFormat, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
@@ -73,7 +73,7 @@ def run_prediction(
     Call every contig viral or not; starting again in the same folder resumes what is missing.
 
     Args:
-        input_files: FASTA, FASTQ or unaligned BAM, plain or gzip, in the order of the result.
+        input_files: FASTA, FASTQ or unaligned BAM, plain or compressed, in the order of the result.
         devices: A claim, whose devices are waited for once they are needed and kept over both embedding runs, or one
             device a worker, which no other process may use.
         workers: Number of CPU workers; None for as many as the machine bears.
@@ -211,16 +211,28 @@ def _classify_for(run: PredictionRun) -> dict[str, int]:
 
 
 def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
-    """Call every contig, and remove the tables of formats that are not wanted any more."""
+    """Call every contig, and remove the files that are not wanted any more."""
     layout, config = run.layout, run.config
-    formats = {TableFormat.JSON: layout.contigs_json, TableFormat.PARQUET: layout.contigs_parquet}
-    chosen = [path for one, path in formats.items() if one in config.formats]
+    outputs = CallOutputs(
+        as_json=TableFormat.JSON in config.formats,
+        as_parquet=TableFormat.PARQUET in config.formats,
+        genes=config.genes,
+        only_viral=config.only_viral,
+    )
+    has_genes = config.genes is not WrittenGenes.NONE
+    optional = {
+        layout.contigs_json: outputs.as_json,
+        layout.contigs_parquet: outputs.as_parquet,
+        layout.genes: has_genes,
+        layout.gene_proteins: has_genes,
+    }
+    chosen = [path for path, is_chosen in optional.items() if is_chosen]
     written = [layout.contigs, layout.viral_fasta, layout.tracks, layout.viral_regions, *chosen]
     scores = [stage.files for name in ("letters", "classify") if (stage := run.manifest.stages.get(name)) is not None]
     identity = fingerprint([scores, config.output_settings()])
-    for path in formats.values():
+    for path in optional:
         if path not in chosen and path.name in run.manifest.outputs:
-            durable.remove(path)  # of another threshold; a killed start may have left it
+            durable.remove(path)  # of another start; a killed one may have left it
     order = run.frame_order()
     sample, limits, run.manifest.sample = read_sample(run, order)
     rules = CallRules(
@@ -235,16 +247,9 @@ def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
     )
 
     def work() -> dict[str, int]:
-        calls = call_contigs(
-            order,
-            layout,
-            rules,
-            run.score_reader(order),
-            as_json=TableFormat.JSON in config.formats,
-            as_parquet=TableFormat.PARQUET in config.formats,
-            stop=stop,
-        )
-        counted = (*map(str, Call), BY_SEQUENCE) if rules.reads_embeddings else tuple(Call)
+        calls = call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
+        more = [BY_SEQUENCE] * rules.reads_embeddings + [GENES] * has_genes
+        counted = [*map(str, Call), *more]
         return {name.replace(" ", "_"): calls[name] for name in counted}
 
     run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from virnucpro import durable
 from virnucpro.calls.frame_order import FrameOrder
 from virnucpro.calls.score_files import ScoreReader, map_scores
-from virnucpro.choices import CASCADE_OFF, Keep, TableFormat
+from virnucpro.choices import CASCADE_OFF, Keep, TableFormat, WrittenGenes
 from virnucpro.data.index.file import content_is_intact
-from virnucpro.data.reading.input_files import holds_reads
+from virnucpro.data.reading.compressed import SUFFIXES
+from virnucpro.data.reading.input_files import holds_reads, input_name
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError, OutputError, SettingsChangedError, printable
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray
     from virnucpro.pipeline.prediction.settings import PredictionConfig
 
-_SEQUENCE_SUFFIX = re.compile(r"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.gz)?$", re.IGNORECASE)
+_SEQUENCE_SUFFIX = re.compile(
+    rf"(\.(fa|fas|fasta|fna|ffn|fsa|fq|fastq|bam|sam|txt|seq))?(\.({'|'.join(SUFFIXES)}))?$", re.IGNORECASE
+)
 
 
 @dataclass(kw_only=True)
@@ -213,7 +216,7 @@ def _continued(
     notices = []
     now = config.output_settings()
     for name, default in asked.output_settings().items():
-        title, before = name.replace("_", " "), recorded.get(name)
+        title, before = name.replace("_", " "), recorded.get(name, default)  # an earlier version had fewer
         if now[name] != default:
             notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
         elif before != now[name]:
@@ -230,6 +233,8 @@ def _outputs(layout: PredictionLayout, stems: Sequence[str], config: PredictionC
     formats = {layout.contigs_json: TableFormat.JSON, layout.contigs_parquet: TableFormat.PARQUET}
     results = [path for path in layout.results() if formats.get(path, TableFormat.TSV) in config.formats]
     absent = {layout.report} if config.keep is Keep.TABLES else set()
+    if config.genes is WrittenGenes.NONE:
+        absent |= {layout.genes, layout.gene_proteins}
     if config.cascade is None:
         absent |= {layout.prediction_results, layout.highest_score}
         return sorted(path.name for path in results if path not in absent)
@@ -254,7 +259,7 @@ def _sequences(input_files: Sequence[str | Path]) -> str:
 
 
 def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:
-    names = [Path(os.fspath(path)).name for path in input_files]
+    names = [Path(input_name(path)).name for path in input_files]
     stems = [_SEQUENCE_SUFFIX.sub("", name) or name for name in names]
     for stem in stems:
         if stems.count(stem) > 1:

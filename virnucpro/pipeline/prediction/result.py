@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.choices import Keep
+from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
 from virnucpro.pipeline.prediction.sample import sample_notes
@@ -119,6 +119,11 @@ def close_prediction(
     manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
     if manifest.counts["contigs"]:
         manifest.notes += _notes_of_cascade(run)
+    if "genes" in manifest.counts:
+        whose = manifest.sequences if config.genes is WrittenGenes.ALL else f"viral {manifest.sequences}"
+        manifest.notes.append(f"genes of {whose} in genes.gff3 and genes.faa: {manifest.counts['genes']:,}")
+    if config.only_viral:
+        manifest.notes.append(f"tables and tracks hold viral {manifest.sequences} alone (--only-viral)")
     manifest.notes += [f"{stage}: {note}" for stage in config.encoders for note in stages[stage].notes]
     if manifest.sample is not None and manifest.counts["contigs"]:
         manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.choices import (
@@ -20,9 +20,11 @@ from virnucpro.choices import (
     LARGE_INPUT_NT,
     PRIOR_AUTO,
     PRIOR_OFF,
+    Choice,
     Keep,
     SequenceKind,
     TableFormat,
+    WrittenGenes,
 )
 from virnucpro.config import InputRules, ModelConfig, computing_versions, fingerprint
 from virnucpro.errors import ClassifierMismatchError, ConfigurationError, WeightsError, printable
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
     from virnucpro.arrays import BoolArray, FloatArray
     from virnucpro.settings import PredictionSettings, RunSettings
+
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 FINGERPRINT_DIGITS = 16
 """Hex digits of the fingerprint that outputs carry."""
@@ -92,6 +96,10 @@ class PredictionConfig:
     """What a complete run leaves."""
     keep_chunks: bool = False
     """Whether the chunks are written, too."""
+    genes: WrittenGenes = WrittenGenes.VIRAL
+    """Contigs whose genes are written; any but ``auto``."""
+    only_viral: bool = False
+    """Whether tables and tracks hold the viral contigs alone."""
     not_given: frozenset[str] = frozenset()
     """Output settings that stand at their defaults: a folder that a run was made in keeps its own."""
 
@@ -174,7 +182,9 @@ class PredictionConfig:
         if "formats" in kept:
             kept["formats"] = _formats(kept["formats"])
         if "keep" in kept:
-            kept["keep"] = _kept(kept["keep"])
+            kept["keep"] = _chosen(Keep, "keep", kept["keep"])
+        if "genes" in kept:
+            kept["genes"] = _chosen(WrittenGenes, "genes", kept["genes"])
         return replace(self, **kept)
 
     def keeps_frames(self, num_nt: int) -> bool:
@@ -191,6 +201,8 @@ class PredictionConfig:
             "formats": [str(one) for one in self.formats],
             "keep": str(self.keep),
             "keep_chunks": self.keep_chunks,
+            "genes": str(self.genes),
+            "only_viral": self.only_viral,
         }
 
     def models(self) -> dict[str, dict[str, Any]]:
@@ -302,6 +314,7 @@ def configure_prediction(
         "formats": not result.formats,
         "keep": result.keep is Keep.AUTO,
         "keep_chunks": not result.keep_chunks,
+        "genes": result.genes is WrittenGenes.AUTO,
     }
     return PredictionConfig(
         classifier_dir=folder,
@@ -324,6 +337,8 @@ def configure_prediction(
         formats=_formats(result.formats),
         keep=result.keep,
         keep_chunks=result.keep_chunks,
+        genes=WrittenGenes.VIRAL if result.genes is WrittenGenes.AUTO else result.genes,
+        only_viral=result.only_viral,
         not_given=frozenset(name for name, as_before in is_default.items() if as_before),
     )
 
@@ -351,11 +366,11 @@ def _cascade_and_letters(asked: str, folder: Path, card: ClassifierCard) -> tupl
     return Cascade(low, high), own
 
 
-def _kept(recorded: object) -> Keep:
-    for one in Keep:
+def _chosen(choice: type[ChoiceT], title: str, recorded: object) -> ChoiceT:
+    for one in choice:
         if one == recorded:
             return one
-    raise ConfigurationError(f"keep {recorded!r}: choose one of {', '.join(Keep)}")
+    raise ConfigurationError(f"{title} {recorded!r}: choose one of {', '.join(choice)}")
 
 
 def _formats(wanted: Sequence[TableFormat | str]) -> tuple[TableFormat, ...]:

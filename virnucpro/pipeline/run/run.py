@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from virnucpro import durable
-from virnucpro.data.reading.input_files import hash_content, open_regular
+from virnucpro.data.reading.input_files import hash_content, input_name, open_regular
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, DiskSpaceError, OutputError, ResultError, SettingsChangedError, StoppedError
 from virnucpro.run_layout import RunLayout
@@ -99,9 +99,9 @@ def is_same_input(
     False where a file cannot be read: indexing says what is wrong. *settings* are those of now; those that differ are
     named with the input.
     """
-    before = [(item["path"], item["sha256"]) for item in earlier.inputs]
+    before = [(input_name(item["path"]), item["sha256"]) for item in earlier.inputs]
     try:
-        now = [(item["path"], item["sha256"]) for item in map(about_file, input_files)]
+        now = [(input_name(item["path"]), item["sha256"]) for item in map(about_file, input_files)]
     except BadInputError:
         return False
     others = _differences(earlier.settings, settings)

@@ -87,6 +87,8 @@ def _verify_prediction(layout: PredictionLayout, manifest: PredictionManifest) -
     if problems := _unfinished(layout, manifest):
         return Verification(manifest.state, contigs + skipped, 0, skipped, problems)
     results = [layout.contigs, layout.viral_fasta]
+    if "genes" in manifest.counts:
+        results += [layout.genes, layout.gene_proteins]
     if manifest.output_settings.get("keep") != Keep.TABLES:
         results.append(layout.report)
     if manifest.has_frames:
@@ -166,6 +168,10 @@ def _check_index(path: Path, inputs: Sequence[Mapping[str, Any]], *, num_records
 def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
     """Count again what the tables hold, and compare it with what ``run.json`` says, and that with the index."""
     counts = manifest.counts
+    num_records = counts["contigs"] + counts["skipped"]
+    if manifest.output_settings.get("only_viral"):
+        problems = _check_only_viral(layout, manifest)
+        return problems + _check_index(layout.contig_index, manifest.inputs, num_records=num_records, remedy=AGAIN)
     found: Counter[str] = Counter()
     try:
         for one in read_contig_calls(layout.contigs):
@@ -177,16 +183,41 @@ def _check_counts(layout: PredictionLayout, manifest: PredictionManifest) -> lis
             found["by_sequence"] += one.score is not None and one.frames == 0
     except ResultError as error:
         return [str(error)]
+    found["genes"] = _count_genes(layout) if "genes" in counts else 0
     if manifest.has_frames:
         with layout.prediction_results.open("rb") as file:
             found["scored_frames"] = sum(1 for _ in file) - 1
     found["missing_frames"] = found["frames"] - found["scored_frames"]
     calls = [call.replace(" ", "_") for call in Call]
-    counted = [*COUNTED, *calls, *(name for name in ("embedded", "open_chunks", "by_sequence") if name in counts)]
-    problems = [
-        f"{layout.manifest}: says {counts.get(name, 0):,} {name.replace('_', ' ')}, the tables have {found[name]:,}"
-        for name in counted
-        if found[name] != counts.get(name, 0)
-    ]
-    num_records = counts["contigs"] + counts["skipped"]
+    further = ("embedded", "open_chunks", "by_sequence", "genes")
+    counted = [*COUNTED, *calls, *(name for name in further if name in counts)]
+    problems = _differences(layout, counts, found, counted)
     return problems + _check_index(layout.contig_index, manifest.inputs, num_records=num_records, remedy=AGAIN)
+
+
+def _check_only_viral(layout: PredictionLayout, manifest: PredictionManifest) -> list[str]:
+    """Count the tables of a run that lists viral contigs alone."""
+    found: Counter[str] = Counter()
+    try:
+        found.update(one.call.replace(" ", "_") for one in read_contig_calls(layout.contigs))
+    except ResultError as error:
+        return [str(error)]
+    expected = {"virus": manifest.counts["virus"]}
+    if "genes" in manifest.counts:
+        expected["genes"], found["genes"] = manifest.counts["genes"], _count_genes(layout)
+    return _differences(layout, expected, found, sorted(expected.keys() | found.keys()))
+
+
+def _count_genes(layout: PredictionLayout) -> int:
+    with layout.gene_proteins.open("rb") as file:
+        return sum(line.startswith(b">") for line in file)
+
+
+def _differences(
+    layout: PredictionLayout, expected: Mapping[str, int], found: Mapping[str, int], names: Sequence[str]
+) -> list[str]:
+    return [
+        f"{layout.manifest}: says {expected.get(name, 0):,} {name.replace('_', ' ')}, the tables have {found[name]:,}"
+        for name in names
+        if found[name] != expected.get(name, 0)
+    ]

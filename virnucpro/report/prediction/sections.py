@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virnucpro.data.reading.input_files import input_name
 from virnucpro.errors import printable
 from virnucpro.report.html import (
     Html,
@@ -56,7 +57,7 @@ _OF_FRAMES = ("Highest", "Viral chunks", "Frame support")
 
 def heading(summary: Summary) -> Html:
     manifest = summary.manifest
-    inputs = [str(item["path"]).rpartition("/")[2] for item in manifest.inputs]
+    inputs = [input_name(str(item["path"])).rpartition("/")[2] for item in manifest.inputs]
     named = ", ".join(printable(name) for name in inputs[:_SHOWN_INPUTS])
     more = f" and {counted(len(inputs) - _SHOWN_INPUTS, 'more file')}" if len(inputs) > _SHOWN_INPUTS else ""
     classifier = manifest.models["classifier"]["name"]
@@ -130,16 +131,13 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
         return Html()
     lines = " and ".join(f"{threshold:g}" for threshold in thresholds)
     dotted = f"dotted: the {'threshold' if len(thresholds) == 1 else 'thresholds'} {lines}"
-    count = (
-        f"All {counted(summary.scored, summary.sequence)} with a score"
-        if summary.scored > 1
-        else f"The one {summary.sequence} with a score"
-    )
+    one = f"viral {summary.sequence}" if summary.has_only_viral else summary.sequence
+    count = f"All {counted(summary.scored, one)} with a score" if summary.scored > 1 else f"The one {one} with a score"
     shown = len(summary.sample)
     sample = (
-        f"Each point is a {summary.sequence}."
+        f"Each point is a {one}."
         if shown == summary.scored
-        else f"Each point is a {summary.sequence}: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
+        else f"Each point is a {one}: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
     )
     return element(
         "section",
@@ -239,9 +237,10 @@ def contig_table(summary: Summary) -> Html:
         return Html()
     contigs = summary.table
     title = element("h2", summary.sequences.capitalize())
-    if len(contigs) < summary.contigs:
+    listed = summary.groups[Call.VIRUS].contigs if summary.has_only_viral else summary.contigs
+    if len(contigs) < listed:
         text = (
-            f"The {whole(len(contigs))} {summary.sequences} with the highest P(virus), of {whole(summary.contigs)}. "
+            f"The {whole(len(contigs))} {summary.sequences} with the highest P(virus), of {whole(listed)}. "
             "All of them are in contigs.tsv."
         )
         title = joined(title, element("p", text, class_="note"))

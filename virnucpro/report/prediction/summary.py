@@ -223,6 +223,11 @@ class Summary:
         return sum(group.contigs for group in self.groups.values())
 
     @property
+    def has_only_viral(self) -> bool:
+        """Whether the tables, and so everything here but ``groups``' numbers, are of the viral contigs alone."""
+        return bool(self.manifest.output_settings.get("only_viral"))
+
+    @property
     def sequences(self) -> str:
         """Plural noun for the input: ``contigs`` or ``reads``."""
         return printable(self.manifest.sequences)
@@ -262,6 +267,8 @@ def summarise(layout: PredictionLayout) -> Summary:
                 viral_tracks.offer(rank, contig)
             elif contig.regions:
                 other_tracks.offer((contig.region_nt, *rank), contig)
+    if summary.has_only_viral:
+        _count_unlisted(summary)
     summary.table = table.best()
     others = max(SCATTER_POINTS // 2, SCATTER_POINTS - len(viral_sample))
     chosen = other_sample.best()[:others]
@@ -296,6 +303,14 @@ def _count(summary: Summary, contig: ContigLine) -> None:
         summary.contigs_with_regions += 1
         summary.regions += len(contig.regions)
         summary.region_nt += contig.region_nt
+
+
+def _count_unlisted(summary: Summary) -> None:
+    """Set the numbers of all contigs, those that are in no table included."""
+    counts = summary.manifest.counts
+    for call in (Call.NOT_VIRUS, Call.UNDECIDED, Call.TOO_SHORT):
+        summary.groups[call].contigs = counts[call.replace(" ", "_")]
+    summary.groups[NO_SCORE].contigs = counts["no_open_frame"] + counts["skipped"]
 
 
 def _kind_of_reason(contig: ContigLine) -> str:

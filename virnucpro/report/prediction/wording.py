@@ -18,7 +18,7 @@ def lead(summary: Summary) -> str:
     one, many = summary.sequence, summary.sequences
     if not total:
         return f"The input holds no {many}."
-    if not summary.scored:
+    if not summary.scored and not summary.has_only_viral:
         counts = summary.manifest.counts
         is_closed = counts.get("chunks") and not counts.get("frames") and not summary.has_contig_model
         subject = f"The only {one} could not" if total == 1 else f"None of the {whole(total)} {many} could"
@@ -46,8 +46,10 @@ def details(summary: Summary) -> list[str]:
         )
         nt = sum(group.nt for group in summary.groups.values())
         share = f"{nucleotides(viral.nt)} of the {nucleotides(nt)} of sequence ({percent(viral.nt, nt)})"
+        if summary.has_only_viral:  # the others' lengths are in no table
+            share = nucleotides(viral.nt)
         sentences.append(f"The viral {summary.sequences} hold {share}." if viral.contigs > 1 else f"It holds {share}.")
-    if summary.scored:
+    if summary.scored or summary.has_only_viral:
         others = [
             (Call.NOT_VIRUS, "not viral"),
             (Call.UNDECIDED, "undecided"),
@@ -115,9 +117,10 @@ def tracks(summary: Summary) -> str:
 
 
 def regions(summary: Summary) -> str:
+    one = f"viral {summary.sequence}" if summary.has_only_viral else summary.sequence
     if not summary.long_contigs:
-        return f"No {summary.sequence} is 10 kb or longer, so there is none to look along."
-    long_contigs = f"{counted(summary.long_contigs, summary.sequence)} {_are(summary.long_contigs)} 10 kb or longer"
+        return f"No {one} is 10 kb or longer, so there is none to look along."
+    long_contigs = f"{counted(summary.long_contigs, one)} {_are(summary.long_contigs)} 10 kb or longer"
     if not summary.regions:
         return f"{long_contigs}; none holds a viral region."
     found = f"{counted(summary.regions, 'viral region')} ({nucleotides(summary.region_nt)})"

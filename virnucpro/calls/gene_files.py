@@ -1,0 +1,181 @@
+"""
+``genes.gff3`` and ``genes.faa``: the genes of whole contigs, by the rules by which the letters' model sees them.
+
+The genes are open reading frames that ``gene_finding`` chooses, not those of a trained gene finder. Names and headers
+are Prodigal's, which other programs read: gene n of contig c is ``c_n``; ``partial`` has a digit for the gene's left
+and for its right end, 1 where the gene runs out of the contig or into unknown letters.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import quote
+
+import numpy as np
+
+from virnucpro import durable
+from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, Genes
+from virnucpro.models.contigs.nucleotide_codes import LETTERS, RESIDUES, encode
+from virnucpro.models.contigs.pieces import Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from virnucpro.models.contigs.nucleotide_codes import CodeArray
+
+WINDOW_NT, OVERLAP_NT = 2_000_000, 600_000
+"""Longer contigs are read in overlapping windows: memory is some 50 bytes for each nucleotide of one. A gene is taken
+from the window in whose middle it begins, and is whole there as long as it has at most half of ``OVERLAP_NT``."""
+PASS_NT = 200_000
+"""Nucleotides of contigs that are read together, at least, where there are so many."""
+
+_LINE = 60
+_PLAIN = ".:^*$@!+?|"
+"""Characters, beside letters, digits, ``_`` and ``-``, that a GFF3 file holds as they are."""
+_RESIDUE_LETTERS = np.frombuffer(RESIDUES, dtype=np.uint8)
+EDGE = "Edge"
+_CODON_NAMES = ["".join(letters) for letters in product(LETTERS.decode(), repeat=3)]
+
+
+class Gene(NamedTuple):
+    first: int
+    """First nucleotide on the forward strand, 1-based; *last* is the last one, the stop codon included."""
+    last: int
+    strand: str
+    """``+`` or ``-``."""
+    start: str
+    """The start codon, or ``Edge`` where the gene begins before it can be read."""
+    has_stop: bool
+    genetic_code: int
+    """Number of NCBI's table."""
+    protein: str
+    """Residues, without a stop; a start codon is M."""
+
+    @property
+    def partial(self) -> str:
+        """Whether the left and the right end are beyond what can be read, a digit each."""
+        ends = (self.start == EDGE, not self.has_stop)
+        left, right = ends if self.strand == "+" else ends[::-1]
+        return f"{left:d}{right:d}"
+
+
+class GeneFiles:
+    """
+    Context manager that writes the genes of contigs into two files, each atomically.
+
+    Attributes:
+        genes: Number of genes written; final at the end of the block.
+    """
+
+    def __init__(self, gff: Path, proteins: Path) -> None:
+        self.genes = 0
+        self._paths = (gff, proteins)
+        self._stack = ExitStack()
+        self._waiting: list[tuple[str, CodeArray]] = []
+        self._waiting_nt = 0
+
+    def add(self, contig: str, sequence: str) -> None:
+        """Write the genes of the next contig, perhaps after others were added; *sequence* is in upper case."""
+        self._waiting.append((contig, encode(sequence.encode())))
+        self._waiting_nt += len(sequence)
+        if self._waiting_nt >= PASS_NT:
+            self._write()
+
+    def _write(self) -> None:
+        names, codes = zip(*self._waiting, strict=True)
+        self._waiting, self._waiting_nt = [], 0
+        for contig, codes_L, genes in zip(names, codes, find_genes(codes), strict=True):
+            self._gff.write("".join(_gff_lines(contig, len(codes_L), genes)).encode())
+            self._proteins.write("".join(_fasta_records(contig, genes)).encode())
+            self.genes += len(genes)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._gff, self._proteins = (stack.enter_context(durable.replacing(path)) for path in self._paths)
+            self._gff.write(b"##gff-version 3\n")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  passed through
+        with self._stack as stack:
+            if error[0] is None and self._waiting:
+                self._write()
+            return stack.pop_all().__exit__(*error)
+
+
+def find_genes(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
+    """Yield the genes of each contig, from left to right, from the codes of its nucleotides; at least one contig."""
+    short = [codes_L for codes_L in codes if len(codes_L) <= WINDOW_NT]
+    of_short = _genes_of(short) if short else iter(())
+    for codes_L in codes:
+        yield next(of_short) if len(codes_L) <= WINDOW_NT else list(_in_windows(codes_L))
+
+
+def _in_windows(codes_L: CodeArray) -> Iterator[Gene]:
+    """Yield the genes of a contig that is longer than a window."""
+    step = WINDOW_NT - OVERLAP_NT
+    last = 0
+    for begin in range(0, len(codes_L) - OVERLAP_NT, step):
+        is_last = begin + WINDOW_NT >= len(codes_L)
+        low = begin + OVERLAP_NT // 2 if begin else 0
+        high = len(codes_L) if is_last else begin + step + OVERLAP_NT // 2
+        (found,) = _genes_of([codes_L[begin : begin + WINDOW_NT]])
+        for one in found:
+            gene = one._replace(first=one.first + begin, last=one.last + begin)
+            if low < gene.first <= high and gene.first > last - MAX_SHARED_NT:
+                last = gene.last
+                yield gene
+
+
+def _genes_of(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:
+    genes = Genes.of(Pieces(codes))
+    residues = _RESIDUE_LETTERS[genes.residues()].tobytes().decode()
+    ends = np.cumsum(genes.lengths_N)
+    columns = zip(
+        genes.groups.piece_X.tolist(),
+        (genes.starts_N + 1).tolist(),
+        genes.ends_N.tolist(),
+        genes.is_reverse_N.tolist(),
+        genes.start_codons_N.tolist(),
+        genes.has_stop_N.tolist(),
+        (ends - genes.lengths_N).tolist(),
+        ends.tolist(),
+        strict=True,
+    )
+    found: list[list[Gene]] = [[] for _ in codes]
+    numbers = [code.number for code in genes.genetic_codes]
+    for piece, first, last, is_reverse, codon, has_stop, begin, end in columns:
+        start = EDGE if codon < 0 else _CODON_NAMES[codon]
+        protein = residues[begin:end] if start == EDGE else f"M{residues[begin + 1 : end]}"
+        strand = "-" if is_reverse else "+"
+        found[piece].append(Gene(first, last, strand, start, has_stop, numbers[piece], protein))
+    for of_contig in found:
+        yield sorted(of_contig)
+
+
+def _escaped(contig: str) -> str:
+    return quote(contig, safe=_PLAIN).replace("~", "%7E")  # which quote() never escapes
+
+
+def _gff_lines(contig: str, length_nt: int, genes: Sequence[Gene]) -> Iterator[str]:
+    name = _escaped(contig)
+    yield f"##sequence-region {name} 1 {length_nt}\n"
+    for number, gene in enumerate(genes, start=1):
+        place = f"{gene.first}\t{gene.last}\t.\t{gene.strand}\t0"  # a gene begins with a whole codon
+        yield f"{name}\tvirnucpro\tCDS\t{place}\t{_attributes(name, number, gene)};length_aa={len(gene.protein)}\n"
+
+
+def _fasta_records(contig: str, genes: Sequence[Gene]) -> Iterator[str]:
+    name = _escaped(contig)
+    for number, gene in enumerate(genes, start=1):
+        lines = "\n".join([gene.protein[at : at + _LINE] for at in range(0, len(gene.protein), _LINE)])
+        place = f"{gene.first} # {gene.last} # {gene.strand}1".replace("+", "")
+        yield f">{contig}_{number} # {place} # {_attributes(name, number, gene)}\n{lines}\n"
+
+
+def _attributes(name: str, number: int, gene: Gene) -> str:
+    what = f"partial={gene.partial};start_type={gene.start};transl_table={gene.genetic_code}"
+    return f"ID={name}_{number};{what}"
