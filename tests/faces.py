@@ -16,7 +16,20 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "faces"
 EXAMPLES = Path(__file__).parents[1] / "examples"
-COMMANDS = ("", "predict", "train", "evaluate", "embed", "index", "verify", "status", "logs", "serve-reports", "models")
+COMMANDS = (
+    "",
+    "predict",
+    "train",
+    "evaluate",
+    "embed",
+    "label-reads",
+    "index",
+    "verify",
+    "status",
+    "logs",
+    "serve-reports",
+    "models",
+)
 MORE_COMMANDS = ("models list", "models convert-classifier")
 FIXED_NAMES = (
     "virnucpro.api:embed_fasta",
