@@ -52,7 +52,6 @@ def command_line(asked: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="virnucpro",
         help="Tell which contigs or reads of a metagenome are viral.",
-        invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -84,7 +83,7 @@ def main() -> None:
     guard_standard_output()
     try:
         try:
-            command_line(asked)()
+            command_line(asked)(sys.argv[1:] or ["--help"])
         finally:
             with ignoring_closed_output():
                 pass
@@ -146,13 +145,11 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
-    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    pass
 
 
 if __name__ == "__main__":
