@@ -35,6 +35,7 @@ FIXED_NAMES = (
     "virnucpro.api:embed_fasta",
     "virnucpro.api:predict_fasta",
     "virnucpro.store.reader:read_embeddings",
+    "virnucpro.store.reader:read_prediction",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator.spawn_workers",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator.wait_for_completion",

@@ -19,16 +19,15 @@ import numpy as np
 from xopen import xopen
 
 from virnucpro import durable
-from virnucpro.errors import BadInputError, InputProblem, ResultError
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.store.contig_table import Call, read_contig_calls
-from virnucpro.store.manifest import FINISHED, PredictionManifest
+from virnucpro.store.reader import finished_manifest
 from virnucpro.store.sorted_lines import SortedLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from virnucpro.run_layout import PredictionLayout
 
 
 class ReadCall(StrEnum):
@@ -97,13 +96,13 @@ class ReadLabels:
         return {**asdict(self), "reads_path": str(self.reads_path), "contigs_path": str(self.contigs_path)}
 
 
-def label_reads(paf: str, prediction: PredictionLayout, folder: Path) -> ReadLabels:
+def label_reads(paf: str, prediction: Path, folder: Path) -> ReadLabels:
     """
     Write the call of each read of a PAF, and the reads of each contig.
 
     Args:
         paf: Plain or compressed; ``-`` is standard input.
-        prediction: A finished one.
+        prediction: Folder of a finished one.
         folder: Where the tables go.
 
     Raises:
@@ -135,14 +134,12 @@ def label_reads(paf: str, prediction: PredictionLayout, folder: Path) -> ReadLab
 class _Contigs:
     """Name, length and call of each contig of a prediction, and what maps to it."""
 
-    def __init__(self, prediction: PredictionLayout) -> None:
-        manifest = PredictionManifest.read(prediction.manifest)
-        if manifest.state not in FINISHED:
-            what = f"holds a prediction that is not finished ({manifest.state}): start its command again first"
-            raise ResultError(prediction.output_dir, what)
-        self._path = prediction.contigs
+    def __init__(self, prediction: Path) -> None:
+        layout = PredictionLayout(prediction)
+        finished_manifest(layout)
+        self._path = layout.contigs
         self.names, self.lengths, self.calls = [], [], []
-        for one in read_contig_calls(prediction.contigs):
+        for one in read_contig_calls(layout.contigs):
             self.names.append(one.contig.encode())
             self.lengths.append(one.length)
             self.calls.append(one.call)

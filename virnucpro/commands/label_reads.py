@@ -13,7 +13,6 @@ from virnucpro.calls.read_labels import label_reads as labels_of
 from virnucpro.commands.options import AsJson, Quiet, output_folder
 from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.errors import printable
-from virnucpro.run_layout import PredictionLayout
 
 if TYPE_CHECKING:
     from virnucpro.calls.read_labels import ReadLabels
@@ -55,7 +54,7 @@ def label_reads(
 
     First: minimap2 -x sr -c --secondary=yes --paf-no-hit CONTIGS READS > FILE
     """
-    found = labels_of(paf, PredictionLayout(prediction), prediction / "reads" if output is None else output)
+    found = labels_of(paf, prediction, prediction / "reads" if output is None else output)
     with ignoring_closed_output():
         if as_json:
             print(json.dumps(found.to_json()))
