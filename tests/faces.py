@@ -16,12 +16,26 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "faces"
 EXAMPLES = Path(__file__).parents[1] / "examples"
-COMMANDS = ("", "predict", "train", "evaluate", "embed", "index", "verify", "status", "logs", "serve-reports", "models")
+COMMANDS = (
+    "",
+    "predict",
+    "train",
+    "evaluate",
+    "embed",
+    "label-reads",
+    "index",
+    "verify",
+    "status",
+    "logs",
+    "serve-reports",
+    "models",
+)
 MORE_COMMANDS = ("models list", "models convert-classifier")
 FIXED_NAMES = (
     "virnucpro.api:embed_fasta",
     "virnucpro.api:predict_fasta",
     "virnucpro.store.reader:read_embeddings",
+    "virnucpro.store.reader:read_prediction",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator.spawn_workers",
     "virnucpro.pipeline.gpu_coordinator:GPUProcessCoordinator.wait_for_completion",

@@ -5,6 +5,7 @@ VirNucPro tells which contigs or reads of a metagenome are viral.
 
     for contig in virnucpro.predict_fasta("contigs.fasta", "out"):
         print(contig.contig, contig.call, contig.score)
+    table = virnucpro.read_prediction("out").to_pandas()   # or to_polars()
 
     embeddings = virnucpro.embed_fasta("proteins.fasta", "out")
     embeddings = virnucpro.read_embeddings("out")
@@ -21,17 +22,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from virnucpro.api import embed_fasta, predict_fasta
     from virnucpro.store.contig_table import ContigCall
-    from virnucpro.store.reader import Embeddings, read_embeddings
+    from virnucpro.store.reader import Embeddings, Prediction, read_embeddings, read_prediction
 
 __version__ = "0.1.0"
-__all__ = ["ContigCall", "Embeddings", "embed_fasta", "predict_fasta", "read_embeddings"]
+__all__ = [
+    "ContigCall",
+    "Embeddings",
+    "Prediction",
+    "embed_fasta",
+    "predict_fasta",
+    "read_embeddings",
+    "read_prediction",
+]
 
 _HOMES = {
     "ContigCall": "virnucpro.store.contig_table",
     "Embeddings": "virnucpro.store.reader",
+    "Prediction": "virnucpro.store.reader",
     "embed_fasta": "virnucpro.api",
     "predict_fasta": "virnucpro.api",
     "read_embeddings": "virnucpro.store.reader",
+    "read_prediction": "virnucpro.store.reader",
 }
 
 

@@ -22,8 +22,7 @@ from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
 from virnucpro.settings import EmbeddingSettings, PredictionSettings
-from virnucpro.store.contig_table import read_contig_calls
-from virnucpro.store.reader import Embeddings, read_embeddings
+from virnucpro.store.reader import Embeddings, Prediction, read_embeddings, read_prediction
 from virnucpro.store.results.forms import require_form
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from virnucpro.settings import RunSettings
-    from virnucpro.store.contig_table import ContigCall
 
 _UNSET: tuple[object, ...] = (0, "", [])
 """Defaults that stand for something that is found out: None says so more plainly."""
@@ -114,7 +112,7 @@ def embed_fasta(fasta_files: str | Path | Sequence[str | Path], output_dir: str 
 @_documented(PredictionSettings)
 def predict_fasta(
     input_files: str | Path | Sequence[str | Path], output_dir: str | Path, **settings: Any
-) -> list[ContigCall]:
+) -> Prediction:
     """
     Say of every contig whether it is viral; starting again in the same folder continues what is missing.
 
@@ -124,7 +122,8 @@ def predict_fasta(
         settings: SETTINGS
 
     Returns:
-        A record for every contig of the input in its order, then one for every record that was skipped.
+        A sequence with a record for every contig of the input in its order, then one for every record that was skipped;
+        ``to_pandas()`` and ``to_polars()`` make a frame of it.
 
     Raises:
         BadInputError: The input cannot be used; tells every problem by file and line.
@@ -152,7 +151,7 @@ def predict_fasta(
             **how,
         )
     result.raise_unless(allow_partial=asked.result.allow_partial)
-    return list(read_contig_calls(result.contigs_path))
+    return read_prediction(result.output_dir)
 
 
 @contextmanager

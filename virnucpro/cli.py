@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 import virnucpro
+from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.output import guard_standard_output, ignoring_closed_output
 from virnucpro.errors import BadInputError, ExitCode, VirNucProError, WorkersFailedError, printable
 from virnucpro.telemetry.show.standard_error import StandardError
@@ -30,6 +31,7 @@ _COMMANDS = {
     "train": "Train a classifier on labelled genomes.",
     "evaluate": "Measure scores against contigs of known kind.",
     "embed": "Embed proteins or DNA into one validated file.",
+    "label-reads": "Call reads by the contigs that they map to.",
     "index": "Check FASTA files and write a sequence index.",
     "verify": "Check a finished run again.",
     "status": "Say how a run is, from anywhere that sees its folder.",
@@ -37,9 +39,11 @@ _COMMANDS = {
     "serve-reports": "Serve reports of runs to browsers.",
     "models": "The models that sequences are embedded and classified with.",
 }
+COMPLETE = "_VIRNUCPRO_COMPLETE"
+"""Variable with which the completion of a shell calls the program; the line is in another."""
 _HOMES = {"index": "checks", "verify": "checks"}
 """Modules of commands that have no module of their own name."""
-_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs", "serve-reports"}
+_LOGS_NOTHING = {"", "-h", "--help", "--version", "status", "logs", "serve-reports", "label-reads"}
 """First words of command lines that do without structlog, which takes longer to load than they take."""
 
 
@@ -48,8 +52,6 @@ def command_line(asked: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="virnucpro",
         help="Tell which contigs or reads of a metagenome are viral.",
-        no_args_is_help=True,
-        add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -60,7 +62,8 @@ def command_line(asked: str | None = None) -> typer.Typer:
         if asked in {name, None}:
             home = importlib.import_module(f"virnucpro.commands.{_HOMES.get(name, name.replace('-', '_'))}")
         if name != "models":
-            app.command(name, short_help=about)(_not_loaded if home is None else getattr(home, name.replace("-", "_")))
+            command = _not_loaded if home is None else getattr(home, name.replace("-", "_"))
+            app.command(name, short_help=about, cls=GroupedCommand)(command)
         elif home is None:
             app.command(name, help=about)(_not_loaded)  # a group's help is shortened in the list
         else:
@@ -74,13 +77,13 @@ def _not_loaded() -> None:
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
-    asked = next((word for word in sys.argv[1:] if word != "--"), "")
-    if asked not in _LOGS_NOTHING:
+    asked = _asked()
+    if asked not in _LOGS_NOTHING and COMPLETE not in os.environ:
         _log_to_standard_error()
     guard_standard_output()
     try:
         try:
-            command_line(asked)()
+            command_line(asked)(sys.argv[1:] or ["--help"])
         finally:
             with ignoring_closed_output():
                 pass
@@ -102,6 +105,13 @@ def main() -> None:
             file=sys.stderr,
         )
         _leave(ExitCode.INTERNAL)
+
+
+def _asked() -> str:
+    """Return the first word of the command line; of one that a shell completes, that of the line in the shell."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = line.split()[1:] if COMPLETE in os.environ else sys.argv[1:]
+    return next((word for word in words if word != "--"), "")
 
 
 def _log_to_standard_error() -> None:

@@ -155,6 +155,11 @@ class Setting:
         return self.knob.argument or self.path[-1]
 
     @property
+    def group(self) -> str:
+        """Heading of its box; empty where it is in none."""
+        return self.path[0].capitalize() if len(self.path) > 1 else ""
+
+    @property
     def option(self) -> str:
         """Its name on the command line."""
         return self.knob.option or "--" + self.path[-1].replace("_", "-")

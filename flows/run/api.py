@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, cast
 
 from prefect import Flow
@@ -30,6 +31,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_cu
 
 from virnucpro.errors import ConfigurationError, ExitCode, VirNucProError
 
+IS_QUIET: ContextVar[bool] = ContextVar("IS_QUIET", default=False)
+"""Whether the command shows errors and warnings only."""
 REQUEST_TIMEOUT_S = 10.0
 """Seconds for one answer of the API."""
 LOG_DRAIN_S = 10.0
@@ -55,13 +58,16 @@ class ServerError(VirNucProError):
     """The embedded Prefect server did not start."""
 
 
-def run_here(flow: Flow[..., Any], /, **parameters: Any) -> Any:
+def run_here(flow: Flow[..., Any], /, *, is_quiet: bool = False, **parameters: Any) -> Any:
     """
     Run a flow in this process, against the API that the environment names or an embedded server; return its outcome.
+
+    *is_quiet*: no lines on standard error that say what goes on.
 
     Raises:
         VirNucProError: As the plain command would raise, with the same exit code.
     """
+    IS_QUIET.set(is_quiet)
     with _terminable(), prefect_api():
         try:
             state = cast("Any", flow)(**parameters, return_state=True)

@@ -21,7 +21,7 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
 
-from flows.run.api import client_that_asks_once
+from flows.run.api import IS_QUIET, client_that_asks_once
 from flows.run.labels import labelled_run
 from virnucpro.errors import VirNucProError, printable
 from virnucpro.telemetry.log_lines import log_sentence
@@ -145,7 +145,10 @@ def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
     if current is not None:
         yield current
         return
-    with labelled_run(), RunTelemetry(metrics, [ProgressArtifacts(), _Lines()]) as telemetry:
+    with (
+        labelled_run(),
+        RunTelemetry(metrics, [ProgressArtifacts(), *([] if IS_QUIET.get() else [_Lines()])]) as telemetry,
+    ):
         token = _CURRENT.set(telemetry)
         try:
             yield telemetry

@@ -256,12 +256,11 @@ def test_a_process_that_dies_in_the_search_costs_time_only(job, monkeypatch):
 
 
 def test_the_processes_that_score_also_search(job, monkeypatch):
-    said = []
+    seen = []
     monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
-    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
-    counts, *_ = scores(job, workers=2, say=said.append)
+    counts, *_ = scores(job, workers=2, advance=lambda *progress: seen.append(progress))
     assert counts["searched"] > 5
-    assert any("compared with known proteins" in line for line in said)
+    assert seen[-1] == (counts["searched"], counts["searched"], "compared with known proteins")
     assert len(list(job.layout.output_dir.glob("process.*"))) == 2
 
 
@@ -320,16 +319,32 @@ def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, m
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_progress_is_said_in_tenths_that_only_grow(job, workers, monkeypatch):
-    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
-    lines = []
-    score_letters(job, workers=workers, say=lines.append)
-    assert {line.partition(" Mb ")[2] for line in lines} == {"scored", "compared with known proteins"}
-    for work, least in (("scored", 3), ("compared with known proteins", 1)):
-        shares = [int(line.partition(" %")[0]) for line in lines if line.endswith(work)]
-        assert len(shares) >= least
-        assert shares == sorted(set(shares))
-        assert all(0 < share < 100 and share % 10 == 0 for share in shares)
+def test_progress_is_of_contigs_and_ends_with_all_of_them(job, workers):
+    seen = []
+    counts = score_letters(job, workers=workers, advance=lambda *progress: seen.append(progress))
+    for work, total in (("scored", counts["contigs"]), ("compared with known proteins", counts["searched"])):
+        done = [one for one, of, what in seen if (of, what) == (total, work)]
+        assert len(done) >= 2
+        assert done == sorted(set(done))
+        assert (done[0] > 0, done[-1]) == (True, total)
+    assert len(seen) == len(set(seen))
+
+
+def test_progress_of_a_resumed_run_counts_what_was_done_before(job, monkeypatch):
+    score = letters.score_part
+    stop, before, seen = threading.Event(), [], []
+
+    def score_until_stopped(*arguments):
+        score(*arguments)
+        stop.set()
+
+    monkeypatch.setattr(letters, "score_part", score_until_stopped)
+    with pytest.raises(StoppedError):
+        score_letters(job, workers=1, stop=stop, advance=lambda *progress: before.append(progress))
+    monkeypatch.setattr(letters, "score_part", score)
+    score_letters(job, workers=1, advance=lambda *progress: seen.append(progress))
+    assert len(before) == 1
+    assert seen[0][0] > before[0][0] > 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])

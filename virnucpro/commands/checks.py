@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from virnucpro.choices import SequenceKind
-from virnucpro.commands.options import AsJson, FastaFiles, RunDir, takes_settings
+from virnucpro.commands.options import AsJson, FastaFiles, Quiet, RunDir, takes_settings
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import BadInputError, ExitCode, printable
@@ -29,6 +29,7 @@ def index(
     kind: Annotated[
         SequenceKind, typer.Option(case_sensitive=False, help="What the files hold, which decides the letters.")
     ] = SequenceKind.PROTEIN,
+    quiet: Quiet = False,
 ) -> None:
     """Check FASTA files and write a sequence index, or report problems by file and line."""
     asked = settings.sequences
@@ -43,7 +44,8 @@ def index(
     lengths = built.lengths
     unit = "residues" if kind is SequenceKind.PROTEIN else "nucleotides"
     span = f", {lengths[-1]:,} to {lengths[0]:,} {unit}" if len(built) else ""
-    print(f"{printable(str(output))}: {len(built):,} sequences of {len(built.files)} file(s){span}")
+    if not quiet:
+        print(f"{printable(str(output))}: {len(built):,} sequences of {len(built.files)} file(s){span}")
     for bad in islice(built.skipped(), BadInputError.MAX_PROBLEMS):
         print(f"skipped: {bad.reason}{f' ({bad.sequence_id})' * bool(bad.sequence_id)}", file=sys.stderr)
     if built.num_skipped > BadInputError.MAX_PROBLEMS:
@@ -53,6 +55,7 @@ def index(
 def verify(
     output: RunDir,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check a finished run again: files by sha256, rows, ids and their order, finiteness, counts."""
     found = verify_run(output)
@@ -73,7 +76,7 @@ def verify(
     unfinished = found.state not in {"complete", "partial"}
     if found.problems:
         raise typer.Exit(int(ExitCode.PARTIAL if unfinished else ExitCode.BAD_INPUT))
-    if not as_json:
+    if not (as_json or quiet):
         missing = found.num_records - found.num_rows - found.num_skipped
         partial = f"intact, but {missing:,} sequences are missing" if missing else "intact, but partial"
         verdict = "complete and intact" if found.state == "complete" else partial

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from virnucpro.commands.inputs import readable_inputs
-from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, takes_settings
+from virnucpro.commands.options import AsJson, FastaFiles, Flow, OutputDir, Quiet, takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.errors import printable
@@ -32,6 +32,7 @@ def embed(
     settings: EmbeddingSettings,
     flow: Flow = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """
     Embed every protein, or with a model of DNA every contig, of the FASTA files into OUT/embeddings.h5, in their order.
@@ -41,29 +42,33 @@ def embed(
     Starting the same command again continues what is missing.
     """
     require_form(settings.result.form)
-    if "model" not in settings.model_fields_set:
+    if "model" not in settings.model_fields_set and not quiet:
         say(
             f"No --model given: using the bundled demonstration encoder {settings.model} "
             "(for the published models see `virnucpro models list`)."
         )
     is_flow = flow or settings.hardware.runner != "threads"
     with readable_inputs(fasta, output, is_flow=is_flow) as files:  # before weights are searched for or fetched
-        _embed(files, output, settings, is_flow=is_flow, as_json=as_json)
+        _embed(files, output, settings, is_flow=is_flow, as_json=as_json, quiet=quiet)
 
 
-def _embed(fasta: list[Path], output: Path, settings: EmbeddingSettings, *, is_flow: bool, as_json: bool) -> None:
+def _embed(
+    fasta: list[Path], output: Path, settings: EmbeddingSettings, *, is_flow: bool, as_json: bool, quiet: bool
+) -> None:
     show = partial(
         report,
         print_summary=_print_summary,
         as_json=as_json,
+        quiet=quiet,
         allow_partial=settings.result.allow_partial,
         parts="sequences",
     )
     if is_flow:
-        result = run_as_flow("embed", settings, fasta_files=[str(path) for path in fasta], output_dir=str(output))
+        files = [str(path) for path in fasta]
+        result = run_as_flow("embed", settings, is_quiet=quiet, fasta_files=files, output_dir=str(output))
         show(result)
         return
-    claim, config = configured(configure_model, settings, is_quiet=as_json)
+    claim, config = configured(configure_model, settings, is_quiet=as_json or quiet)
     claim = devices_for(claim, config, fasta, workers=settings.hardware.workers or None)
     run = partial(
         run_embedding,
@@ -75,7 +80,7 @@ def _embed(fasta: list[Path], output: Path, settings: EmbeddingSettings, *, is_f
         restart=settings.result.restart,
         result_form=settings.result.form,
     )
-    with shown_run(run, settings, is_quiet=as_json) as result:
+    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
         show(result)
 
 
@@ -114,3 +119,7 @@ def _print_summary(result: RunResult) -> None:
 def _print_notes(result: RunResult) -> None:
     for note in result.notes():
         print(f"  {printable(note)}")
+    if result.state == "complete":
+        print(f"next: read the rows in Python with virnucpro.read_embeddings({str(result.output_dir)!r})")
+    else:
+        print("next: start the same command again to compute what is missing")

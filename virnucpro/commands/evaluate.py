@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virnucpro.choices import DEFAULT_CLASSIFIER
-from virnucpro.commands.options import AsJson, OutputDir, takes_settings
+from virnucpro.commands.options import AsJson, OutputDir, Quiet, takes_settings
 from virnucpro.commands.output import ignoring_closed_output, print_renderable
 from virnucpro.commands.running import configured, shown_run
 from virnucpro.data.index.build import check_readable
@@ -133,6 +133,7 @@ def evaluate(
     ] = BOOTSTRAP_SAMPLES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 1,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """
     Measure scores against the truth: AUROC, average precision, F1, recall at 1 % false positives, calibration.
@@ -150,7 +151,7 @@ def evaluate(
     if contigs:
         check_readable(contigs)  # before weights are looked for or fetched
         asked = settings.model_copy(update={"classifier": classifier or DEFAULT_CLASSIFIER, "threshold": threshold})
-        claim, config = configured(configure_prediction, asked, is_quiet=as_json)
+        claim, config = configured(configure_prediction, asked, is_quiet=as_json or quiet)
         run = partial(
             run_prediction,
             contigs,
@@ -161,7 +162,7 @@ def evaluate(
             workers=asked.hardware.workers or None,
             restart=asked.result.restart,
         )
-        with shown_run(run, asked, is_quiet=as_json) as result:
+        with shown_run(run, asked, is_quiet=as_json or quiet) as result:
             result.raise_unless(allow_partial=False)
         tables = [read_scores(result.contigs_path)]
     else:
@@ -182,7 +183,7 @@ def evaluate(
     with ignoring_closed_output():
         if as_json:
             print(json.dumps(document))
-        else:
+        elif not quiet:
             _print(document, without, layout)
 
 
@@ -267,6 +268,7 @@ def _print(document: Mapping[str, Any], without: Sequence[Sequence[str]], layout
             print(f"  contigs without a score: {printable(str(layout.left_out(number)))}")
     print(f"table: {printable(str(layout.table))}")
     print(f"page:  {printable(str(layout.page))}")
+    print("next:  open the page in a browser; its first table has the hardest groups first")
 
 
 def _interval(one: Mapping[str, float] | None) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from virnucpro.commands.grouped_help import GroupedCommand
 from virnucpro.commands.options import takes_settings
 from virnucpro.commands.output import print_renderable
 from virnucpro.errors import printable
@@ -16,10 +17,16 @@ from virnucpro.models.classifier_files.card import PUBLISHED_DNA_MODEL, PUBLISHE
 from virnucpro.models.registry import BUNDLED, models_table
 from virnucpro.settings import EmbeddingSettings
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
-@app.command("list", short_help="List models and classifiers, and whether their weights are here.")
+@app.callback()
+def _models(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list", short_help="List models and classifiers, and whether their weights are here.", cls=GroupedCommand)
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def list_models(
     settings: EmbeddingSettings,
@@ -57,7 +64,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-@app.command("convert-classifier", short_help="Turn a published classifier into safetensors.")
+@app.command("convert-classifier", short_help="Turn a published classifier into safetensors.", cls=GroupedCommand)
 @takes_settings(EmbeddingSettings, only={"weights_dir"})
 def convert(
     source: Annotated[

@@ -38,6 +38,10 @@ FastaFiles = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print errors and warnings only; with --json, the outcome too.")
+]
+
 OutputDir = Annotated[
     Path,
     typer.Option(
@@ -108,6 +112,7 @@ def as_parameter(setting: Setting) -> inspect.Parameter:
         "metavar": knob.metavar,
         "help": knob.help,
         "show_default": knob.automatic != "none" and (knob.automatic or True),
+        "rich_help_panel": setting.group or None,
     }
     if is_mapping:
         more["parser"] = named_number

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virnucpro.commands.inputs import readable_inputs
-from virnucpro.commands.options import AsJson, Flow, OutputDir, takes_settings
+from virnucpro.commands.options import AsJson, Flow, OutputDir, Quiet, takes_settings
 from virnucpro.commands.running import configured, report, run_as_flow, shown_run
 from virnucpro.errors import printable
 from virnucpro.pipeline.prediction.prediction import run_prediction
 from virnucpro.pipeline.prediction.settings import configure_prediction
 from virnucpro.report.prediction.page import write_report
+from virnucpro.run_layout import PredictionLayout
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import say
 
@@ -37,6 +38,7 @@ def predict(
     settings: PredictionSettings,
     flow: Flow = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """
     Say of every contig whether it is viral: OUT/contigs.tsv, OUT/viral.fasta, and OUT/report.html to look at.
@@ -44,29 +46,33 @@ def predict(
     Starting the same command again continues what is missing. Another --threshold or --format makes only tables and
     report again; without them the folder keeps those that it has.
     """
-    if "classifier" not in settings.model_fields_set:
+    if "classifier" not in settings.model_fields_set and not quiet:
         say(
             f"No --classifier given: using the bundled classifier {settings.classifier} "
             "(for the published ones see `virnucpro models convert-classifier --help`)."
         )
     is_flow = flow or settings.hardware.runner != "threads"
     with readable_inputs(inputs, output, is_flow=is_flow) as files:  # before weights are searched for or fetched
-        _predict(files, output, settings, is_flow=is_flow, as_json=as_json)
+        _predict(files, output, settings, is_flow=is_flow, as_json=as_json, quiet=quiet)
 
 
-def _predict(inputs: list[Path], output: Path, settings: PredictionSettings, *, is_flow: bool, as_json: bool) -> None:
+def _predict(
+    inputs: list[Path], output: Path, settings: PredictionSettings, *, is_flow: bool, as_json: bool, quiet: bool
+) -> None:
     show = partial(
         report,
         print_summary=print_summary,
         as_json=as_json,
+        quiet=quiet,
         allow_partial=settings.result.allow_partial,
         parts="frames",
     )
     if is_flow:
-        result = run_as_flow("predict", settings, input_files=[str(path) for path in inputs], output_dir=str(output))
+        files = [str(path) for path in inputs]
+        result = run_as_flow("predict", settings, is_quiet=quiet, input_files=files, output_dir=str(output))
         show(result)
         return
-    claim, config = configured(configure_prediction, settings, is_quiet=as_json)
+    claim, config = configured(configure_prediction, settings, is_quiet=as_json or quiet)
     run = partial(
         run_prediction,
         inputs,
@@ -77,7 +83,7 @@ def _predict(inputs: list[Path], output: Path, settings: PredictionSettings, *, 
         workers=settings.hardware.workers or None,
         restart=settings.result.restart,
     )
-    with shown_run(run, settings, is_quiet=as_json) as result:
+    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
         show(result)
 
 
@@ -112,3 +118,12 @@ def print_summary(result: PredictionResult) -> None:
     print(f"calls:  {printable(str(result.contigs_path))}")
     if result.report_path is not None:
         print(f"report: {printable(str(result.report_path))}")
+    print(f"next:   {_next_step(result)}")
+
+
+def _next_step(result: PredictionResult) -> str:
+    if result.state == "partial":
+        return "start the same command again to compute the missing frames"
+    if result.report_path is not None:
+        return "open the report in a browser"
+    return f"go on with the viral contigs, {printable(str(PredictionLayout(result.output_dir).viral_fasta))}"

@@ -42,7 +42,13 @@ def configured(
 
 
 def report(
-    result: Result, print_summary: Callable[[Result], None], *, as_json: bool, allow_partial: bool, parts: str
+    result: Result,
+    print_summary: Callable[[Result], None],
+    *,
+    as_json: bool,
+    quiet: bool,
+    allow_partial: bool,
+    parts: str,
 ) -> None:
     """
     Print the outcome of a run.
@@ -56,7 +62,7 @@ def report(
     with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
-        else:
+        elif not quiet:
             print_summary(result)
     result.raise_unless(allow_partial=allow_partial)
     if result.state == "partial":
@@ -140,11 +146,11 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
         yield outcome
 
 
-def run_as_flow(name: str, settings: RunSettings, **parameters: Any) -> Any:
+def run_as_flow(name: str, settings: RunSettings, *, is_quiet: bool, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
     boxes = {field: getattr(settings, field) for field in type(settings).model_fields}
     gc.disable()  # what Prefect's import makes stays: looking through it again and again is a fifth of its CPU time
     run = importlib.import_module(f"flows.{name}").run_from_command_line
     gc.freeze()
     gc.enable()
-    return run(**parameters, **boxes)
+    return run(is_quiet=is_quiet, **parameters, **boxes)

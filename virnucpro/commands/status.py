@@ -105,6 +105,8 @@ def _print_head(found: RunStatus) -> None:
     if doing is not None and found.snapshot is not None and found.snapshot.stage is not None:
         since = wording.duration(found.snapshot.stage.seconds)
         _print(f"{doing}, for {since}")
+        if contigs := wording.contigs_done(found.snapshot.stage):
+            _print(contigs)
 
 
 def _print_embedding(found: RunStatus, embedding: EmbeddingSnapshot) -> None:

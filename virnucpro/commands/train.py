@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from virnucpro.commands.options import AsJson, Flow, output_folder, takes_settings
+from virnucpro.commands.options import AsJson, Flow, Quiet, output_folder, takes_settings
 from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.commands.running import configured, run_as_flow, shown_run
 from virnucpro.errors import printable
@@ -56,6 +56,7 @@ def train(
     settings: TrainingSettings,
     flow: Flow = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """
     Train a classifier on your own genomes, and measure it on others that are not related to them.
@@ -70,10 +71,11 @@ def train(
     command = command_of(labelled, settings.model_copy(update={"training": named}))
     settings = settings.model_copy(update={"training": named.model_copy(update={"command": command})})
     if flow or settings.hardware.runner != "threads":
-        result = run_as_flow("train", settings, labelled=[str(path) for path in labelled], output_dir=str(output))
-        _report(result, as_json=as_json)
+        files = [str(path) for path in labelled]
+        result = run_as_flow("train", settings, is_quiet=quiet, labelled=files, output_dir=str(output))
+        _report(result, as_json=as_json, quiet=quiet)
         return
-    claim, config = configured(configure_training, settings, is_quiet=as_json)
+    claim, config = configured(configure_training, settings, is_quiet=as_json or quiet)
     run = partial(
         importlib.import_module(_TRAINING).run_training,
         labelled,
@@ -83,8 +85,8 @@ def train(
         workers=settings.hardware.workers or None,
         restart=settings.result.restart,
     )
-    with shown_run(run, settings, is_quiet=as_json) as result:
-        _report(result, as_json=as_json)
+    with shown_run(run, settings, is_quiet=as_json or quiet) as result:
+        _report(result, as_json=as_json, quiet=quiet)
 
 
 def command_of(labelled: Sequence[Path], settings: TrainingSettings) -> str:
@@ -109,10 +111,11 @@ def command_of(labelled: Sequence[Path], settings: TrainingSettings) -> str:
     return shlex.join(parts)
 
 
-def _report(result: TrainingResult, *, as_json: bool) -> None:
+def _report(result: TrainingResult, *, as_json: bool, quiet: bool) -> None:
     with ignoring_closed_output():
         if as_json:
             print(json.dumps(result.to_json()))
+        if as_json or quiet:
             return
         where, counts = printable(str(result.output_dir)), result.counts
         if result.was_complete:
@@ -125,7 +128,7 @@ def _report(result: TrainingResult, *, as_json: bool) -> None:
         print(f"  {', '.join(f'{name} {seconds:.1f} s' for name, seconds in result.stages_s.items())}")
         print(printable(result.worth))
         print(f"card: {printable(str(result.output_dir / 'MODEL_CARD.md'))}")
-        print(f"use:  virnucpro predict CONTIGS -o OUT --classifier {printable(shlex.quote(str(result.output_dir)))}")
+        print(f"next: virnucpro predict CONTIGS -o OUT --classifier {printable(shlex.quote(str(result.output_dir)))}")
 
 
 _PARTS = {"train": "pieces train", "validation": "stop and calibrate", "test": "measure"}

@@ -71,8 +71,8 @@ class ContigCall(NamedTuple):
 
 
 COLUMNS = ContigCall._fields
-_INTEGERS = ("length", "chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
-_NUMBERS = ("frame_support", "score", "posterior", "fdr", "max_score")
+INTEGERS = ("length", "chunks", "open_chunks", "viral_chunks", "frames", "viral_frames")
+NUMBERS = ("frame_support", "score", "posterior", "fdr", "max_score")
 
 
 def _integer(text: str) -> int | None:
@@ -85,8 +85,8 @@ def _number(text: str) -> float | None:
 
 _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(COLUMNS, str),
-    **dict.fromkeys(_INTEGERS, _integer),
-    **dict.fromkeys(_NUMBERS, _number),
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(NUMBERS, _number),
     "chunks": int,
     "embedded": {"yes": True, "no": False}.__getitem__,
     "call": {str(call): call for call in Call}.__getitem__,
@@ -151,7 +151,7 @@ def _writing_json(file: durable.NewFile) -> Iterator[Write]:
 @contextmanager
 def _writing_parquet(file: durable.NewFile) -> Iterator[Write]:
     arrow: Any = importlib.import_module("pyarrow")  # an optional extra, and heavy
-    kinds = {name: arrow.int64() for name in _INTEGERS} | {name: arrow.float64() for name in _NUMBERS}
+    kinds = {name: arrow.int64() for name in INTEGERS} | {name: arrow.float64() for name in NUMBERS}
     kinds["embedded"] = arrow.bool_()
     columns = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
 

@@ -1,19 +1,28 @@
-"""Reading a result: a mapping from id to vector that reads only the rows that are accessed."""
+"""
+Reading results: a mapping from id to vector that reads only the rows that are accessed, and the calls of contigs.
+
+Both give a frame of pandas or polars where that is installed; neither is needed for anything else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from virnucpro.errors import ResultError
-from virnucpro.run_layout import RunLayout
+from virnucpro.errors import ConfigurationError, ResultError
+from virnucpro.run_layout import PredictionLayout, RunLayout
+from virnucpro.store.contig_table import COLUMNS, INTEGERS, NUMBERS, Call, ContigCall, read_contig_calls
+from virnucpro.store.manifest import FINISHED, PredictionManifest
 from virnucpro.store.results.forms import all_results, result_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from virnucpro.arrays import FloatArray
     from virnucpro.store.results.result import Result
@@ -75,6 +84,27 @@ class Embeddings(Mapping[str, "FloatArray"]):
         chosen = self._rows.read(wanted)
         return chosen[back]
 
+    def to_pandas(self) -> Any:
+        """
+        Return all rows as a ``pandas.DataFrame``: ids as index, float32 columns 0 to hidden_dim - 1.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        pandas = _library("pandas")
+        return pandas.DataFrame(self.to_numpy(), index=pandas.Index(list(self.ids), name="id"))
+
+    def to_polars(self) -> Any:
+        """
+        Return all rows as a ``polars.DataFrame``: ``id``, and ``embedding``, an array of float32 of that width.
+
+        Raises:
+            ConfigurationError: polars is not installed.
+        """
+        polars = _library("polars")
+        kinds = {"id": polars.String, "embedding": polars.Array(polars.Float32, self.hidden_dim)}
+        return polars.DataFrame({"id": list(self.ids), "embedding": self.to_numpy()}, schema=kinds)
+
     def close(self) -> None:
         """Close its files; rows can no longer be read."""
         self._rows.close()
@@ -115,3 +145,124 @@ def _result_in(layout: RunLayout) -> Result:
         if result.proof.exists():
             raise ResultError(layout.output_dir, f"holds a partial result only: open {result.path} if that is enough")
     return next((result for result in whole if result.files()), whole[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prediction(Sequence[ContigCall]):
+    """
+    A finished prediction: a sequence of the calls of its contigs, in the order of the input.
+
+    Records that were skipped come last.
+    """
+
+    output_dir: Path
+    state: str
+    """complete or partial."""
+    counts: Mapping[str, int]
+    """Contigs, chunks, frames and calls, as in ``run.json``."""
+    notes: tuple[str, ...]
+    """What the user should know, a sentence each."""
+    fingerprint: str
+    """Of classifier, models and chunk length; scores compare only within one."""
+    contigs: tuple[ContigCall, ...] = field(repr=False)
+
+    @property
+    def viral(self) -> list[ContigCall]:
+        """The contigs called viral, highest score first."""
+        return sorted((one for one in self if one.call is Call.VIRUS), key=lambda one: -(one.score or 0))
+
+    @property
+    def contigs_path(self) -> Path:
+        """``contigs.tsv``."""
+        return PredictionLayout(self.output_dir).contigs
+
+    @property
+    def viral_path(self) -> Path:
+        """``viral.fasta``."""
+        return PredictionLayout(self.output_dir).viral_fasta
+
+    @property
+    def report_path(self) -> Path | None:
+        """``report.html``; None where only tables were wanted."""
+        path = PredictionLayout(self.output_dir).report
+        return path if path.exists() else None
+
+    @overload
+    def __getitem__(self, index: int) -> ContigCall: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ContigCall, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ContigCall | tuple[ContigCall, ...]:
+        return self.contigs[index]
+
+    def __len__(self) -> int:
+        return len(self.contigs)
+
+    def to_pandas(self) -> Any:
+        """
+        Return the table of contigs as a ``pandas.DataFrame``, with the columns of ``contigs.tsv``.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        pandas = _library("pandas")
+        kinds = dict.fromkeys(INTEGERS, "Int64") | dict.fromkeys(NUMBERS, "Float64") | {"embedded": "bool"}
+        return pandas.DataFrame(
+            {name: pandas.Series(values, dtype=kinds.get(name, "string")) for name, values in self._columns()}
+        )
+
+    def to_polars(self) -> Any:
+        """
+        Return the table of contigs as a ``polars.DataFrame``, with the columns of ``contigs.tsv``.
+
+        Raises:
+            ConfigurationError: polars is not installed.
+        """
+        polars = _library("polars")
+        kinds = dict.fromkeys(COLUMNS, polars.String) | dict.fromkeys(INTEGERS, polars.Int64)
+        kinds |= dict.fromkeys(NUMBERS, polars.Float64) | {"embedded": polars.Boolean}
+        return polars.DataFrame(dict(self._columns()), schema=kinds)
+
+    def _columns(self) -> Iterator[tuple[str, list[Any]]]:
+        """Yield each column with its values, a call as plain text."""
+        for number, name in enumerate(COLUMNS):
+            yield name, [str(one[number]) if name == "call" else one[number] for one in self.contigs]
+
+
+def read_prediction(output_dir: str | Path) -> Prediction:
+    """
+    Read the calls of a finished prediction.
+
+    Args:
+        output_dir: Its folder.
+
+    Raises:
+        ResultError: There is no prediction, or it is damaged or not finished.
+    """
+    layout = PredictionLayout(Path(output_dir))
+    manifest = finished_manifest(layout)
+    return Prediction(
+        output_dir=layout.output_dir,
+        state=manifest.state,
+        counts=manifest.counts,
+        notes=tuple(manifest.notes),
+        fingerprint=manifest.fingerprint,
+        contigs=tuple(read_contig_calls(layout.contigs)),
+    )
+
+
+def finished_manifest(layout: PredictionLayout) -> PredictionManifest:
+    """Return the manifest of a finished prediction. Raises ResultError: it is absent, damaged or not finished."""
+    manifest = PredictionManifest.read(layout.manifest)
+    if manifest.state not in FINISHED:
+        what = f"holds a prediction that is not finished ({manifest.state}): start its command again first"
+        raise ResultError(layout.output_dir, what)
+    return manifest
+
+
+def _library(name: str) -> Any:
+    """Return pandas or polars, which only a frame needs."""
+    if find_spec(name) is None:
+        raise ConfigurationError(f"a frame of {name} needs {name}: pip install {name}")
+    return importlib.import_module(name)

@@ -177,6 +177,17 @@ class EmbeddingSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageProgress:
+    """How many contigs of a stage are done."""
+
+    done: int
+    """Those of earlier starts included."""
+    total: int
+    what: str
+    """What was done to them, as in "scored"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageSnapshot:
     """A stage that has begun."""
 
@@ -192,6 +203,8 @@ class StageSnapshot:
     """Seconds from its begin to its end, or until now."""
     depth: int
     is_over: bool
+    progress: StageProgress | None = None
+    """None where the contigs of a stage are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ larger parts.
 from __future__ import annotations
 
 import threading
-import time
 from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -42,8 +41,6 @@ SEARCH_PART_NT = PASS_NT
 """Most of a part that is searched, of the nucleotides that are."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
-LEAST_PROGRESS_S = 5.0
-"""Seconds between two lines on progress, at least."""
 
 
 def score_letters(
@@ -52,7 +49,7 @@ def score_letters(
     workers: int | None = None,
     limits: RunLimits | None = None,
     elsewhere: ItemMap | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    advance: Callable[[int, int, str], None] = lambda *_: None,
     stop: threading.Event | None = None,
 ) -> dict[str, int]:
     """
@@ -61,7 +58,7 @@ def score_letters(
     Args:
         workers: Number of processes; by default one a core, as far as the input is worth it.
         elsewhere: Has the parts computed on other hosts.
-        say: Gets a line after every tenth that took some seconds.
+        advance: Gets how many contigs of how many are done, and what is done to them, after every part.
         stop: Set it to end the processes.
 
     Raises:
@@ -86,11 +83,11 @@ def score_letters(
         searched_nt = np.where(is_searched, np.minimum(lengths, SEARCHED_NT), 0)
         refining = SearchJob(**vars(job))
         num_workers = _worth(int(searched_nt.sum()), refining.worker_nt, workers if elsewhere is None else 1)
-        return Work(refining, searched_nt, search_parts(searched_nt, num_workers), say)
+        return Work(refining, searched_nt, search_parts(searched_nt, num_workers), advance)
 
     compute = partial(_compute, workers=workers, limits=limits or RunLimits(), elsewhere=elsewhere, stop=stop)
     load = cache(job.model.load)
-    compute(Work(job, lengths, parts, say), load, then=search)
+    compute(Work(job, lengths, parts, advance), load, then=search)
     if (found := search()) is not None:
         compute(found, load)
         with durable.replacing(job.layout.letter_scores) as of_contigs:
@@ -187,34 +184,35 @@ class Work:
         job: What is done to each.
         lengths_nt: Of all contigs, as far as they are work.
         parts: Of the contigs.
-        say: Gets a line after every tenth that took some seconds.
+        advance: As ``score_letters`` has it.
     """
 
     def __init__(
-        self, job: LettersJob, lengths_nt: IntArray, parts: Sequence[range], say: Callable[[str], None]
+        self, job: LettersJob, lengths_nt: IntArray, parts: Sequence[range], advance: Callable[[int, int, str], None]
     ) -> None:
         self.job, self.parts = job, parts
-        self._lengths_nt, self._say = lengths_nt, say
-        self._total_nt = self._done_nt = self._said = 0
-        self._said_s = time.monotonic()
+        self._lengths_nt, self._advance = lengths_nt, advance
+        self._contigs = sum(map(self._contigs_of, parts))
+        self._done = 0
 
     def nt_of(self, part: range) -> int:
         return int(self._lengths_nt[part.start : part.stop].sum())
+
+    def _contigs_of(self, part: range) -> int:
+        """Return how many contigs of the part are work."""
+        return int(np.count_nonzero(self._lengths_nt[part.start : part.stop]))
 
     def missing(self) -> list[range]:
         """Return the parts without a file, the largest first; files that are not of such a part are removed."""
         missing = [
             part for part in self.parts if not _is_there(self.job, part, self._lengths_nt[part.start : part.stop])
         ]
-        self._total_nt = sum(map(self.nt_of, missing))
+        self._done = self._contigs - sum(map(self._contigs_of, missing))
         return sorted(missing, key=self.nt_of, reverse=True)
 
     def done(self, part: range) -> None:
-        self._done_nt += self.nt_of(part)
-        tenths, now_s = 10 * self._done_nt // max(self._total_nt, 1), time.monotonic()
-        if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
-            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self.job.work}")
-            self._said, self._said_s = tenths, now_s
+        self._done += self._contigs_of(part)
+        self._advance(self._done, self._contigs, self.job.work)
 
 
 def _score_for(job: LettersJob, part: range) -> None:

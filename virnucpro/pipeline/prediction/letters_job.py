@@ -43,7 +43,7 @@ class LettersJob:
     fingerprint: str
     """Of input and settings; names the parts' files."""
     work: ClassVar[str] = "scored"
-    """What is said of the nucleotides that are done."""
+    """What is said of the contigs that are done."""
     searches: ClassVar[bool] = False
 
     @property

@@ -103,7 +103,7 @@ def run_prediction(
         with failure_noted(layout):
             if config.letters is not None:
                 of_letters = partial(
-                    score_letters, workers=workers, limits=limits, elsewhere=elsewhere, say=shown.say, stop=stop
+                    score_letters, workers=workers, limits=limits, elsewhere=elsewhere, advance=shown.advance, stop=stop
                 )
                 stages.do("letters", lambda: run.do(letters_stage(run, of_letters)))
             embeddings: list[RunResult] = []

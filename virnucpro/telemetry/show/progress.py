@@ -163,7 +163,8 @@ def _plain_line(snapshot: RunSnapshot) -> list[str]:
     if stage is None:
         return []
     if embedding is None or embedding.is_over:
-        return [f"{wording.stage_title(stage)}: {wording.duration(stage.seconds)} so far"]
+        contigs = wording.contigs_done(stage) or wording.stage_title(stage)
+        return [f"{contigs}: {wording.duration(stage.seconds)} so far"]
     figures = [wording.percent(embedding.progress, decimals=1)]
     rate = wording.tokens_per_second(embedding)
     figures.append(f"{rate:,.0f} tokens/s" if rate else wording.states(embedding.ranks))

@@ -184,6 +184,8 @@ def lines_of(snapshot: RunSnapshot, terminal: Terminal, *, tick: int, is_stoppin
     title = f"{spinner[tick % len(spinner)]} {wording.doing(snapshot)}, {wording.about(stage.seconds)}"
     head = Text(f"{title}; stopping" if is_stopping else title, style="bold")
     lines = [head]
+    if contigs := wording.contigs_done(stage):
+        lines.append(Text(f"  {contigs}"))
     if embedding is not None and embedding.ranks and not embedding.is_over:
         lines += _of_embedding(embedding, terminal, now=snapshot.now)
     for line in lines:

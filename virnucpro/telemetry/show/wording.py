@@ -117,6 +117,15 @@ def doing(snapshot: RunSnapshot) -> str | None:
     return ": ".join(stage_title(stage) for stage in [*outer[-1:], inner])
 
 
+def contigs_done(stage: StageSnapshot) -> str:
+    """Return how many contigs of a stage are done; empty where they are not counted."""
+    progress = stage.progress
+    if progress is None or not progress.total:
+        return ""
+    share = percent(progress.done / progress.total)
+    return f"{progress.done:,} of {progress.total:,} contigs {printable(progress.what)}, {share}"
+
+
 def rank_name(rank: RankSnapshot) -> str:
     """Return rank and place; safe for a terminal."""
     return f"rank {rank.rank} {rank_place(rank)}"

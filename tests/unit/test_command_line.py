@@ -1,0 +1,127 @@
+"""What makes the command line easy: groups of options, help without a word, quiet runs, completion, the man page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.command_line import run
+from tests.debian_programs import program
+from tests.snapshots import ShownTerminal, run_snapshot, stage_snapshot
+from tools.man_page import PAGE, page
+from virnucpro.knobs import settings_of
+from virnucpro.settings import PredictionSettings
+from virnucpro.telemetry.show.progress import PlainView
+from virnucpro.telemetry.show.status_file import from_json, to_json
+from virnucpro.telemetry.show.terminal import Terminal, lines_of
+from virnucpro.telemetry.snapshot import StageProgress, StageSnapshot
+
+
+@pytest.mark.parametrize("command", ["", "predict", "models", "models list", "status", "label-reads"])
+def test_h_is_help_everywhere(command):
+    short, long = run(*command.split(), "-h"), run(*command.split(), "--help")
+    assert (short.code, short.out) == (0, long.out)
+    assert "Usage: " in short.out
+
+
+@pytest.mark.parametrize("command", [[], ["models"]])
+def test_a_command_alone_shows_its_help_and_succeeds(command):
+    assert run(*command) == run(*command, "--help")
+
+
+def test_each_option_of_a_box_stands_under_its_heading_and_the_usual_ones_come_first():
+    headings = re.split(r"^(\w+):$", run("predict", "--help").out, flags=re.MULTILINE)
+    sections = dict(zip(headings[1::2], headings[2::2], strict=True))
+    assert [*sections][:2] == ["Arguments", "Options"]
+    for setting in settings_of(PredictionSettings, face="command"):
+        where = [
+            title for title, text in sections.items() if re.search(rf"^  (-o, )?{setting.option}\b", text, re.MULTILINE)
+        ]
+        assert where == [setting.path[0].capitalize() if len(setting.path) > 1 else "Options"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, examples_dir):
+    out = tmp_path_factory.mktemp("quiet") / "out"
+    done = run("predict", examples_dir / "contigs.fasta", "-o", out, "--devices", "cpu", "--quiet")
+    return out, done
+
+
+def test_a_quiet_run_says_nothing_and_a_quiet_mistake_says_what_it_is(finished, examples_dir):
+    out, done = finished
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert run("verify", out, "-q") == (0, "", "")
+    changed = run("predict", examples_dir / "contigs.fasta", "-o", out, "--min-length", "400", "--quiet")
+    assert (changed.code, changed.out) == (78, "")
+    assert "minimal length was 0, now 400" in changed.err
+
+
+def test_a_summary_says_what_to_do_next(finished, examples_dir):
+    out, _ = finished
+    again = ("predict", examples_dir / "contigs.fasta", "-o", out)
+    assert run(*again).out.endswith("next:   open the report in a browser\n")
+    assert run(*again, "--keep", "tables").out.endswith(
+        f"next:   go on with the viral contigs, {out / 'viral.fasta'}\n"
+    )
+
+
+def test_a_log_says_how_many_contigs_are_done(capsys):
+    progress = StageProgress(done=12_345, total=50_000, what="scored")
+    stage = replace(stage_snapshot("letters", seconds=12.0), progress=progress)
+    view, snapshot = PlainView(), run_snapshot(stages=(stage,))
+    view.update(snapshot)
+    view.update(replace(snapshot, now=snapshot.now + 31))
+    assert "12,345 of 50,000 contigs scored, 24 %: 12 s so far" in capsys.readouterr().err
+    terminal = Terminal(ShownTerminal(columns=60))
+    assert [line.plain for line in lines_of(snapshot, terminal, tick=0)] == [
+        "⠋ scoring the contigs by their letters, 12 s",
+        "  12,345 of 50,000 contigs scored, 24 %",
+    ]
+    assert from_json(StageSnapshot, to_json(stage)) == stage
+
+
+BASH = """
+source <(_VIRNUCPRO_COMPLETE=source_bash virnucpro)
+COMP_WORDS=({words}); COMP_CWORD={last}
+_virnucpro_completion virnucpro
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("virnucpro pre", {"predict"}),
+        ("virnucpro predict --th", {"--threshold", "--threads"}),
+        ("virnucpro models con", {"convert-classifier"}),
+        ("virnucpro logs out --level W", {"WARNING"}),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(tmp_path, line, expected):
+    command = tmp_path / "virnucpro"
+    command.write_text(f"#!{sys.executable}\nfrom virnucpro.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+    words = line.split()
+    script = BASH.format(words=" ".join(words), last=len(words) - 1)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    bash = shutil.which("bash")
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=environment, check=True, timeout=60)
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_the_man_page_is_that_of_this_command_line():
+    assert PAGE.read_text() == page(), "`python -m tools.man_page` writes it"
+
+
+def test_the_man_page_is_one_that_readers_of_man_pages_understand():
+    done = subprocess.run(
+        [program("mandoc"), "-T", "lint", "-W", "warning", PAGE], capture_output=True, text=True, check=False
+    )
+    found = [line for line in done.stdout.splitlines() if "missing date" not in line]  # it is of no day
+    assert found == []

@@ -1,0 +1,199 @@
+"""Reads get the call of the contig that they map to best; the rules, what is refused, and real minimap2."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tests.command_line import run
+from tests.debian_programs import program
+from tests.made_prediction import Contig, make_prediction
+from virnucpro.store.contig_table import read_contig_calls
+
+CALLS = {"v1": "virus", "v2": "virus", "n1": "not virus", "u1": "undecided", "s1": "too short"}
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A finished prediction of contigs of 1,000 nt with these calls."""
+    made = make_prediction(tmp_path / "out", [Contig(name, 1000) for name in CALLS])
+    lines = made.layout.contigs.read_text().splitlines()
+    head = lines[0].split("\t")
+    rows = [dict(zip(head, line.split("\t"), strict=True)) for line in lines[1:]]
+    table = [head, *([*(row | {"call": CALLS[row["contig"]]}).values()] for row in rows)]
+    made.layout.contigs.write_text("".join("\t".join(row) + "\n" for row in table))
+    return made.layout.output_dir
+
+
+def hit(read, contig, matches, *, score=None, columns=100, length=100, nt=1000):
+    tags = "" if score is None else f"\ttp:A:P\tAS:i:{score}"
+    return f"{read}\t{length}\t0\t{length}\t+\t{contig}\t{nt}\t0\t{length}\t{matches}\t{columns}\t60{tags}\n"
+
+
+def unmapped(read, length=100):
+    return f"{read}\t{length}\t0\t0\t*\t*\t0\t0\t0\t0\t0\t0\n"
+
+
+def labelled(out, *lines):
+    paf = out.parent / "reads.paf"
+    paf.write_text("".join(lines))
+    done = run("label-reads", out, "--paf", paf)
+    assert done.code == 0, done.err
+    return done, table(out / "reads" / "reads.tsv", "read"), table(out / "reads" / "reads_per_contig.tsv", "contig")
+
+
+def table(path, key):
+    with path.open() as file:
+        return {row[key]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
+
+
+@pytest.mark.parametrize(
+    ("contigs", "call"),
+    [
+        (["v1"], "virus"),
+        (["v1", "v2"], "virus"),
+        (["v1", "u1"], "virus"),
+        (["n1"], "not virus"),
+        (["n1", "s1"], "not virus"),
+        (["v1", "n1"], "ambiguous"),
+        (["u1", "v1", "n1"], "ambiguous"),
+        (["u1", "s1"], "undecided"),
+    ],
+)
+def test_a_read_that_maps_equally_well_gets_the_call_that_its_contigs_allow(out, contigs, call):
+    worse = hit("r", "n1" if call == "virus" else "v1", 60)
+    _, reads, counts = labelled(out, *(hit("r", contig, 90) for contig in contigs), worse)
+    assert (reads["r"]["call"], set(reads["r"]["contigs"].split(","))) == (call, set(contigs))
+    kind = "reads" if len(contigs) == 1 else "shared_reads"
+    assert {name for name, row in counts.items() if row[kind] == "1"} == set(contigs)
+
+
+def test_scores_of_alignments_decide_where_all_have_one_else_matching_bases(out):
+    better_score = [hit("a", "v1", 80, score=150), hit("a", "n1", 90, score=140)]
+    one_without = [hit("b", "v1", 80, score=150), hit("b", "n1", 90)]
+    _, reads, _ = labelled(out, *better_score, *one_without)
+    assert (reads["a"]["call"], reads["a"]["score"]) == ("virus", "150")
+    assert (reads["b"]["call"], reads["b"]["score"]) == ("not virus", "90")
+
+
+def test_counts_are_of_reads_once_a_contig_and_of_aligned_bases(out):
+    twice = [hit("a", "v1", 90), hit("a", "v1", 90)]
+    done, reads, counts = labelled(
+        out, *twice, hit("b/1", "v1", 45, columns=60), hit("b/2", "n1", 99), unmapped("c", 70)
+    )
+    assert [counts[name]["reads"] for name in CALLS] == ["2", "0", "1", "0", "0"]
+    assert (counts["v1"]["bases"], counts["v1"]["shared_reads"], counts["v1"]["call"]) == ("200", "0", "virus")
+    assert (reads["b/1"]["identity"], reads["b/1"]["covered"]) == ("0.7500", "1.0000")
+    assert [reads[name]["call"] for name in ("b/1", "b/2", "c")] == ["virus", "not virus", "unmapped"]
+    assert "4 reads, 370 bases" in done.out
+    assert "--paf-no-hit" not in done.out
+
+
+def test_what_a_paf_without_unmapped_reads_cannot_tell_is_said(out):
+    done, reads, counts = labelled(out)
+    assert (reads, {row["reads"] for row in counts.values()}) == ({}, {"0"})
+    assert "reads that map to no contig are not in this PAF, and not counted" in done.out
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "words"),
+    [
+        ([hit("a", "v1", 9), hit("b", "v1", 9), hit("a", "n1", 9)], ":3: ", "not grouped by read: line 1 is of the"),
+        ([hit("a", "v1", 9), hit("b", "other", 9)], ":2: ", "the contig is not in"),
+        ([hit("a", "v1", 9, nt=999)], ":1: ", "the contig has 999 bases, and 1,000 in"),
+        ([hit("a", "v1", 9), "a\t100\t0\n"], ":2: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 101)], ":1: ", "no alignment of a PAF"),
+        ([hit("a", "v1", 9).replace("100", "many", 1)], ":1: ", "no alignment of a PAF"),
+        (["@SQ\tSN:v1\tLN:1000\n"], ":1: ", "SAM, not PAF"),
+    ],
+)
+def test_a_paf_that_cannot_be_right_is_refused_by_line_and_leaves_no_table(out, lines, where, words):
+    paf = out.parent / "bad.paf"
+    paf.write_text("".join(lines))
+    done = run("label-reads", out, "--paf", paf)
+    assert (done.code, f"{paf}{where}" in done.err) == (65, True), done.err
+    assert words in done.err
+    assert list((out / "reads").iterdir()) == []
+
+
+def test_of_many_reads_one_that_comes_again_is_found(out, monkeypatch):
+    monkeypatch.setattr("virnucpro.store.sorted_lines.SortedLines.__init__.__kwdefaults__", {"lines_in_memory": 100})
+    monkeypatch.setattr("virnucpro.calls.read_labels._ROWS_AT_ONCE", 50)
+    names = [f"read{number}" for number in range(1_000)]
+    labelled(out, *(hit(name, "v1", 9) for name in names))
+    paf = out.parent / "bad.paf"
+    paf.write_text("".join(hit(name, "v1", 9) for name in [*names, "read7"]))
+    done = run("label-reads", out, "--paf", paf)
+    assert (done.code, f"{paf}:1001: not grouped by read: line 8 is" in done.err) == (65, True), done.err
+
+
+def test_a_compressed_paf_and_standard_input_give_the_same_and_a_damaged_one_is_refused(out):
+    lines = [hit(f"r{number}", "v1", 50 + number) for number in range(50)]
+    labelled(out, *lines)
+    expected = (out / "reads" / "reads.tsv").read_bytes()
+    packed = gzip.compress("".join(lines).encode())
+    for name, content in (("reads.paf.gz", packed), ("reads.paf", "".join(lines).encode())):
+        (out.parent / name).write_bytes(content)
+        assert run("label-reads", out, "--paf", out.parent / name, "--output", out.parent / name[6:], "-q").out == ""
+        command = [sys.executable, "-m", "virnucpro", "label-reads", out, "--paf", "-", "-o", out.parent / "piped"]
+        subprocess.run(command, input=content, check=True, timeout=60, capture_output=True)
+        for folder in (name[6:], "piped"):
+            assert (out.parent / folder / "reads.tsv").read_bytes() == expected
+    (out.parent / "cut.paf.gz").write_bytes(packed[:-20])
+    for paf in ("cut.paf.gz", "absent.paf"):
+        done = run("label-reads", out, "--paf", out.parent / paf)
+        assert (done.code, f"{out.parent / paf}: " in done.err) == (65, True), done.err
+
+
+def test_a_prediction_that_is_not_finished_is_refused(out, tmp_path):
+    from virnucpro.store.manifest import PredictionManifest
+
+    manifest = PredictionManifest.read(out / "run.json")
+    manifest.state = "stopped"
+    manifest.write(out / "run.json")
+    (tmp_path / "reads.paf").touch()
+    done = run("label-reads", out, "--paf", tmp_path / "reads.paf")
+    assert (done.code, "a prediction that is not finished (stopped)" in done.err) == (65, True), done.err
+    assert run("label-reads", tmp_path, "--paf", tmp_path / "reads.paf").code == 65
+    assert not (out / "reads").exists()
+
+
+def test_reads_mapped_by_minimap2_get_the_calls_of_the_contigs_they_were_cut_from(tmp_path, examples_dir):
+    minimap2 = program("minimap2")
+    contigs = examples_dir / "contigs.fasta"
+    assert run("predict", contigs, "-o", tmp_path / "out", "--devices", "cpu", "--keep", "tables").code == 0
+    calls = {one.contig: str(one.call) for one in read_contig_calls(tmp_path / "out" / "contigs.tsv")}
+    sequences = {}
+    for record in contigs.read_text().split(">")[1:]:
+        head, *lines = record.splitlines()
+        sequences[head.split()[0]] = "".join(lines)
+    chance = random.Random(3)
+    origin = {}
+    with (tmp_path / "R1.fq").open("w") as first, (tmp_path / "R2.fq").open("w") as second:
+        for number, (name, letters) in enumerate(list(sequences.items()) * 4 + [("", "")] * 10):
+            start = chance.randrange(max(1, len(letters) - 290))
+            piece = letters[start : start + 290] or "".join(chance.choices("ACGT", k=290))
+            back = piece[::-1].translate(str.maketrans("ACGT", "TGCA"))
+            for mate, file, read in ((1, first, piece[:150]), (2, second, back[:150])):
+                origin[f"p{number}/{mate}"] = name
+                file.write(f"@p{number}/{mate}\n{read}\n+\n{'I' * len(read)}\n")
+    command = [minimap2, "-x", "sr", "-c", "--secondary=yes", "--paf-no-hit", "-t", "1", contigs]
+    paf = subprocess.run([*command, tmp_path / "R1.fq", tmp_path / "R2.fq"], capture_output=True, check=True).stdout
+    (tmp_path / "reads.paf").write_bytes(paf)
+    done = run("label-reads", tmp_path / "out", "--paf", tmp_path / "reads.paf", "--json")
+    assert done.code == 0, done.err
+    reads = table(tmp_path / "out" / "reads" / "reads.tsv", "read")
+    assert set(reads) == set(origin)
+    for read, contig in origin.items():
+        assert reads[read]["call"] == (calls[contig] if contig else "unmapped"), read
+        assert reads[read]["contigs"] == contig
+    counted = json.loads(done.out)
+    assert (sum(counted["reads"].values()), counted["mates"]) == (len(origin), len(origin))
+    per_contig = table(tmp_path / "out" / "reads" / "reads_per_contig.tsv", "contig")
+    assert {name: int(row["reads"]) for name, row in per_contig.items()} == dict.fromkeys(sequences, 8)

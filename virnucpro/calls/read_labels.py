@@ -1,0 +1,291 @@
+"""
+Calls of reads, from the calls of the contigs that they map to.
+
+Reads a PAF of any size whose lines are grouped by read, as minimap2 writes it; memory grows with the contigs alone.
+Either both tables are written or none. Reads that the PAF does not name are unknown here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from xopen import xopen
+
+from virnucpro import durable
+from virnucpro.errors import BadInputError, InputProblem
+from virnucpro.run_layout import PredictionLayout
+from virnucpro.store.contig_table import Call, read_contig_calls
+from virnucpro.store.reader import finished_manifest
+from virnucpro.store.sorted_lines import SortedLines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+
+class ReadCall(StrEnum):
+    """The call of a read."""
+
+    VIRUS = "virus"
+    NOT_VIRUS = "not virus"
+    AMBIGUOUS = "ambiguous"
+    """It maps equally well to a viral contig and to one that is not."""
+    UNDECIDED = "undecided"
+    """None of the contigs that it maps to has a call."""
+    UNMAPPED = "unmapped"
+
+
+READS, CONTIGS = "reads.tsv", "reads_per_contig.tsv"
+"""Names of the two tables: a line for each read, and for each contig."""
+READ_COLUMNS = ("read", "length", "call", "contigs", "score", "identity", "covered")
+CONTIG_COLUMNS = ("contig", "length", "call", "reads", "bases", "shared_reads", "shared_bases")
+MATES = (b"/1", b"/2")
+"""Ends of the names of two reads of one pair; each has a call of its own."""
+_BITS = {Call.VIRUS: 1, Call.NOT_VIRUS: 2}
+_CALL_OF_BITS = (ReadCall.UNDECIDED, ReadCall.VIRUS, ReadCall.NOT_VIRUS, ReadCall.AMBIGUOUS)
+_FIELDS = 12
+_NO_CONTIG = b"*"
+_ROWS_AT_ONCE = 1 << 13
+_MAP_AGAIN = "map the reads to the contigs that this prediction was made of"
+_NOT_GROUPED = "sort it by read with: sort -k1,1 -s FILE; of an index in several parts, minimap2 needs --split-prefix"
+
+
+class _Alignment(NamedTuple):
+    line: int
+    """1-based."""
+    read: bytes
+    length: int
+    """Bases of the read."""
+    contig: int
+    """Its row in the table; -1 where the read maps to none."""
+    matches: int
+    """Matching bases."""
+    columns: int
+    """Bases of the alignment, gaps included."""
+    aligned: int
+    """Bases of the read that are aligned."""
+    score: int | None
+    """AS:i, the score of the alignment by its bases; None where the mapper did not align them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLabels:
+    """What was written."""
+
+    reads: dict[str, int]
+    """Call -> reads."""
+    bases: dict[str, int]
+    """Call -> bases of these reads."""
+    shared: int
+    """Reads that map equally well to several contigs."""
+    mates: int
+    """Reads whose name ends in /1 or /2."""
+    lists_unmapped: bool
+    """Whether the PAF names reads that map to no contig."""
+    reads_path: Path
+    contigs_path: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "reads_path": str(self.reads_path), "contigs_path": str(self.contigs_path)}
+
+
+def label_reads(paf: str, prediction: Path, folder: Path) -> ReadLabels:
+    """
+    Write the call of each read of a PAF, and the reads of each contig.
+
+    Args:
+        paf: Plain or compressed; ``-`` is standard input.
+        prediction: Folder of a finished one.
+        folder: Where the tables go.
+
+    Raises:
+        ResultError: The prediction is absent, damaged or not finished.
+        BadInputError: The PAF is unreadable, not grouped by read, or of other contigs.
+        OutputError: A table cannot be written.
+    """
+    contigs = _Contigs(prediction)
+    name = "standard input" if paf == "-" else paf
+    seen = _Seen()
+    with durable.replacing(folder / READS) as table, SortedLines(folder) as names:
+        table.write(_row(READ_COLUMNS))
+        for groups in _batched(_by_read(paf, name, contigs)):
+            names.add([b"%b\t%d\n" % (group[0].read, group[0].line) for group in groups])
+            table.write(b"".join([_row(_labelled(group, contigs, seen)) for group in groups]))
+        _refuse_scattered(names, name)
+        durable.write_bytes(folder / CONTIGS, contigs.table())
+    return ReadLabels(
+        reads=seen.reads,
+        bases=seen.bases,
+        shared=seen.shared,
+        mates=seen.mates,
+        lists_unmapped=seen.reads[ReadCall.UNMAPPED] > 0,
+        reads_path=folder / READS,
+        contigs_path=folder / CONTIGS,
+    )
+
+
+class _Contigs:
+    """Name, length and call of each contig of a prediction, and what maps to it."""
+
+    def __init__(self, prediction: Path) -> None:
+        layout = PredictionLayout(prediction)
+        finished_manifest(layout)
+        self._path = layout.contigs
+        self.names, self.lengths, self.calls = [], [], []
+        for one in read_contig_calls(layout.contigs):
+            self.names.append(one.contig.encode())
+            self.lengths.append(one.length)
+            self.calls.append(one.call)
+        self._rows = {name: row for row, name in enumerate(self.names)}
+        self.bits = [_BITS.get(call, 0) for call in self.calls]
+        self.counts = np.zeros((len(self.names), 4), np.int64)
+        """Reads and bases of each contig, then those that it shares with other contigs."""
+
+    def row_of(self, name: bytes, length: int) -> int:
+        """Return the row of a contig. Raises LookupError: it is not one of the prediction's."""
+        row = self._rows.get(name)
+        if row is None:
+            raise LookupError(f"the contig is not in {self._path}")
+        if self.lengths[row] not in (length, None):
+            raise LookupError(f"the contig has {length:,} bases, and {self.lengths[row]:,} in {self._path}")
+        return row
+
+    def table(self) -> bytes:
+        lengths = ["" if length is None else length for length in self.lengths]
+        rows = zip(self.names, lengths, self.calls, *self.counts.T.tolist(), strict=True)
+        return b"".join(map(_row, [CONTIG_COLUMNS, *rows]))
+
+
+class _Seen:
+    """Totals over the reads."""
+
+    def __init__(self) -> None:
+        self.reads = {str(call): 0 for call in ReadCall}
+        self.bases = dict(self.reads)
+        self.shared = self.mates = 0
+
+
+def _labelled(alignments: Sequence[_Alignment], contigs: _Contigs, seen: _Seen) -> tuple[Any, ...]:
+    """Return the row of a read, and count it."""
+    first = alignments[0]
+    seen.mates += first.read.endswith(MATES)
+    mapped = [one for one in alignments if one.contig >= 0]
+    if not mapped:
+        seen.reads[ReadCall.UNMAPPED] += 1
+        seen.bases[ReadCall.UNMAPPED] += first.length
+        return first.read, first.length, ReadCall.UNMAPPED, "", "", "", ""
+    best, score = best_of(mapped)
+    rows = {one.contig: one for one in reversed(best)}  # of each contig its first alignment
+    bits = 0
+    for row, one in rows.items():
+        bits |= contigs.bits[row]
+        place = 0 if len(rows) == 1 else 2
+        contigs.counts[row, place : place + 2] += (1, one.aligned)
+    call, top = _CALL_OF_BITS[bits], best[0]
+    seen.reads[call] += 1
+    seen.bases[call] += top.length
+    seen.shared += len(rows) > 1
+    names = b",".join(contigs.names[row] for row in sorted(rows))
+    identity, covered = top.matches / max(top.columns, 1), top.aligned / max(top.length, 1)
+    return top.read, top.length, call, names, score, f"{identity:.4f}", f"{covered:.4f}"
+
+
+def best_of(alignments: Sequence[_Alignment]) -> tuple[list[_Alignment], int]:
+    """
+    Return the best alignments of a read, and their score.
+
+    It is AS:i where each of them has one, else the number of matching bases.
+    """
+    scores = [one.score for one in alignments if one.score is not None]
+    if len(scores) < len(alignments):
+        scores = [one.matches for one in alignments]
+    top = max(scores)
+    return [one for one, score in zip(alignments, scores, strict=True) if score == top], top
+
+
+def _by_read(paf: str, name: str, contigs: _Contigs) -> Iterator[list[_Alignment]]:
+    with _opened(paf, name) as lines:
+        parsed = (_parsed(line, number, name, contigs) for number, line in enumerate(lines, start=1))
+        for _, group in groupby(parsed, key=attrgetter("read")):
+            yield list(group)
+
+
+@contextmanager
+def _opened(paf: str, name: str) -> Iterator[IO[bytes]]:
+    """Open a PAF; what goes wrong while it is read is bad input."""
+    try:
+        with xopen(paf, "rb", threads=0) as lines:
+            yield lines
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, BadInputError):
+            raise
+        what = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise _unusable(name, None, what, "check the name, or copy the file again") from error
+
+
+def _parsed(line: bytes, number: int, name: str, contigs: _Contigs) -> _Alignment:
+    if line.startswith((b"@HD\t", b"@SQ\t", b"@PG\t")):
+        raise _unusable(name, number, "SAM, not PAF", "leave out minimap2's option -a")
+    try:
+        fields = line.rstrip(b"\r\n").split(b"\t", _FIELDS)
+        read, length, start, end, _, contig, contig_length, _, _, matches, columns, _ = fields[:_FIELDS]
+        contig_nt = int(contig_length)
+        score, aligned = _score_of(line), int(end) - int(start)
+        found = _Alignment(number, read, int(length), -1, int(matches), int(columns), aligned, score)
+        is_possible = read and 0 <= int(start) <= int(end) <= found.length and 0 <= found.matches <= found.columns
+    except ValueError:
+        is_possible = False
+    if not is_possible:
+        raise _unusable(name, number, "no alignment of a PAF", "give a PAF as minimap2 writes it")
+    if contig == _NO_CONTIG:
+        return found
+    try:
+        return found._replace(contig=contigs.row_of(contig, contig_nt))
+    except LookupError as error:
+        raise _unusable(name, number, error.args[0], _MAP_AGAIN, contig) from None
+
+
+def _score_of(line: bytes) -> int | None:
+    _, is_there, after = line.partition(b"\tAS:i:")
+    return int(after.partition(b"\t")[0]) if is_there else None
+
+
+def _refuse_scattered(names: SortedLines, name: str) -> None:
+    """
+    Check that the lines of each read stood together.
+
+    Args:
+        names: Name and line of each group of lines, with a tab between them.
+        name: Of the PAF, for the message.
+    """
+    lines = (line for piece in names.pieces() for line in piece.splitlines())
+    for (read, line), (next_read, next_line) in pairwise(one.rsplit(b"\t", 1) for one in lines):
+        if read == next_read:
+            what = f"not grouped by read: line {min(int(line), int(next_line))} is of the same read"
+            raise _unusable(name, max(int(line), int(next_line)), what, _NOT_GROUPED, read)
+
+
+def _unusable(name: str, line: int | None, what: str, remedy: str, sequence_id: bytes | None = None) -> BadInputError:
+    shown = None if sequence_id is None else sequence_id.decode(errors="replace")
+    return BadInputError([InputProblem(name, line, what, remedy, shown)])
+
+
+def _batched(groups: Iterable[list[_Alignment]]) -> Iterator[list[list[_Alignment]]]:
+    batch = []
+    for group in groups:
+        batch.append(group)
+        if len(batch) == _ROWS_AT_ONCE:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _row(values: Iterable[Any]) -> bytes:
+    return b"\t".join([one if isinstance(one, bytes) else str(one).encode() for one in values]) + b"\n"
