@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from virnucpro.cli import command_line
-from virnucpro.errors import ExitCode
 from virnucpro.knobs import settings_of
 from virnucpro.settings import EmbeddingSettings, PredictionSettings
 
@@ -20,18 +20,8 @@ if TYPE_CHECKING:
     from virnucpro.commands.grouped_help import GroupedCommand
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "virnucpro.1"
-_EXITS = {
-    ExitCode.COMPLETE: "complete",
-    ExitCode.USAGE: "the command line is wrong",
-    ExitCode.PARTIAL: "partial: what is missing is listed",
-    ExitCode.BAD_INPUT: "bad, missing or unreadable input",
-    ExitCode.INTERNAL: "a defect, or the time limit",
-    ExitCode.CANNOT_WRITE: "cannot write",
-    ExitCode.RUN_LOCKED: "another run holds the folder",
-    ExitCode.CONFIGURATION: "a setting cannot work, or has changed since the run began",
-    ExitCode.INTERRUPTED: "stopped by Ctrl-C; the same command continues",
-    ExitCode.TERMINATED: "stopped by SIGTERM; the same command continues",
-}
+EXITS = PAGE.with_name("reliability.md")
+"""Has a table of the exit codes."""
 
 
 def page() -> str:
@@ -48,7 +38,8 @@ def page() -> str:
     lines += [line for name, command in root.commands.items() for line in _item(name, command.get_short_help_str(200))]
     for name, command in _commands(root):
         lines += _of_command(name, command, context)
-    lines += [".SH EXIT STATUS", *(line for code, what in _EXITS.items() for line in _item(str(int(code)), what))]
+    exits = re.findall(r"^\| (\d[\d, ]*) \| (.+?) \|", EXITS.read_text(), flags=re.MULTILINE)
+    lines += [".SH EXIT STATUS", *(line for codes, what in exits for line in _item(codes, what))]
     lines += [".SH ENVIRONMENT"]
     for variable, what in _environment().items():
         lines += _item(variable, what)

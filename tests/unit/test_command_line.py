@@ -15,6 +15,7 @@ from tests.command_line import run
 from tests.debian_programs import program
 from tests.snapshots import ShownTerminal, run_snapshot, stage_snapshot
 from tools.man_page import PAGE, page
+from virnucpro.errors import ExitCode
 from virnucpro.knobs import settings_of
 from virnucpro.settings import PredictionSettings
 from virnucpro.telemetry.show.progress import PlainView
@@ -117,6 +118,8 @@ def test_bash_completes_commands_options_and_choices(tmp_path, line, expected):
 
 def test_the_man_page_is_that_of_this_command_line():
     assert PAGE.read_text() == page(), "`python -m tools.man_page` writes it"
+    codes = re.findall(r"^\.B (\d+(?:, \d+)*)$", PAGE.read_text(), flags=re.MULTILINE)
+    assert {int(code) for one in codes for code in one.split(", ")} == set(map(int, ExitCode))
 
 
 def test_the_man_page_is_one_that_readers_of_man_pages_understand():

@@ -2,18 +2,16 @@
 Calls of reads, from the calls of the contigs that they map to.
 
 Reads a PAF of any size whose lines are grouped by read, as minimap2 writes it; memory grows with the contigs alone.
-Either both tables are written or none. Reads that the PAF does not name are unknown here.
+Tables are replaced as a whole, once all of it was accepted. Reads that the PAF does not name are unknown here.
 """
 
 from __future__ import annotations
 
-import zlib
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from xopen import xopen
@@ -211,21 +209,16 @@ def best_of(alignments: Sequence[_Alignment]) -> tuple[list[_Alignment], int]:
 
 
 def _by_read(paf: str, name: str, contigs: _Contigs) -> Iterator[list[_Alignment]]:
-    with _opened(paf, name) as lines:
-        parsed = (_parsed(line, number, name, contigs) for number, line in enumerate(lines, start=1))
-        for _, group in groupby(parsed, key=attrgetter("read")):
-            yield list(group)
+    parsed = (_parsed(line, number, name, contigs) for number, line in enumerate(_lines(paf, name), start=1))
+    for _, group in groupby(parsed, key=attrgetter("read")):
+        yield list(group)
 
 
-@contextmanager
-def _opened(paf: str, name: str) -> Iterator[IO[bytes]]:
-    """Open a PAF; what goes wrong while it is read is bad input."""
+def _lines(paf: str, name: str) -> Iterator[bytes]:
     try:
         with xopen(paf, "rb", threads=0) as lines:
-            yield lines
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        if isinstance(error, BadInputError):
-            raise
+            yield from lines
+    except Exception as error:  # each kind of compression has errors of its own
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise _unusable(name, None, what, "check the name, or copy the file again") from error
 
