@@ -122,14 +122,15 @@ class ContigTable:
 @contextmanager
 def _writing_tsv(file: durable.NewFile) -> Iterator[Write]:
     def write(calls: Sequence[ContigCall]) -> None:
-        columns = [_texts(values) for values in zip(*calls, strict=True)]
+        columns = [texts(values) for values in zip(*calls, strict=True)]
         file.write("".join(["\t".join(row) + "\n" for row in zip(*columns, strict=True)]).encode())
 
     file.write(("\t".join(COLUMNS) + "\n").encode())
     yield write
 
 
-def _texts(column: Iterable[Any]) -> list[str]:
+def texts(column: Iterable[Any]) -> list[str]:
+    """Return the values of a column as TSV has them."""
     return ["" if v is None else "yes" if v is True else "no" if v is False else str(v) for v in column]
 
 
