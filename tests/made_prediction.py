@@ -86,7 +86,7 @@ def make_prediction(
     contig_model: bool = False,
     seed: int = 7,
 ) -> MadePrediction:
-    """Write ``contigs.tsv``, ``viral.fasta``, tracks, regions, ``failed_sequences.tsv`` and ``run.json`` into *folder*."""
+    """Write ``contigs.tsv``, ``viral.fasta``, tracks, regions, ``failed_sequences.tsv``, ``run.json`` into *folder*."""
     random = np.random.default_rng(seed)
     made = MadePrediction(PredictionLayout(folder))
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 
-import pytest
-
 from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, write
 from tests.unit.test_report_page import Page, contrast
 from virnucpro.report.evaluation import plots

@@ -9,7 +9,6 @@ import json
 import re
 from html.parser import HTMLParser
 
-
 import pytest
 
 from tests.made_prediction import BY_SEQUENCE, FINGERPRINT, Contig, make_prediction, record_of, some_contigs
@@ -243,7 +242,7 @@ def test_a_long_viral_contig_with_the_same_score_all_along_has_no_flat_line(tmp_
     drawn = {name for name, paths in page.paths.items() if any(kind == "curve ink" for kind, _ in paths)}
     assert drawn == {"track-0", "track-2"}
     assert [kind for kind, _ in page.paths["track-1"] if kind.startswith("bar")] == ["bar gene"]
-    assert page.says("Of the 3 long contigs called viral, 1 is not shown as a line: P(virus) is 0.9 or more all along")
+    assert page.says("Of the 3 long contigs called viral, 1 is not shown as a line: P(virus) is 0.8 or more all along")
     assert page.says("along it 0.988")
 
 

@@ -190,7 +190,8 @@ def along_contigs(summary: Summary) -> Html:
     if summary.gene_maps:
         title = f"Genes of {counted(len(summary.gene_maps), f'more {summary.sequence}')} called viral"
         parts.append(element("h3", title, class_="of-tracks"))
-        parts += [_track(summary, track, neutral_p, folded=True) for track in summary.gene_maps]
+        folded = (_track(summary, track, neutral_p, folded=True) for track in summary.gene_maps)
+        parts.append(element("div", *folded, class_="folded"))
     return element("section", *parts, class_="tracks")
 
 

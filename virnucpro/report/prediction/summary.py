@@ -51,7 +51,7 @@ TRACKS_READ = 40
 """Tracks of long contigs called viral that are looked at: those with the highest scores."""
 VIRAL_TRACKS = 6
 """Of these, those that are shown: the first that vary."""
-EVEN_FROM = 0.9
+EVEN_FROM = 0.8
 """A track whose P(virus) is nowhere lower does not vary: it would be a flat line."""
 OTHER_TRACKS = 4
 """Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""

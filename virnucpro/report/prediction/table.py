@@ -88,6 +88,7 @@ def contig_section(summary: Summary) -> Html:
         element("p", f"{reach} {_held(summary)}", class_="note"),
         _controls(contigs, summary),
         element("p", f"{first}{counted(len(contigs), summary.sequence)}", id="count", class_="count", role="status"),
+        element("p", "The table scrolls sideways.", class_="hint"),
         element(
             "div",
             _table(contigs[:ROWS_AT_FIRST], columns),
@@ -115,8 +116,8 @@ def _held(summary: Summary) -> str:
     if held == viral:
         return f"Copy takes the sequence of a {summary.sequence} called viral."
     return (
-        f"Copy takes the sequence of {whole(held)} of the {whole(viral)} {summary.sequences} called viral: this page has "
-        "room for no more; viral.fasta has all."
+        f"Copy takes the sequence of {whole(held)} of the {whole(viral)} {summary.sequences} called viral: this page "
+        "has room for no more; viral.fasta has all."
     )
 
 
@@ -128,7 +129,7 @@ def _columns(summary: Summary) -> list[_Column]:
         _Column("Length", "length", "length"),
     ]
     if summary.sample_record.share is not None:
-        columns[2:2] = [_Column("Posterior", "posterior", "probability"), _Column("FDR", "fdr", "probability")]
+        columns += [_Column("Posterior", "posterior", "probability"), _Column("FDR", "fdr", "probability")]
     if summary.manifest.has_frames:
         columns += [
             _Column("Highest", "max_score", "probability"),
@@ -176,12 +177,24 @@ def _controls(contigs: Iterable[ContigLine], summary: Summary) -> Html:
         "select", element("option", "every call", value=""), *options, id="filter-call", autocomplete="off"
     )
     limits = [
-        element("label", title, element("input", id=f"filter-{key}-{end}", type="number", min=0, max=most, step="any"))
-        for title, key, end, most in (
-            ("Length from (nt)", "length", "from", None),
-            ("to", "length", "to", None),
-            ("P(virus) from", "score", "from", 1),
-            ("to", "score", "to", 1),
+        element(
+            "label",
+            shown,
+            element(
+                "input",
+                id=f"filter-{key}-{end}",
+                type="number",
+                min=0,
+                max=most,
+                step="any",
+                aria_label=f"{what} {end}",
+            ),
+        )
+        for shown, what, key, end, most in (
+            ("Length from (nt)", "Length in nt", "length", "from", None),
+            ("to", "Length in nt", "length", "to", None),
+            ("P(virus) from", "P(virus)", "score", "from", 1),
+            ("to", "P(virus)", "score", "to", 1),
         )
     ]
     return element(
