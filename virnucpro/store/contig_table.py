@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import sys
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
@@ -90,6 +91,7 @@ _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     "chunks": int,
     "embedded": {"yes": True, "no": False}.__getitem__,
     "call": {str(call): call for call in Call}.__getitem__,
+    "fingerprint": sys.intern,  # the same in every line
 }
 """Column -> its value from text."""
 
