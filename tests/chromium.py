@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 
 WIDTHS_PX = {"phone": 390, "desk": 1280}
 
@@ -34,9 +35,6 @@ class Browser:
         self.driver.get_log("browser"), self.driver.get_log("performance")
         self.driver.get(url)
         self.wait_until("return document.URL === arguments[0] && document.readyState === 'complete'", url)
-        self.wait_until(
-            "return [...document.querySelectorAll('.plot')].every(p => p.hidden || p.querySelector('path'))"
-        )
 
     def theme(self, theme, media=""):
         feature = {"name": "prefers-color-scheme", "value": theme}
@@ -63,6 +61,15 @@ class Browser:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
         return [url for url in urls if not url.startswith(("data:", "chrome:"))]
+
+    def violations(self):
+        """What axe-core finds wrong for keyboards and screen readers on the open page: rule, help and elements."""
+        self.js((resources.files("axe_core_python") / "axe.min.js").read_text())
+        rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+        run = "axe.run({ runOnly: arguments[0] }).then(arguments[1])"
+        found = self.driver.execute_async_script(run, rules)
+        assert len(found["passes"]) > 20
+        return [(one["id"], one["help"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
 
     def rows(self):
         """The cells of the rows that are shown."""

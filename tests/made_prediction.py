@@ -86,7 +86,7 @@ def make_prediction(
     contig_model: bool = False,
     seed: int = 7,
 ) -> MadePrediction:
-    """Write ``contigs.tsv``, tracks, regions, ``failed_sequences.tsv`` and ``run.json`` into *folder*."""
+    """Write ``contigs.tsv``, ``viral.fasta``, tracks, regions, ``failed_sequences.tsv``, ``run.json`` into *folder*."""
     random = np.random.default_rng(seed)
     made = MadePrediction(PredictionLayout(folder))
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,6 +110,7 @@ def make_prediction(
     failed += [f"k141_1000_chunk_{n + 1}F2\tapplication_error\t3\n" for n in range(missing_frames)]
     layout = made.layout
     lines = ["\t".join(COLUMNS), *("\t".join(row.values()) for row in made.rows)]
+    layout.viral_fasta.write_text("".join(record_of(row) for row in made.rows if row["call"] == "virus"))
     layout.contigs.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     layout.tracks.write_text(bedgraph_header(classifier, FINGERPRINT) + "".join(tracks), encoding="utf-8")
     layout.viral_regions.write_text(bed_header(classifier, FINGERPRINT) + "".join(regions), encoding="utf-8")
@@ -122,6 +123,14 @@ def make_prediction(
         manifest.counts["by_sequence"] = sum(row["reason"] == BY_SEQUENCE for row in made.rows)
     manifest.write(layout.manifest)
     return made
+
+
+def record_of(row: dict[str, str]) -> str:
+    """Return the record of a viral contig; the same name and length have the same letters."""
+    random = np.random.default_rng([int(row["length"]), *row["contig"].encode()])
+    letters = np.frombuffer(b"ACGT", np.uint8)[random.integers(0, 4, int(row["length"]))].tobytes().decode()
+    lines = "".join(f"{letters[at : at + 60]}\n" for at in range(0, len(letters), 60))
+    return f">{row['contig']} score={row['score']} length={row['length']} fingerprint={FINGERPRINT}\n{lines}"
 
 
 def _row(contig: str, **values: object) -> dict[str, str]:
@@ -152,7 +161,7 @@ def _scored(contig: Contig, random: np.random.Generator, threshold: float):
         row |= {
             "viral_chunks": str(int((np.nan_to_num(p) >= 0.5).sum())),
             "viral_frames": str(viral_frames),
-            "frame_support": f"{viral_frames / frames:.3f}",
+            "frame_support": str(round(viral_frames / frames, 3)),
             "score": str(score),
             "max_score": str(np.float32(np.nanmax(p))),
         }

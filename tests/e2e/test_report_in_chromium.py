@@ -50,7 +50,7 @@ def test_it_opens_from_disk_without_complaint_request_or_sideways_scroll(browser
     browser.open(path, width=width, theme="dark")
     for theme in ("dark", "light"):
         browser.turn(theme)
-        assert browser.js("return document.querySelectorAll('.plot .main-svg').length") > 0
+        assert browser.js("return document.querySelectorAll('.plot path').length") > 20
         empty = "return [...document.querySelectorAll('.plot')].filter(p => !p.querySelector('path')).length"
         assert browser.js(empty) == 0
         assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
@@ -81,17 +81,20 @@ def test_it_works_by_http_under_the_policy_of_the_server_and_its_files_are_saved
     url = address(report)
     browser.open(url, width=width)
     assert browser.js("return [self.origin, document.title.startsWith('VirNucPro: ')]") == ["null", True]
-    assert browser.js("return document.querySelectorAll('.plot .main-svg').length") > 0
+    assert browser.js("return document.querySelectorAll('.plot path').length") > 20
     assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX[width]
     Select(browser.js("return document.getElementById('filter-call')")).select_by_value("virus")
     assert str(made.count("virus")) in browser.js("return document.getElementById('count').textContent")
     assert browser.requests() == [url]
+    assert browser.js("return document.querySelectorAll('[data-file]').length") == 0
     saved = {"behavior": "allow", "downloadPath": str(tmp_path / "saved")}
     browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", saved)
     browser.js("document.querySelector('footer a[href=\"contigs.tsv\"]').click()")
     table = tmp_path / "saved" / "contigs.tsv"
     wait_until(table.exists, limit_s=30)
     assert table.read_bytes() == made.layout.contigs.read_bytes()
+    browser.js("document.getElementById('export').click()")
+    wait_until((tmp_path / "saved" / "contigs_selected.tsv").exists, limit_s=30)
     assert browser.complaints() == []
 
 
@@ -123,8 +126,8 @@ def test_the_script_of_a_forged_report_has_no_origin_and_reaches_nothing(
 
 
 def colours_of_page_and_plots(browser):
-    bar = "getComputedStyle(document.querySelector('#score-histogram .trace path')).fill"
-    text = "getComputedStyle(document.querySelector('#score-histogram .xtick text')).fill"
+    bar = "getComputedStyle(document.querySelector('#score-histogram .not-virus')).fill"
+    text = "getComputedStyle(document.querySelector('#score-histogram .at-x')).color"
     found = browser.js(f"return [getComputedStyle(document.body).backgroundColor, {bar}, {text}]")
     return ["#{:02x}{:02x}{:02x}".format(*map(int, re.findall(r"\d+", colour)[:3])) for colour in found]
 
@@ -135,6 +138,13 @@ def test_page_and_plots_turn_dark_and_light_with_the_system(browser, page):
     assert colours_of_page_and_plots(browser) == [COLOURS[role].light for role in roles]
     browser.turn("dark")
     assert colours_of_page_and_plots(browser) == [COLOURS[role].dark for role in roles]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_wrong_for_keyboards_and_screen_readers(browser, page, theme):
+    browser.open(page[0], theme=theme)
+    browser.js("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.violations() == []
 
 
 def press(browser, column, key):
@@ -182,43 +192,155 @@ def test_the_table_is_filtered_by_text_and_call_and_says_how_many_rows_it_shows(
     text.send_keys("K141_12")
     names = {row["contig"] for row in made.rows if "k141_12" in row["contig"]}
     assert {row[0] for row in browser.rows()} == names
-    assert count.text == f"{len(names)} contigs that match, of 400 in the table"
+    assert count.text == f"{len(names)} contigs that match, of 400 in this page"
     text.clear()
     text.send_keys("no such contig")
     assert browser.rows() == []
-    assert count.text == "0 contigs that match, of 400 in the table"
+    assert count.text == "0 contigs that match, of 400 in this page"
     text.clear()
     Select(call).select_by_value("virus")
     viral = made.count("virus")
-    assert count.text == f"The first 50 of {viral} contigs that match, of 400 in the table"
+    assert count.text == f"The first 50 of {viral} contigs that match, of 400 in this page"
     more.click()
     assert {row[0] for row in browser.rows()} == {row["contig"] for row in made.rows if row["call"] == "virus"}
     assert not more.is_displayed()
     Select(call).select_by_value("")
+    more.click()
     assert len(browser.rows()) == 400
     assert browser.complaints() == []
+
+
+def type_into(browser, **limits):
+    for name, value in limits.items():
+        field = browser.js("return document.getElementById(arguments[0])", f"filter-{name.replace('_', '-')}")
+        field.clear()
+        field.send_keys(value)
+
+
+def test_what_is_left_by_the_filters_is_saved_as_lines_of_contigs_tsv(browser, page, tmp_path):
+    from selenium.webdriver.support.ui import Select
+
+    path, made = page
+    browser.open(path)
+    type_into(browser, length_from="1000", length_to="20000", score_from="0.5", score_to="0.95", text="k141")
+    Select(browser.js("return document.getElementById('filter-call')")).select_by_value("virus")
+    left = [
+        row
+        for row in made.rows
+        if row["call"] == "virus" and 1000 <= int(row["length"]) <= 20_000 and 0.5 <= float(row["score"]) <= 0.95
+    ]
+    assert 50 < len(left) < made.count("virus")  # more than the rows that are shown
+    save = browser.js("return document.getElementById('export')")
+    assert save.text == f"Save {len(left)} contigs as TSV"
+    saved = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", saved)
+    save.click()
+    table = tmp_path / "contigs_selected.tsv"
+    wait_until(table.exists, limit_s=30)
+    header, *lines = table.read_text().splitlines()
+    all_lines = made.layout.contigs.read_text().splitlines()
+    assert header == all_lines[0]
+    assert set(lines) == {line for line in all_lines if line.split("\t")[0] in {row["contig"] for row in left}}
+    scores = [float(line.split("\t")[header.split("\t").index("score")]) for line in lines]
+    assert scores == sorted(scores, reverse=True)
+    assert browser.complaints() == []
+
+
+def test_rows_made_by_the_script_are_those_that_stand_in_the_page_without_it(browser, page):
+    from tests.unit.test_report_page import Page
+
+    path, _ = page
+    off = {"value": True}
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", off)
+    browser.driver.get(path.as_uri())
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    texts = "return [...document.querySelectorAll('table.contigs tbody tr')].map(r => [r.className, "
+    texts += "...[...r.querySelectorAll('td:not(.sequence)')].map(c => c.className + c.innerHTML)])"
+    before = browser.js(texts)
+    assert browser.js("return document.querySelectorAll('.sequence').length") == 0
+    browser.open(path)
+    assert len(before) == 50
+    assert browser.js(texts) == before
+    assert browser.js("return document.querySelectorAll('td.sequence').length") == 50
+    assert Page(path).data["total"] == 400
+
+
+def test_the_sequence_of_a_viral_contig_is_copied_as_its_record(browser, page):
+    path, made = page
+    browser.open(path)
+    name, button = browser.js(
+        "DataTransfer.prototype.setData = (kind, text) => { window.put = text; };"
+        "const button = document.querySelector('td.sequence button');"
+        "return [button.closest('tr').querySelector('bdi').textContent, button]"
+    )
+    button.click()
+    text = browser.js("return window.put")
+    assert text.startswith(f">{name} score=")
+    assert text in made.layout.viral_fasta.read_text()
+    assert browser.js("return document.querySelector('td.sequence button').textContent") == "Copied"
+    assert browser.js("return document.getElementById('said').textContent") == "The sequence is copied."
+
+
+def test_a_row_leads_to_the_map_of_its_contig(browser, page):
+    browser.open(page[0])
+    name, link = browser.js(
+        "const link = [...document.querySelectorAll('td.sequence a')].find("
+        "a => document.querySelector(a.getAttribute('href')).closest('details'));"
+        "return [link.closest('tr').querySelector('bdi').textContent, link]"
+    )
+    link.click()
+    target = f"document.getElementById('{link.get_attribute('href').rpartition('#')[2]}')"
+    browser.wait_until(f"return {target}.checkVisibility() && {target}.getBoundingClientRect().top < innerHeight")
+    assert browser.js(f"return {target}.closest('.track').querySelector('bdi').textContent") == name
+
+
+def test_values_of_a_plot_are_read_by_pointer_and_by_keys(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    path, _ = page
+    browser.open(path)
+    plot = browser.js("return document.getElementById('score-histogram')")
+    said = "return document.getElementById('said').textContent"
+    plot.send_keys(Keys.ARROW_RIGHT)
+    first = browser.js(said)
+    assert first.startswith("P(virus) 0\u20130.025: ")
+    plot.send_keys(Keys.END)
+    assert browser.js(said).startswith("P(virus) 0.975\u20131: ")
+    tip = browser.js("return document.querySelector('#score-histogram .tip')")
+    assert tip.text == browser.js(said)
+    plot.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
+    middle = browser.js("return document.querySelector('#length-against-score .area')")
+    ActionChains(browser.driver).move_to_element_with_offset(middle, 0, -middle.size["height"] // 2 + 20).perform()
+    tip = browser.js("return document.querySelector('#length-against-score .tip')")
+    assert re.search(r": [\d.]+\s(nt|kb), P\(virus\) >?0\.9\d\d, virus$", tip.text)
 
 
 def test_counts_can_be_seen_on_a_log_scale(browser, page):
     browser.open(page[0])
     button = browser.js("return document.querySelector('button[data-plot]')")
-    for state, scale in (("true", "log"), ("false", "linear")):
+    for state, shown in (("true", "score-histogram-log"), ("false", "score-histogram")):
         button.click()
         assert button.get_attribute("aria-pressed") == state
-        assert browser.js("return document.getElementById('score-histogram')._fullLayout.yaxis.type") == scale
+        visible = "return [...document.querySelectorAll('[id^=score-histogram]')].filter(p => p.checkVisibility())"
+        assert browser.js(f"{visible}.map(p => p.id)") == [shown]
 
 
 def test_names_that_are_scripts_do_nothing(browser, hostile):
+    from selenium.webdriver.common.keys import Keys
+
     path, _ = hostile
     browser.open(path, width="phone")
     assert browser.js("return document.documentElement.scrollWidth") == WIDTHS_PX["phone"]
     assert {row[0] for row in browser.rows()} == set(NAMES)
-    for number, name in enumerate(NAMES):
-        browser.js("Plotly.Fx.hover('length-against-score', [{curveNumber: 0, pointNumber: arguments[0]}])", number)
-        hover = "document.querySelector('#length-against-score .hoverlayer')"
-        browser.wait_until(f"return {hover}.textContent.startsWith(arguments[0])", name[:79])
-        assert browser.js(f"return {hover}.querySelectorAll('a, [style*=bold]').length") == 0
-    assert browser.js("return document.querySelectorAll('img, .plot a').length") == 0
+    plot = browser.js("return document.getElementById('length-against-score')")
+    said = set()
+    for _ in NAMES:
+        plot.send_keys(Keys.ARROW_RIGHT)
+        said.add(browser.js("return document.querySelector('#length-against-score .tip').textContent"))
+    assert {text[:12] for text in said} == {name[:12] for name in NAMES}
+    assert browser.js("return document.querySelectorAll('img, .plot a, .plot b').length") == 0
     assert browser.complaints() == []
     assert browser.requests() == [path.as_uri()]
 
@@ -226,27 +348,13 @@ def test_names_that_are_scripts_do_nothing(browser, hostile):
 def test_it_prints_in_light_colours_at_the_width_of_the_page(browser, page):
     path, _ = page
     browser.open(path, theme="dark")
-    browser.js(
-        "addEventListener('beforeprint', () => { window.printed = ["
-        "document.querySelector('#score-histogram .main-svg').getBoundingClientRect().width,"
-        "getComputedStyle(document.querySelector('#score-histogram .xtick text')).fill]; });"
-    )
-    before = colours_of_page_and_plots(browser)
     pdf = base64.b64decode(browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
     assert pdf.startswith(b"%PDF-")
     assert 5 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
-    width_px, fill = browser.js("return window.printed")
-    assert width_px == 680
-    assert fill == "rgb({}, {}, {})".format(*bytes.fromhex(COLOURS["muted"].light[1:]))
-    width_before = browser.js("return document.querySelector('#score-histogram').clientWidth")
-    script = (
-        "return document.querySelector('#score-histogram .main-svg').getBoundingClientRect().width === arguments[0]"
-    )
-    browser.wait_until(script, width_before)
-    assert colours_of_page_and_plots(browser) == before
     browser.theme("dark", media="print")
     sheet = "const s = getComputedStyle(document.body); return [s.backgroundColor, s.getPropertyValue('--ink')]"
     assert browser.js(sheet) == ["rgba(0, 0, 0, 0)", COLOURS["ink"].light]
+    assert colours_of_page_and_plots(browser)[1:] == [COLOURS[role].light for role in ("not-virus", "muted")]
     cut_off = (
         "return [...document.querySelectorAll('.wide')].filter(w => getComputedStyle(w).overflowX !== 'visible').length"
     )
@@ -254,28 +362,34 @@ def test_it_prints_in_light_colours_at_the_width_of_the_page(browser, page):
     browser.theme("light")
 
 
-def test_a_browser_that_cannot_unpack_the_plots_says_so_and_shows_the_rest(browser, page):
-    from selenium.webdriver.support.ui import Select
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory):
+    """A report of 50,000 contigs."""
+    from tests.e2e.test_report_of_a_million_contigs import lay_down
 
-    path, made = page
-    old = {"source": "delete window.DecompressionStream"}
-    added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", old)
-    try:
-        browser.open(path)
-    finally:
-        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    note = browser.js("return document.getElementById('without-plots')")
-    assert note.text == "The plots need a browser of 2023 or later; everything else is here."
-    shown = "return [...document.querySelectorAll('.plot, button[data-plot]')].filter(p => p.checkVisibility()).length"
-    assert browser.js(shown) == 0
-    assert len(browser.rows()) == 50
-    Select(browser.js("return document.getElementById('filter-call')")).select_by_value("virus")
-    assert browser.js("return document.getElementById('count').textContent").startswith(
-        f"The first 50 of {made.count('virus')} contigs"
-    )
-    assert browser.complaints() == []
+    layout = lay_down(tmp_path_factory.mktemp("assembly"), 50_000)
+    return write_report(layout), layout
+
+
+def test_a_report_of_50_000_contigs_opens_in_two_seconds_and_finds_the_last_one(browser, assembly):
+    path, layout = assembly
+    browser.open("about:blank")
     browser.open(path)
-    assert not browser.js("return document.getElementById('without-plots')").is_displayed()
+    opened_s = browser.js("return performance.timing.loadEventEnd - performance.timing.navigationStart") / 1000
+    rows = [line.split("\t") for line in layout.contigs.read_text().splitlines()[1:]]
+    last = min((row for row in rows if row[9]), key=lambda row: (float(row[9]), int(row[1])))[0]
+    script = "const began = performance.now(); const field = document.getElementById('filter-text');"
+    script += "field.value = arguments[0]; field.dispatchEvent(new Event('input')); return performance.now() - began"
+    found_ms = browser.js(script, last)
+    print(f"{path.stat().st_size:,} bytes, opened in {opened_s:.2f} s, found in {found_ms:.0f} ms")
+    assert opened_s < 2
+    assert [row[0] for row in browser.rows()] == [last]
+    browser.js(script, "")
+    first = browser.rows()[0][0]
+    number, order = press(browser, "Contig", "\n")
+    assert (number, order) == (0, "ascending")
+    assert browser.rows()[0][0] == "contig_0000000" != first
+    assert browser.complaints() == []
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-
-import plotly.graph_objects as go
-import pytest
 
 from tests.unit.test_evaluation import evaluated, known_contigs, scores_of, write
 from tests.unit.test_report_page import Page, contrast
@@ -45,18 +41,25 @@ def test_the_page_says_what_the_document_says_without_other_files(tmp_path):
     for name in (*document["tables"][0]["by_length"], *document["tables"][0]["by_group"]):
         assert page.says(name)
     assert [value for tag, name, value in page.attributes if name in {"src", "srcset", "data", "action"}] == []
-    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,", "evaluation.json"}
-    places = {value for tag, name, value in page.attributes if tag == "div" and name == "id"}
-    assert set(page.figures) == places
-    assert len(places) == 6
-    assert page.figures["roc"]["data"][0]["x"] == [x for x, _ in document["tables"][0]["roc"]]
-    recall = page.figures["recall-by-group"]["data"][0]
-    assert sorted(recall["text"]) == ["giant", "phage"]
-    assert recall["text"] == [name for name in document["tables"][0]["by_group"] if name != "bacteria"]
+    assert {value for _, name, value in page.attributes if name == "href"} == {"data:,"}
+    assert [value for _, name, value in page.attributes if name == "data-file"] == ["evaluation.json"]
+    assert len(page.paths) == 6
+    (curve,) = [path for kind, path in page.paths["roc"] if kind == "curve dash-0 table-1"]
+    x, y = document["tables"][0]["roc"][-1]
+    assert curve.startswith("M0 2000")
+    assert page.tips["roc"][-1] == [2000, 0, f"false positives {x:.3f}, recall {y:.3f}"]
+    assert len(page.tips["roc"]) == len(document["tables"][0]["roc"])
+    groups = [name for name in document["tables"][0]["by_group"] if name != "bacteria"]
+    assert page.labels["recall-by-group"]["at-y"] == groups
+    assert sorted(groups) == ["giant", "phage"]
     of_phage = document["tables"][0]["by_group"]["phage"]["recall_at_1_percent_false_positives"]
-    place = recall["text"].index("phage")
-    assert recall["x"][place] == of_phage["value"]
-    assert recall["x"][place] - recall["error_x"]["arrayminus"][place] == pytest.approx(of_phage["low"])
+    value, low, high = (of_phage[name] for name in ("value", "low", "high"))
+    (tip,) = [tip for tip in page.tips["recall-by-group"] if tip[2].startswith("phage")]
+    assert tip[2] == f"phage: recall {value:.3f} ({low:.3f}\u2013{high:.3f})"
+    place, left, right = (round(2000 * (one + 0.02) / 1.04) for one in (value, low, high))
+    assert tip[0] == place
+    (whiskers,) = [path for kind, path in page.paths["recall-by-group"] if kind == "curve thin table-1"]
+    assert f"M{left} {tip[1]}H{right}" in whiskers
     table = document["tables"][0]
     for one in (
         table["by_group"]["phage"]["calibration_error"],
@@ -86,33 +89,24 @@ def test_no_name_of_the_input_becomes_markup(tmp_path):
     assert len(hostile.scripts) == len(plain.scripts)
     assert not [name for _, name, _ in hostile.attributes if name.startswith("on")]
     assert "<svg onload=alert(3)>" in hostile.text
-    assert "<" not in json.dumps([trace.get("text") for trace in hostile.figures["recall-by-group"]["data"]])
-
-
-@pytest.mark.parametrize("num_tables", [1, plots.MOST_TABLES])
-def test_figures_have_only_properties_and_values_that_plotly_knows(tmp_path, num_tables):
-    page, _ = page_of(tmp_path, num_tables=num_tables)
-    assert page.figures
-    for figure in page.figures.values():
-        go.Figure(figure)
-        assert "template" not in figure["layout"]
+    assert hostile.labels["recall-by-group"]["at-y"].count(HOSTILE[:27] + "\u2026") == 1
 
 
 def test_scores_that_are_no_probabilities_have_no_reliability_curve(tmp_path):
     page, document = page_of(tmp_path, scale=30.0)
     assert document["tables"][0]["threshold"] is None
-    assert "reliability" not in page.figures
+    assert "reliability" not in page.paths
     assert page.says("calibration is left out")
     assert page.says("No threshold is known")
 
 
-def test_every_colour_of_a_figure_has_its_counterpart_in_the_dark_and_is_seen_in_both(tmp_path):
+def test_every_table_has_a_colour_and_a_dash_that_are_seen_in_light_and_dark(tmp_path):
     page, _ = page_of(tmp_path, num_tables=plots.MOST_TABLES)
-    used = set(re.findall(r"#[0-9a-f]{6}", json.dumps(page.figures)))
+    curves = {kind for kind, _ in page.paths["roc"] if "table-" in kind}
+    assert curves == {f"curve dash-{n} table-{n + 1}" for n in range(plots.MOST_TABLES)}
     shown = plots.PAGE_COLOURS
-    assert {colour.light for colour in plots.TABLE_COLOURS.values()} <= used
-    assert used <= {colour.light for colour in shown.values()}
-    assert len({colour.light for colour in shown.values()}) == len(shown)
+    text = (tmp_path / "evaluation.html").read_text()
+    for role in plots.TABLE_COLOURS:
+        assert re.search(rf"\.{role}\{{--mark:var\(--{role}\)\}}", text)
     for theme, role in itertools.product(("light", "dark"), (*plots.TABLE_COLOURS, *CALL_COLOURS.values())):
-        one = (plots.TABLE_COLOURS | COLOURS)[role]
-        assert contrast(getattr(one, theme), getattr(COLOURS["surface"], theme)) >= 3, (theme, role)
+        assert contrast(getattr(shown[role], theme), getattr(COLOURS["surface"], theme)) >= 3, (theme, role)

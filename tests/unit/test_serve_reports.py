@@ -104,7 +104,7 @@ def test_a_report_in_a_folder_of_a_strange_name_comes_with_every_file_that_it_li
     status, headers, page = served.ask(address)
     assert (status, page) == (200, (folder / "report.html").read_bytes())
     assert headers["Content-Type"] == "text/html; charset=utf-8"
-    links = re.findall(rb'<a href="([^"]+)"', page)
+    links = re.findall(rb'data-file="([^"]+)"', page)
     assert len(links) >= 5
     for name in map(bytes.decode, links):
         status, headers, content = served.ask(f"{address.removesuffix('report.html')}{name}")

@@ -1,88 +1,197 @@
 """
-Figures as plotly.js takes them, in the look of the page and the colours of the light one.
+Figures, drawn as SVG when a page is written: they need no script, take the page's colours, and print.
 
-They are plain values, named as in https://plotly.com/javascript/reference/; without a template, plotly.js adds no look
-of its own.
+The SVG is a square that is stretched to its place. Strokes keep their width, and all text is HTML around it, so a
+figure can be read on a phone. A mark's class is the role of its colour. ``tips`` are the values that the page's script
+shows to a pointer, and one by one to the keys.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
-from virnucpro.report.html_page import colour
+from virnucpro.report.html import Html, data_block, element, joined
 
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_CLEAR = "rgba(0,0,0,0)"
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
+    Place = tuple[float, float]
 
-class Figure(TypedDict):
-    """Its traces, and all that is around them."""
-
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-
-
-def laid_out(
-    traces: list[dict[str, Any]], *, height_px: int, xaxis: dict[str, Any], yaxis: dict[str, Any], **more: Any
-) -> Figure:
-    """Return the figure of *traces*; *more* are other properties of its layout."""
-    layout = {
-        "height": height_px,
-        "margin": {"l": 56, "r": 14, "t": 34 if height_px > 200 else 8, "b": 46},
-        "paper_bgcolor": _CLEAR,
-        "plot_bgcolor": _CLEAR,
-        "font": {"family": _FONT, "size": 12, "color": colour("muted")},
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "font": {"color": colour("ink")},
-        },
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": colour("surface"),
-            "bordercolor": colour("muted"),
-            "font": {"family": _FONT, "color": colour("ink")},
-        },
-        "hovermode": "closest",
-        "modebar": {"bgcolor": _CLEAR, "color": colour("muted"), "activecolor": colour("ink")},
-        "xaxis": {"showline": True, **xaxis},
-        "yaxis": {"showline": False, **yaxis},
-    }
-    return {"data": traces, "layout": layout | more}
+SIZE = 2000
+"""Width and height of the square."""
+HEIGHT_PX = 280
+_RING, _SQUARE, _ROUND = "ring", "square", "round"
+SHAPES = (_ROUND, _SQUARE, _RING)
+_MOST_STEPS = 6
 
 
-def axis(title: str | None, **more: Any) -> dict[str, Any]:
-    """Return an axis; *more* are its other properties."""
-    return {
-        "title": {"standoff": 8} if title is None else {"standoff": 8, "text": title},
-        "gridcolor": colour("line"),
-        "linecolor": colour("muted"),
-        "zeroline": False,
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickcolor": colour("muted"),
-        **more,
-    }
+class Axis(NamedTuple):
+    """An axis from *low* to *high*, with labels at some values."""
+
+    title: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    is_log: bool = False
+
+    def place(self, value: float) -> float:
+        """Return where a value is: 0 at *low*, 1 at *high*."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = (math.log10(max(one, self.low)) for one in (low, high, value))
+        return (value - low) / (high - low)
 
 
-def line_at_x(x: float) -> dict[str, Any]:
-    """Return a dotted line from the bottom to the top of the plot, for the layout's ``shapes``."""
-    return _dotted_line(x0=x, x1=x, y0=0, y1=1, yref="y domain")
+class Tip(NamedTuple):
+    """What is said of a place of the square."""
+
+    x: int
+    y: int
+    text: str
 
 
-def line_at_y(y: float) -> dict[str, Any]:
-    """Return a dotted line from the left to the right of the plot, for the layout's ``shapes``."""
-    return _dotted_line(x0=0, x1=1, xref="x domain", y0=y, y1=y)
+class Figure:
+    """Marks between two axes; *left_em* is the room for the labels of y."""
+
+    def __init__(self, x: Axis, y: Axis, height_px: int = HEIGHT_PX, left_em: float = 3.2) -> None:
+        self.x, self.y, self.height_px, self.left_em = x, y, height_px, left_em
+        self.tips: list[Tip] = []
+        self._marks: list[Html] = []
+        self._legend: list[Html] = []
+
+    def at(self, x: float, y: float) -> tuple[int, int]:
+        """Return the place of a value in the square, whose y goes down."""
+        return round(SIZE * self.x.place(x)), round(SIZE * (1 - self.y.place(y)))
+
+    def tip(self, x: float, y: float, text: str) -> None:
+        self.tips.append(Tip(*self.at(x, y), text))
+
+    def legend(self, kind: str, name: str) -> None:
+        """Name the marks of the classes *kind*."""
+        shape = "M4 1h14v10h-14z" if kind.startswith("bar") else "M11 6h0" if kind.startswith("dots") else "M0 6h22"
+        marks = [_path(kind, shape), *([_path("hole", shape)] if _RING in kind.split() else [])]
+        drawn = element("svg", *marks, viewBox="0 0 22 12", width=22, height=12, aria_hidden="true")
+        self._legend.append(element("li", drawn, name))
+
+    def boxes(self, role: str, boxes: Iterable[tuple[Place, Place]]) -> None:
+        """Fill rectangles, each from one corner to the opposite one."""
+        self.shapes(f"bar {role}", (((x0, y0), (x1, y0), (x1, y1), (x0, y1)) for (x0, y0), (x1, y1) in boxes))
+
+    def shapes(self, kind: str, shapes: Iterable[Sequence[Place]]) -> None:
+        """Fill closed shapes."""
+        self._draw(kind, (f"{self._way(corners)}z" for corners in shapes))
+
+    def lines(self, kind: str, lines: Iterable[Sequence[Place]]) -> None:
+        self._draw(kind, (self._way(line) for line in lines))
+
+    def dots(self, role: str, places: Iterable[Place], shape: str = _ROUND) -> None:
+        path = "".join("M{} {}h0".format(*self.at(*place)) for place in places)
+        self._draw(f"dots {shape} {role}", [path])
+        if shape == _RING:
+            self._draw("hole", [path])
+
+    def dotted(self, start: Place, end: Place) -> None:
+        self.lines("curve dotted", [[start, end]])
+
+    def dotted_at_x(self, x: float) -> None:
+        self.dotted((x, self.y.low), (x, self.y.high))
+
+    def dotted_at_y(self, y: float) -> None:
+        self.dotted((self.x.low, y), (self.x.high, y))
+
+    def drawn(self, name: str, label: str, *, is_hidden: bool = False) -> Html:
+        """Return the figure as an element with the id *name*."""
+        grid = [self._way([(self.x.low, value), (self.x.high, value)]) for value, _ in self.y.ticks]
+        ground = max(self.y.low, 0) if self.y.high > 0 else self.y.high
+        base = self._way([(self.x.low, ground), (self.x.high, ground)])
+        square = element(
+            "svg",
+            _path("curve grid", "".join(grid)),
+            *self._marks,
+            _path("curve base", base),
+            viewBox=f"0 0 {SIZE} {SIZE}",
+            preserveAspectRatio="none",
+        )
+        labels = [_label("at-y", f"top:{100 - 100 * self.y.place(value):.4g}%", text) for value, text in self.y.ticks]
+        labels += [_label("at-x", f"left:{100 * self.x.place(value):.4g}%", text) for value, text in self.x.ticks]
+        area = element("div", square, *labels, class_="area", style=f"height:{self.height_px}px")
+        parts = [element("p", self.y.title, class_="y-title")] if self.y.title else []
+        parts += [area, *([element("p", self.x.title, class_="x-title")] if self.x.title else [])]
+        plot = element(
+            "div",
+            *parts,
+            data_block(self.tips),
+            id=name,
+            class_="plot",
+            role="img",
+            aria_label=label,
+            style=f"--left:{self.left_em:.3g}em",
+            hidden="" if is_hidden else None,
+        )
+        return joined(element("ul", *self._legend, class_="key") if self._legend and not is_hidden else Html(), plot)
+
+    def _way(self, places: Sequence[Place]) -> str:
+        """Return the path along *places*; level and upright parts are written short."""
+        at = [self.at(*place) for place in places]
+        parts = ["M{} {}".format(*at[0])]
+        for (x0, y0), (x, y) in pairwise(at):
+            parts.append(f"H{x}" if y == y0 else f"V{y}" if x == x0 else f"L{x} {y}")
+        return "".join(parts)
+
+    def _draw(self, kind: str, paths: Iterable[str]) -> None:
+        if path := "".join(paths):
+            self._marks.append(_path(kind, path))
 
 
-def diagonal() -> dict[str, Any]:
-    """Return a dotted line from (0, 0) to (1, 1), for the layout's ``shapes``."""
-    return _dotted_line(x0=0, x1=1, y0=0, y1=1)
+def _path(kind: str, path: str) -> Html:
+    return element("path", class_=kind, d=path)
 
 
-def _dotted_line(*, xref: str = "x", yref: str = "y", **ends: float) -> dict[str, Any]:
-    line = {"color": colour("muted"), "width": 1, "dash": "dot"}
-    return {"type": "line", "xref": xref, "yref": yref, **ends, "line": line}
+def _label(kind: str, style: str, text: str) -> Html:
+    return element("span", text, class_=kind, style=style)
+
+
+def share_axis(title: str, low: float = 0.0, high: float = 1.0, *, step: float = 0.2) -> Axis:
+    """Return an axis for values from 0 to 1, with a margin where *low* and *high* go beyond."""
+    return Axis(title, low, high, [(step * n, f"{step * n:g}") for n in range(round(1 / step) + 1)])
+
+
+def count_axis(title: str, highest: int, *, is_log: bool = False) -> Axis:
+    """Return an axis for counts from 0; a logarithmic one begins below 1, so that 1 has a height."""
+    if is_log:
+        decades = range(math.ceil(math.log10(max(highest, 2))) + 1)
+        return Axis(title, 0.5, 1.1 * max(highest, 2), [(10**n, short_number(10**n)) for n in decades[:-1]], is_log)
+    step = max(1, round_up(max(highest, 1) / _MOST_STEPS))
+    return Axis(title, 0, 1.05 * max(highest, 1), [(n, short_number(n)) for n in range(0, highest + 1, int(step))])
+
+
+def length_axis(title: str, shortest_nt: int, longest_nt: int) -> Axis:
+    """Return a logarithmic axis for nucleotides: decades, of a small range 1, 2 and 5 of each."""
+    low, high = shortest_nt / 1.25, longest_nt * 1.25
+    factors = (1,) if high / low > 40 else (1, 2, 5)
+    steps = [factor * 10**n for n in range(int(math.log10(low)), int(math.log10(high)) + 1) for factor in factors]
+    return Axis(title, low, high, [(step, short_number(step)) for step in steps if low <= step <= high], is_log=True)
+
+
+def position_axis(title: str, length_nt: int) -> Axis:
+    """Return the axis of positions in a contig, in kb or Mb, which follows the title."""
+    unit, unit_nt = ("Mb", 1_000_000) if length_nt >= 1_000_000 else ("kb", 1_000)
+    step = round_up(length_nt / _MOST_STEPS)
+    steps = [step * n for n in range(int(length_nt / step) + 1)]
+    return Axis(f"{title} ({unit})", 0, length_nt, [(at, f"{at / unit_nt:g}") for at in steps])
+
+
+def round_up(number: float) -> float:
+    """Return the next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(number))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number * (1 - 1e-9))
+
+
+def short_number(number: float) -> str:
+    """Return 950, 2k, 2.5k or 3M."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:g}{unit}"
+    return f"{number:g}"

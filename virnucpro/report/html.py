@@ -42,19 +42,13 @@ def joined(*children: str) -> Html:
     return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
 
 
-def plot_place(name: str, label: str, caption: str, *extra: Html) -> Html:
-    """Return the element of the figure *name*, with title and caption."""
-    return element(
-        "figure",
-        element("h3", label),
-        element("div", id=name, class_="plot", role="img", aria_label=label),
-        element("figcaption", caption),
-        *extra,
-    )
+def plot_place(label: str, caption: str, *drawn: Html) -> Html:
+    """Return a drawn figure with title and caption."""
+    return element("figure", element("h3", label), *drawn, element("figcaption", caption))
 
 
-def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = ()) -> Html:
-    """Return a plain table; the columns *numbers* are right-aligned."""
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str, numbers: Sequence[int] = ()) -> Html:
+    """Return a plain table, which scrolls where it is too wide; the columns *numbers* are right-aligned."""
     kinds = ["number" if column in numbers else None for column in range(len(header))]
     return element(
         "div",
@@ -73,6 +67,9 @@ def rows_of(header: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Se
             ),
         ),
         class_="wide",
+        tabindex="0",
+        role="region",
+        aria_label=label,
     )
 
 
@@ -81,9 +78,20 @@ def terms(pairs: Iterable[tuple[str, str]]) -> Html:
     return element("dl", *(joined(element("dt", name), element("dd", text)) for name, text in pairs))
 
 
-def files_beside(links: Iterable[Html]) -> Html:
-    """Return the line with links to files beside the page."""
-    return element("p", "Beside this page: ", Html(", ".join(links)), ".")
+def files_beside(files: Iterable[tuple[str, str]]) -> Html:
+    """
+    Return the line that names files and says what they hold.
+
+    They are links only where the page comes from a server, by the page's script: a page that was mailed has no files
+    beside it.
+    """
+    named = [joined(element("code", name, data_file=name), f" ({what})" if what else "") for name, what in files]
+    return element("p", "Written beside this page: ", Html(", ".join(named)), ".")
+
+
+def data_block(value: Any, **attributes: str) -> Html:
+    """Return a script element that holds data."""
+    return element("script", script_json(value), type="application/json", **attributes)
 
 
 def script_json(value: Any) -> Html:
@@ -92,11 +100,6 @@ def script_json(value: Any) -> Html:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Html(text)
-
-
-def hover_text(text: str, most: int = 80) -> str:
-    """Return *text*, cut to *most* characters and escaped, since plotly interprets some HTML."""
-    return html.escape(cut(text, most), quote=False)
 
 
 def cut(text: str, most: int = 120) -> str:

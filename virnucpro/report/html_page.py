@@ -1,25 +1,25 @@
 """
-A page as one file that needs neither network nor other files: head, style, plots and scripts around its sections.
+A page as one file that needs neither network nor other files: head, style and script around its sections.
 
-It holds plotly.js, the bundle with bars and scatter plots, compressed as it lies in ``plotly_js/``; the page's script
-unpacks it. Its content security policy runs only these two scripts, by their hashes, and loads no address. Every colour
-of a figure is one of the page's; the page's script swaps them for the dark ones.
+Its content security policy runs only this script, by its hash, and loads no address. Every colour is a variable of the
+page, which has another value on a dark screen.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
-from virnucpro.report.html import Html, joined, script_json
+from virnucpro.report.html import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from virnucpro.report.html import Html
 
 
 class Colour(NamedTuple):
@@ -43,32 +43,12 @@ COLOURS = {
 }
 """Vermilion and blue differ for every kind of colour vision; grey is no verdict."""
 
-PLOTLY = "plotly_js/plotly-basic.min.js.gz"
-"""`npm pack plotly.js-basic-dist-min`, compressed with `gzip -9n`: of the version that the tests check figures with."""
 
-
-def colour(role: str) -> str:
-    return COLOURS[role].light
-
-
-def fill_page(
-    *,
-    title: str,
-    heading: Html,
-    sections: Html,
-    footer: Html,
-    figures: Mapping[str, Mapping[str, object]],
-    colours: Mapping[str, Colour],
-) -> str:
-    """
-    Return a page.
-
-    *sections* has an element of the class ``plot`` for every figure, whose id is its key in *figures*. Figures are as
-    plotly.js takes them, in the colours of the light page; *colours* has all colours by role.
-    """
-    packed, script = (files("virnucpro.report") / PLOTLY).read_bytes(), _text("page.js")
+def fill_page(*, title: str, heading: Html, sections: Html, footer: Html, colours: Mapping[str, Colour]) -> str:
+    """Return a page; *colours* has all colours by role, and what has the class of a role is drawn in its colour."""
+    script = _text("page.js")
     return Template(_text("page.html")).substitute(
-        policy=_policy(gzip.decompress(packed), script.encode()),
+        policy=_policy(script.encode()),
         generator=f"virnucpro {version('virnucpro')}",
         title=joined(title),
         colours=_colour_rules(colours),
@@ -76,14 +56,6 @@ def fill_page(
         heading=heading,
         sections=sections,
         footer=footer,
-        figures=script_json(
-            {
-                "figures": figures,
-                "dark": {colour.light: colour.dark for colour in colours.values()},
-            }
-        ),
-        plotly=base64.b64encode(packed).decode(),
-        plotly_licence=_text("plotly_js/LICENSE"),
         script=script,
     )
 
@@ -91,17 +63,17 @@ def fill_page(
 def _colour_rules(colours: Mapping[str, Colour]) -> str:
     light = "".join(f"--{role}:{colour.light};" for role, colour in colours.items())
     dark = "".join(f"--{role}:{colour.dark};" for role, colour in colours.items())
+    roles = "".join(f".{role}{{--mark:var(--{role})}}" for role in colours)
     return (
-        f":root{{color-scheme:light;{light}}}\n"
+        f":root{{color-scheme:light;{light}}}\n{roles}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
     )
 
 
-def _policy(*scripts: bytes) -> str:
-    hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
-    sources = " ".join(f"'sha256-{digest}'" for digest in hashes)
+def _policy(script: bytes) -> str:
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
     return (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

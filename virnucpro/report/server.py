@@ -38,7 +38,7 @@ CHUNK_BYTES = 256 << 10
 CHUNK_S = 15.0
 """Seconds that a client has to take ``CHUNK_BYTES`` of an answer."""
 
-# The report's own policy allows its two scripts by their hashes. This one comes with every file, forged ones too: the
+# The report's own policy allows its script by its hash. This one comes with every file, forged ones too: the
 # page has no origin, so it cannot act as its reader at Prefect's page of the same address, and it reaches no network.
 POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -202,7 +202,9 @@ def _list_page(reports: list[FoundReport], is_whole: bool) -> str:
         element(
             "body",
             element("h1", "Reports"),
-            rows_of(("Written (UTC)", "Report"), rows) if rows else element("p", "There is no report yet."),
+            rows_of(("Written (UTC)", "Report"), rows, label="Reports")
+            if rows
+            else element("p", "There is no report yet."),
             note,
         ),
         lang="en",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import sys
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
@@ -90,6 +91,7 @@ _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     "chunks": int,
     "embedded": {"yes": True, "no": False}.__getitem__,
     "call": {str(call): call for call in Call}.__getitem__,
+    "fingerprint": sys.intern,  # the same in every line
 }
 """Column -> its value from text."""
 
@@ -122,14 +124,15 @@ class ContigTable:
 @contextmanager
 def _writing_tsv(file: durable.NewFile) -> Iterator[Write]:
     def write(calls: Sequence[ContigCall]) -> None:
-        columns = [_texts(values) for values in zip(*calls, strict=True)]
+        columns = [texts(values) for values in zip(*calls, strict=True)]
         file.write("".join(["\t".join(row) + "\n" for row in zip(*columns, strict=True)]).encode())
 
     file.write(("\t".join(COLUMNS) + "\n").encode())
     yield write
 
 
-def _texts(column: Iterable[Any]) -> list[str]:
+def texts(column: Iterable[Any]) -> list[str]:
+    """Return the values of a column as TSV has them."""
     return ["" if v is None else "yes" if v is True else "no" if v is False else str(v) for v in column]
 
 

@@ -60,33 +60,16 @@ _SHOWN_NOTES = 30
 
 
 def write_page(document: Mapping[str, Any], path: Path, beside: Sequence[Path]) -> None:
-    """Write the page of an evaluation, with links to the files *beside* it."""
+    """Write the page of an evaluation, which names the files *beside* it."""
     tables = document["tables"]
     page = fill_page(
         title=f"VirNucPro evaluation: {_lead(tables)}",
         heading=_heading(document),
         sections=joined(_overview(tables), _curves(tables), _scores(tables), _strata(tables), _explained(tables)),
-        footer=files_beside(element("a", one.name, href=one.name) for one in beside),
-        figures=_figures(tables),
+        footer=files_beside((one.name, "") for one in beside),
         colours=plots.PAGE_COLOURS,
     )
     durable.write_bytes(path, page.encode("utf-8", "backslashreplace"))
-
-
-def _figures(tables: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    figures = {}
-    if tables[0]["roc"]:
-        figures[ROC] = plots.roc(tables)
-        figures[PRECISION_RECALL] = plots.precision_recall(tables)
-    if any(table["calibration"] for table in tables):
-        figures[RELIABILITY] = plots.reliability(tables)
-    figures |= {_histogram(number): plots.score_histogram(table) for number, table in enumerate(tables)}
-    figures |= {
-        place: plots.recall_of_strata(tables, kind)
-        for kind, (place, _) in _RECALL.items()
-        if plots.recall_strata(tables[0], kind)
-    }
-    return figures
 
 
 def _histogram(number: int) -> str:
@@ -129,7 +112,7 @@ def _overview(tables: Sequence[Mapping[str, Any]]) -> Html:
             ]
             for table in tables
         ]
-        shown = rows_of(header, rows, numbers=range(1, len(header)))
+        shown = rows_of(header, rows, label="Measures", numbers=range(1, len(header)))
     shared = [note for note in tables[0]["notes"] if all(note in table["notes"] for table in tables)]
     notes = [
         f"{cut(printable(table['name']), 60)}: {note}" if len(tables) > 1 else note
@@ -178,27 +161,32 @@ def _curves(tables: Sequence[Mapping[str, Any]]) -> Html:
         element("h2", "Viral or not"),
         element(
             "div",
-            plot_place(ROC, "ROC curve", "Dotted: chance."),
-            plot_place(
+            _place(ROC, "ROC curve", "Dotted: chance.", plots.roc(tables)),
+            _place(
                 PRECISION_RECALL,
                 f"Precision and recall{_prevalence(tables[0])}",
                 "Dotted: chance, the share of viral contigs.",
+                plots.precision_recall(tables),
             ),
             class_="pair",
         ),
     )
 
 
+def _place(name: str, label: str, caption: str, figure: Figure) -> Html:
+    return plot_place(label, caption, figure.drawn(name, label))
+
+
 def _scores(tables: Sequence[Mapping[str, Any]]) -> Html:
     places = []
     if any(table["calibration"] for table in tables):
         caption = "Ten bins of equal numbers of contigs, with 95 % intervals. Dotted: perfect calibration."
-        places.append(plot_place(RELIABILITY, "Calibration", caption))
+        places.append(_place(RELIABILITY, "Calibration", caption, plots.reliability(tables)))
     for number, table in enumerate(tables):
         at = table["threshold"]
         caption = f"Dotted: the threshold {at:g}." if at is not None else "No threshold is known."
         title = "Scores" if len(tables) == 1 else f"Scores of {cut(printable(table['name']), 40)}"
-        places.append(plot_place(_histogram(number), title, caption))
+        places.append(_place(_histogram(number), title, caption, plots.score_histogram(table)))
     return element("section", element("h2", "The scores"), element("div", *places, class_="pair"))
 
 
@@ -208,7 +196,9 @@ def _strata(tables: Sequence[Mapping[str, Any]]) -> Html:
         return Html()
     parts = [element("h2", "By length and group")]
     places = [
-        plot_place(_RECALL[kind][0], _RECALL[kind][1], "") for kind in kinds if plots.recall_strata(tables[0], kind)
+        _place(*_RECALL[kind], "", plots.recall_of_strata(tables, kind))
+        for kind in kinds
+        if plots.recall_strata(tables[0], kind)
     ]
     if places:
         parts.append(element("div", *places, class_="pair"))
@@ -240,7 +230,7 @@ def _strata_table(tables: Sequence[Mapping[str, Any]], kind: str) -> Html:
         for table in tables
         if (stratum := table[kind].get(name))
     ]
-    return rows_of(header, rows, numbers=range(first_number, len(header)))
+    return rows_of(header, rows, label=_RECALL[kind][1], numbers=range(first_number, len(header)))
 
 
 def _group_and_length_table(tables: Sequence[Mapping[str, Any]]) -> Html:
@@ -253,7 +243,8 @@ def _group_and_length_table(tables: Sequence[Mapping[str, Any]]) -> Html:
         if (by_length := table["by_group_and_length"].get(group))
     ]
     first_number = len(header)
-    return rows_of(header + lengths, rows, numbers=range(first_number, first_number + len(lengths)))
+    numbers = range(first_number, first_number + len(lengths))
+    return rows_of(header + lengths, rows, label="AUROC by group and length", numbers=numbers)
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:

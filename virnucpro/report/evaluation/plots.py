@@ -1,23 +1,22 @@
 """
 The plots of an evaluation, in the colours of the light page: curves, calibration, scores, recall.
 
-They are made from ``evaluation.json`` alone. Tables of scores differ in colour and dash; text from input reaches plotly
-escaped.
+They are made from ``evaluation.json`` alone. Tables of scores differ in colour, dash and shape.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from virnucpro.report.figure import axis, diagonal, laid_out, line_at_x, line_at_y
-from virnucpro.report.html import hover_text
-from virnucpro.report.html_page import COLOURS, Colour, colour
+from virnucpro.errors import printable
+from virnucpro.report.figure import SHAPES, Axis, Figure, count_axis, round_up, share_axis
+from virnucpro.report.html import cut
+from virnucpro.report.html_page import COLOURS, Colour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from virnucpro.report.figure import Figure
 
     Table = Mapping[str, Any]
     """One of the document's ``tables``."""
@@ -31,124 +30,97 @@ _OF_TABLES = {
 }
 TABLE_COLOURS = {"table-1": COLOURS["ink"], **_OF_TABLES}
 """Of the tables of scores, in the order given."""
-PAGE_COLOURS = COLOURS | _OF_TABLES
+PAGE_COLOURS = COLOURS | TABLE_COLOURS
 MOST_TABLES = len(TABLE_COLOURS)
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x")
-_HEIGHT_PX = 340
 _LABEL_CHARACTERS = 28
+_EM_OF_CHARACTER = 0.56
+_ROW_PX = 44
 
 
 def roc(tables: Sequence[Table]) -> Figure:
-    return laid_out(
-        _curves(tables, "roc", "false positives %{x:.3f}<br>recall %{y:.3f}"),
-        height_px=_HEIGHT_PX,
-        xaxis=axis("share of others called (false positives)", range=[-0.01, 1], dtick=0.2),
-        yaxis=axis("share of viral contigs called (recall)", range=[0, 1.02], dtick=0.2),
-        shapes=[diagonal()],
-        showlegend=len(tables) > 1,
+    figure = Figure(
+        share_axis("share of others called (false positives)"), share_axis("share of viral contigs called (recall)")
     )
+    figure.dotted((0, 0), (1, 1))
+    return _curves(figure, tables, "roc", "false positives {:.3f}, recall {:.3f}")
 
 
 def precision_recall(tables: Sequence[Table]) -> Figure:
     """Return precision against recall; the dotted line is chance, the share of viral contigs or the prevalence."""
     overall, prevalence = tables[0]["overall"], tables[0]["prevalence"]
     chance = overall["viral"] / (overall["viral"] + overall["others"]) if prevalence is None else prevalence
-    return laid_out(
-        _curves(tables, "precision_recall", "recall %{x:.3f}<br>precision %{y:.3f}"),
-        height_px=_HEIGHT_PX,
-        xaxis=axis("recall", range=[-0.01, 1.01], dtick=0.2),
-        yaxis=axis("precision", range=[0, 1.02], dtick=0.2),
-        shapes=[line_at_y(chance)],
-        showlegend=len(tables) > 1,
-    )
+    figure = Figure(share_axis("recall"), share_axis("precision"))
+    figure.dotted_at_y(chance)
+    return _curves(figure, tables, "precision_recall", "recall {:.3f}, precision {:.3f}")
 
 
 def reliability(tables: Sequence[Table]) -> Figure:
     """Return the share of viral contigs against the mean score, by bin, for tables of probabilities."""
-    curves = [
-        {
-            "type": "scatter",
-            "x": [one["mean_score"] for one in bins],
-            "y": [one["viral_share"] for one in bins],
-            "error_y": _error_bars([(one["viral_share"], one["low"], one["high"]) for one in bins], number),
-            "mode": "lines+markers",
-            "customdata": [one["contigs"] for one in bins],
-            "hovertemplate": "mean score %{x:.3f}<br>viral %{y:.1%} of %{customdata:,} contigs<extra></extra>",
-            **_look(number, table["name"]),
-        }
-        for number, table in enumerate(tables)
-        if (bins := table["calibration"])
-    ]
-    return laid_out(
-        curves,
-        height_px=_HEIGHT_PX,
-        xaxis=axis("mean score of the bin", range=[-0.02, 1.02], dtick=0.2),
-        yaxis=axis("share that is viral", range=[-0.02, 1.04], dtick=0.2),
-        shapes=[diagonal()],
-        showlegend=len(tables) > 1,
-    )
+    figure = Figure(share_axis("mean score of the bin", -0.02, 1.02), share_axis("share that is viral", -0.02, 1.04))
+    figure.dotted((0, 0), (1, 1))
+    for number, table in enumerate(tables):
+        if bins := table["calibration"]:
+            places = [(one["mean_score"], one["viral_share"]) for one in bins]
+            figure.lines(_curve(number), [places])
+            whiskers = [[(one["mean_score"], one["low"]), (one["mean_score"], one["high"])] for one in bins]
+            figure.lines(f"curve thin {_role(number)}", whiskers)
+            figure.dots(_role(number), places, _shape(number))
+            _name(figure, tables, number, _curve(number))
+            for one in bins:
+                of = f"{one['contigs']:,} contigs of mean score {one['mean_score']:.3f}"
+                said = f"{one['viral_share']:.1%} viral of {of}"
+                figure.tip(one["mean_score"], one["viral_share"], _said(tables, number, said))
+    return figure
 
 
 def score_histogram(table: Table) -> Figure:
     histogram, threshold = table["histogram"], table["threshold"]
-    edges = histogram["edges"]
-    bars = [
-        {
-            "type": "bar",
-            "x": [(low + high) / 2 for low, high in pairwise(edges)],
-            "y": histogram[which],
-            "width": (edges[1] - edges[0]) * 0.92,
-            "name": name,
-            "marker": {"color": colour("virus" if which == "viral" else "not-virus"), "line": {"width": 0}},
-            "customdata": [f"{low:.3g}\u2013{high:.3g}" for low, high in pairwise(edges)],
-            "hovertemplate": f"score %{{customdata}}<br>{name}: %{{y:,}}<extra></extra>",
-        }
-        for which, name in (("others", "not viral"), ("viral", "viral"))
-    ]
-    highest = max(a + b for a, b in zip(histogram["viral"], histogram["others"], strict=True))
-    steps = {"dtick": 1} if highest < 10 else {"tickformat": "~s"}  # no parts of contigs
-    return laid_out(
-        bars,
-        height_px=_HEIGHT_PX,
-        xaxis=axis("score", range=[edges[0], edges[-1]]),
-        yaxis=axis("contigs", rangemode="tozero", **steps),
-        shapes=[] if threshold is None else [line_at_x(threshold)],
-        barmode="stack",
-        bargap=0,
-    )
+    edges, others, viral = histogram["edges"], histogram["others"], histogram["viral"]
+    both = [a + b for a, b in zip(others, viral, strict=True)]
+    figure = Figure(_score_axis(edges[0], edges[-1]), count_axis("contigs", max(both)))
+    gap = 0.04 * (edges[1] - edges[0])
+    bins = list(enumerate(pairwise(edges)))
+    figure.boxes("not-virus", (((low + gap, 0), (high - gap, others[n])) for n, (low, high) in bins if others[n]))
+    figure.boxes("virus", (((low + gap, others[n]), (high - gap, both[n])) for n, (low, high) in bins if viral[n]))
+    for role, name in (("not-virus", "not viral"), ("virus", "viral")):
+        figure.legend(f"bar {role}", name)
+    for n, (low, high) in bins:
+        if both[n]:
+            said = f"score {low:.3g}\u2013{high:.3g}: {viral[n]:,} viral, {others[n]:,} not viral"
+            figure.tip((low + high) / 2, both[n], said)
+    if threshold is not None:
+        figure.dotted_at_x(threshold)
+    return figure
+
+
+def _score_axis(low: float, high: float) -> Axis:
+    step = round_up((high - low) / 6)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Axis("score", low, high, [(n * step, f"{n * step:g}") for n in range(first, last + 1)])
 
 
 def recall_of_strata(tables: Sequence[Table], kind: str) -> Figure:
     """Return the recall at 1 % false positives of each stratum of *kind* (``by_length``, ``by_group``)."""
     names = recall_strata(tables[0], kind)
-    points = []
+    labels = [cut(printable(name), _LABEL_CHARACTERS) for name in names]
+    rows = Axis("", len(names) - 0.5, -0.5, list(enumerate(labels)))
+    left_em = max(3.2, _EM_OF_CHARACTER * max(map(len, labels)) + 1)
+    x = share_axis("recall at 1 % false positives", -0.02, 1.02)
+    figure = Figure(x, rows, height_px=_ROW_PX * len(names), left_em=left_em)
     for number, table in enumerate(tables):
         found = [table[kind].get(name, {}).get("recall_at_1_percent_false_positives") for name in names]
-        shown = [(name, one) for name, one in zip(names, found, strict=True) if one]
         offset = (number - (len(tables) - 1) / 2) * min(0.16, 0.7 / len(tables))
-        trace = {
-            "type": "scatter",
-            "x": [one["value"] for _, one in shown],
-            "y": [names.index(name) + offset for name, _ in shown],
-            "error_x": _error_bars([(one["value"], one["low"], one["high"]) for _, one in shown], number),
-            "mode": "markers",
-            "customdata": [f"{one['low']:.3f}\u2013{one['high']:.3f}" for _, one in shown],
-            "text": [hover_text(name) for name, _ in shown],
-            "hovertemplate": "%{text}<br>recall %{x:.3f} (%{customdata})<extra></extra>",
-            **_look(number, table["name"]),
-        }
-        points.append(trace)
-    labels = [hover_text(name, _LABEL_CHARACTERS) for name in names]
-    rows = {"tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5]}
-    return laid_out(
-        points,
-        height_px=max(220, 110 + 44 * len(names)),
-        xaxis=axis("recall at 1 % false positives", range=[-0.02, 1.02], dtick=0.2),
-        yaxis=axis(None, automargin=True, **rows),
-        showlegend=len(tables) > 1,
-    )
+        shown = [
+            (label, place + offset, one) for place, (label, one) in enumerate(zip(labels, found, strict=True)) if one
+        ]
+        figure.lines(f"curve thin {_role(number)}", [[(one["low"], y), (one["high"], y)] for _, y, one in shown])
+        figure.dots(_role(number), [(one["value"], y) for _, y, one in shown], _shape(number))
+        _name(figure, tables, number, f"dots {_shape(number)} {_role(number)}")
+        for label, y, one in shown:
+            said = f"{label}: recall {one['value']:.3f} ({one['low']:.3f}\u2013{one['high']:.3f})"
+            figure.tip(one["value"], y, _said(tables, number, said))
+    return figure
 
 
 def recall_strata(table: Table, kind: str) -> list[str]:
@@ -160,40 +132,32 @@ def recall_strata(table: Table, kind: str) -> list[str]:
     ]
 
 
-def _curves(tables: Sequence[Table], which: str, hover: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "scatter",
-            "x": [x for x, _ in table[which]],
-            "y": [y for _, y in table[which]],
-            "mode": "lines",
-            "hovertemplate": f"{hover}<extra></extra>",
-            **_look(number, table["name"]),
-        }
-        for number, table in enumerate(tables)
-    ]
+def _curves(figure: Figure, tables: Sequence[Table], which: str, said: str) -> Figure:
+    for number, table in enumerate(tables):
+        figure.lines(_curve(number), [table[which]])
+        _name(figure, tables, number, _curve(number))
+        for x, y in table[which]:
+            figure.tip(x, y, _said(tables, number, said.format(x, y)))
+    return figure
 
 
-def _look(number: int, name: str) -> dict[str, Any]:
-    shown = _colour(number)
-    return {
-        "name": hover_text(name, _LABEL_CHARACTERS),
-        "line": {"color": shown, "width": 2, "dash": _DASHES[number]},
-        "marker": {"color": shown, "size": 8, "symbol": _SYMBOLS[number]},
-    }
+def _name(figure: Figure, tables: Sequence[Table], number: int, kind: str) -> None:
+    """Put a table into the legend, if it is not the only one."""
+    if len(tables) > 1:
+        figure.legend(kind, cut(printable(tables[number]["name"]), _LABEL_CHARACTERS))
 
 
-def _colour(number: int) -> str:
-    return TABLE_COLOURS[f"table-{number + 1}"].light
+def _said(tables: Sequence[Table], number: int, said: str) -> str:
+    return f"{cut(printable(tables[number]['name']), _LABEL_CHARACTERS)}: {said}" if len(tables) > 1 else said
 
 
-def _error_bars(intervals: Sequence[tuple[float, float, float]], number: int) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(0.0, high - value) for value, _, high in intervals],
-        "arrayminus": [max(0.0, value - low) for value, low, _ in intervals],
-        "color": _colour(number),
-        "thickness": 1.2,
-        "width": 4,
-    }
+def _role(number: int) -> str:
+    return f"table-{number + 1}"
+
+
+def _curve(number: int) -> str:
+    return f"curve dash-{number} {_role(number)}"
+
+
+def _shape(number: int) -> str:
+    return SHAPES[number % len(SHAPES)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from virnucpro import durable
-from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.errors import printable
 from virnucpro.report.html import (
     Html,
@@ -25,14 +24,14 @@ from virnucpro.report.html import (
     whole,
 )
 from virnucpro.report.html_page import COLOURS, fill_page
-from virnucpro.report.prediction import plots, sections, wording
+from virnucpro.report.prediction import sections, wording
 from virnucpro.report.prediction.summary import NO_SCORE, summarise
+from virnucpro.report.prediction.table import contig_section
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from virnucpro.report.figure import Figure
     from virnucpro.report.prediction.summary import Summary
     from virnucpro.run_layout import PredictionLayout
     from virnucpro.store.manifest import PredictionManifest
@@ -65,8 +64,8 @@ def write_report(layout: PredictionLayout) -> Path:
     body = joined(
         sections.overview(summary),
         sections.distributions(summary, thresholds),
-        sections.tracks(summary),
-        sections.contig_table(summary),
+        sections.along_contigs(summary),
+        contig_section(summary),
         left_out(summary),
         how_it_was_made(summary),
     )
@@ -75,23 +74,10 @@ def write_report(layout: PredictionLayout) -> Path:
         heading=sections.heading(summary),
         sections=body,
         footer=footer(layout),
-        figures=_figures(summary, thresholds),
         colours=COLOURS,
     )
     durable.write_bytes(layout.report, page.encode("utf-8", "backslashreplace"))
     return layout.report
-
-
-def _figures(summary: Summary, thresholds: list[float]) -> dict[str, Figure]:
-    figures = {}
-    if summary.scored:
-        figures[sections.HISTOGRAM] = plots.score_histogram(summary, thresholds)
-        figures[sections.SCATTER] = plots.length_against_score(summary, thresholds)
-    asked = summary.manifest.output_settings
-    neutral_p = float(asked["threshold"]) if asked["threshold_of"] == "score" else NEUTRAL_P
-    for track in [*summary.viral_tracks, *summary.other_tracks]:
-        figures[sections.track_name(track)] = plots.track_plot(track, neutral_p)
-    return figures
 
 
 def _lines(*limits: float | None) -> list[float]:
@@ -106,7 +92,7 @@ def left_out(summary: Summary) -> Html:
     if without:
         parts.append(element("p", f"{counted(without, summary.sequence)} of {whole(summary.contigs)}:", class_="note"))
         rows = [(_short(why), whole(n), percent(n, summary.contigs)) for why, n in summary.reasons.most_common()]
-        parts.append(rows_of(("Why", summary.sequences.capitalize(), "Share"), rows, numbers=(1, 2)))
+        parts.append(rows_of(("Why", summary.sequences.capitalize(), "Share"), rows, label="Reasons", numbers=(1, 2)))
     elif summary.contigs:
         parts.append(element("p", f"Every {summary.sequence} has a score."))
     else:
@@ -139,7 +125,9 @@ def _failed(summary: Summary) -> Html:
     title = f"{which} lines of failed_sequences.tsv: skipped records, and frames without a score"
     rows = [[_short(column) for column in (line + [""] * 3)[:3]] for line in summary.failed]
     return element(
-        "details", element("summary", title), rows_of(("Record or frame", "Why", "Attempts"), rows, numbers=(2,))
+        "details",
+        element("summary", title),
+        rows_of(("Record or frame", "Why", "Attempts"), rows, label=title, numbers=(2,)),
     )
 
 
@@ -159,7 +147,7 @@ def how_it_was_made(summary: Summary) -> Html:
         sha256 = element("code", classifier["contig_model_sha256"][:_SHA_DIGITS])
         named.insert(1, ("its contig model", _short(classifier["name"]), sha256))
     left = joined(
-        rows_of(("Model", "Name", "sha256 begins"), named),
+        rows_of(("Model", "Name", "sha256 begins"), named, label="Models"),
         _terms(_facts(manifest)),
         element(
             "details",
@@ -170,7 +158,9 @@ def how_it_was_made(summary: Summary) -> Html:
     taken = [(_STAGES.get(name, name), stage.seconds) for name, stage in manifest.stages.items()]
     total = sum(seconds for _, seconds in taken)
     times = [(name, duration(seconds), _share(seconds, total)) for name, seconds in taken]
-    right = rows_of(("Stage", "Time", "Share"), [*times, ("together", duration(total), "")], numbers=(1, 2))
+    right = rows_of(
+        ("Stage", "Time", "Share"), [*times, ("together", duration(total), "")], label="Times", numbers=(1, 2)
+    )
     return element(
         "section",
         element("h2", "How this was made"),
@@ -242,6 +232,4 @@ def footer(layout: PredictionLayout) -> Html:
         (layout.failed_sequences, "what has no score"),
         (layout.manifest, "the run"),
     ]
-    return files_beside(
-        joined(element("a", path.name, href=path.name), f" ({what})") for path, what in files if path.exists()
-    )
+    return files_beside((path.name, what) for path, what in files if path.exists())

@@ -1,13 +1,10 @@
-"""
-The sections with the result: the answer, the plots, tracks of long contigs, and the table of contigs.
-
-The table is complete and in order without scripts; the page's script sorts and filters it.
-"""
+"""The sections with the result: the answer, the plots, and what is along contigs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from virnucpro.calls.viral_regions import NEUTRAL_P
 from virnucpro.data.reading.input_files import input_name
 from virnucpro.errors import printable
 from virnucpro.report.html import (
@@ -20,39 +17,26 @@ from virnucpro.report.html import (
     percent,
     plot_place,
     probability,
-    terms,
     whole,
 )
-from virnucpro.report.prediction import wording
+from virnucpro.report.prediction import plots, wording
 from virnucpro.report.prediction.plots import CALL_CLASSES, SHADED_REGIONS, longest_regions
 from virnucpro.report.prediction.summary import GROUPS, SURE_FROM
+from virnucpro.report.prediction.table import swatch
+from virnucpro.report.prediction.viral_records import find_genes
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from virnucpro.report.prediction.summary import ContigLine, Region, Summary, Track
+    from virnucpro.report.prediction.summary import Region, Summary, Track
+    from virnucpro.report.prediction.viral_records import Gene
 
 HISTOGRAM = "score-histogram"
 SCATTER = "length-against-score"
 _SHOWN_INPUTS = 3
 _SHOWN_NOTES = 20
 _NAMED_REGIONS = 4
-ROWS_AT_FIRST = 50
-_EXPLAINED = {
-    "P(virus)": "the score, to rank by",
-    "Posterior": "P(virus) for the share of viruses in this sample",
-    "FDR": "expected share of others among all with this score or a higher one",
-    "Highest": "the highest P(virus) of any of its reading frames",
-    "Viral chunks": "chunks that are viral by their reading frames, of those with an open one",
-    "Frame support": "share of its open reading frames with P(virus) above 0.5",
-    "Viral regions": "stretches of viral chunks, in contigs of 10 kb or more",
-}
-
-_OF_SAMPLE = ("Posterior", "FDR")
-"""Columns where the share of viruses is known."""
-_OF_FRAMES = ("Highest", "Viral chunks", "Frame support")
-"""Columns where contigs are embedded."""
 
 
 def heading(summary: Summary) -> Html:
@@ -139,17 +123,37 @@ def distributions(summary: Summary, thresholds: Sequence[float]) -> Html:
         if shown == summary.scored
         else f"Each point is a {one}: {whole(shown)} of {whole(summary.scored)}, {_sampled(summary)}."
     )
+    title, of_length = "Distribution of P(virus)", f"Length and P(virus) of {summary.sequences}"
+    scatter = plots.length_against_score(summary, thresholds).drawn(SCATTER, of_length)
     return element(
         "section",
         element("h2", "Scores"),
         element("p", wording.scores(summary), class_="note"),
         element(
             "div",
-            plot_place(HISTOGRAM, "Distribution of P(virus)", f"{count}; {dotted}.", _scale_button()),
-            plot_place(SCATTER, f"Length and P(virus) of {summary.sequences}", f"{sample} {dotted.capitalize()}."),
+            plot_place(title, f"{count}; {dotted}.", *_histograms(summary, thresholds, title)),
+            plot_place(of_length, f"{sample} {dotted.capitalize()}.", scatter),
             class_="pair",
         ),
     )
+
+
+def _histograms(summary: Summary, thresholds: Sequence[float], title: str) -> list[Html]:
+    """Return the histogram with counts on a linear and on a log scale, and the button that exchanges them."""
+    starts_log = plots.starts_on_log_scale(summary)
+    drawn = [
+        plots.score_histogram(summary, thresholds, is_log=is_log).drawn(name, title, is_hidden=is_log != starts_log)
+        for name, is_log in ((HISTOGRAM, False), (f"{HISTOGRAM}-log", True))
+    ]
+    button = element(
+        "button",
+        "log counts",
+        type="button",
+        class_="scale needs-script",
+        data_plot=HISTOGRAM,
+        aria_pressed=str(starts_log).lower(),
+    )
+    return [*drawn, button]
 
 
 def _sampled(summary: Summary) -> str:
@@ -160,50 +164,66 @@ def _sampled(summary: Summary) -> str:
     return f"{which}, and {whole(len(summary.sample) - shown)} of the others, drawn evenly"
 
 
-def _scale_button() -> Html:
-    return element(
-        "button",
-        "log counts",
-        type="button",
-        class_="scale needs-script",
-        data_plot=HISTOGRAM,
-        aria_pressed="false",
-    )
-
-
-def tracks(summary: Summary) -> Html:
+def along_contigs(summary: Summary) -> Html:
     if not summary.contigs:
         return Html()
-    parts = [
-        element("h2", f"Along the long {summary.sequences}"),
-        element("p", wording.regions(summary), class_="note"),
-    ]
-    if summary.regions:
+    many = summary.sequences
+    asked = summary.manifest.output_settings
+    neutral_p = float(asked["threshold"]) if asked["threshold_of"] == "score" else NEUTRAL_P
+    parts = [element("h2", f"Along the {many}"), element("p", wording.regions(summary), class_="note")]
+    if summary.viral_tracks or summary.other_tracks:
         parts.append(element("p", wording.tracks(summary), class_="note"))
-    groups = [
-        (summary.viral_tracks, "called viral, the highest scores"),
+    if summary.even_tracks:
+        parts.append(element("p", wording.even_tracks(summary), class_="note"))
+    for shown, what in (
+        (summary.viral_tracks, "called viral, along which P(virus) varies"),
         (
             summary.other_tracks,
             "not called viral, but with viral regions: a provirus, or a virus that the score missed",
         ),
-    ]
-    for shown, what in groups:
+    ):
         if shown:
             parts.append(element("h3", f"{counted(len(shown), summary.sequence)} {what}", class_="of-tracks"))
-            parts += [_track(track, track_name(track)) for track in shown]
+            parts += [_track(summary, track, neutral_p, folded=False) for track in shown]
+    if summary.gene_maps:
+        title = f"Genes of {counted(len(summary.gene_maps), f'more {summary.sequence}')} called viral"
+        parts.append(element("h3", title, class_="of-tracks"))
+        folded = (_track(summary, track, neutral_p, folded=True) for track in summary.gene_maps)
+        parts.append(element("div", *folded, class_="folded"))
     return element("section", *parts, class_="tracks")
 
 
-def track_name(track: Track) -> str:
-    """Return the id of the track's plot, which holds no text from input."""
-    return f"track-{track.contig.number}"
+def _track(summary: Summary, track: Track, neutral_p: float, *, folded: bool) -> Html:
+    """Return P(virus) and genes along a contig; *folded* behind its name."""
+    contig = track.contig
+    record = summary.records.get(contig.number)
+    genes = find_genes(record) if record else []
+    name = joined(swatch(contig.group), element("bdi", cut(contig.found.contig)))
+    drawn = plots.along_contig(track, genes, neutral_p)
+    what = "P(virus) and genes" if genes else "P(virus)"
+    plot = drawn.drawn(track_name(track), f"{what} along {cut(contig.found.contig)}") if drawn.height_px else Html()
+    facts = element("p", " \u00b7 ".join(_facts(track, genes, is_known=bool(record))), class_="caption")
+    copy = element("button", "Copy sequence", type="button", class_="copy needs-script", data_copy=contig.number)
+    return element(
+        "details" if folded else "div",
+        element("summary", name, f" {nucleotides(contig.length_nt)}") if folded else element("h4", name),
+        facts,
+        plot,
+        copy if record else Html(),
+        class_="track",
+    )
 
 
-def _track(track: Track, name: str) -> Html:
+def _facts(track: Track, genes: Sequence[Gene], *, is_known: bool) -> list[str]:
     contig = track.contig
     facts = [nucleotides(contig.length_nt), contig.found.call]
     if contig.found.score is not None:
         facts.append(f"P(virus) {probability(contig.found.score)}")
+    if track.steps and track.is_even:
+        least, most = (probability(of(step.p_virus for step in track.steps)) for of in (min, max))
+        facts.append(f"along it {least}" if least == most else f"along it {least} to {most}")
+    if is_known:
+        facts.append(counted(len(genes), "likely gene"))
     if contig.regions:
         named = longest_regions(contig, _NAMED_REGIONS)
         which = (
@@ -214,150 +234,14 @@ def _track(track: Track, name: str) -> Html:
         facts.append(f"the {SHADED_REGIONS} longest regions are shaded")
     if track.window_nt:
         facts.append(f"means over {nucleotides(track.window_nt)}")
-    return element(
-        "figure",
-        element("h4", swatch(contig.group), element("bdi", cut(contig.found.contig))),
-        element("figcaption", " \u00b7 ".join(facts)),
-        element("div", id=name, class_="plot", role="img", aria_label=f"P(virus) along {cut(contig.found.contig)}"),
-        class_="track",
-    )
+    return facts
+
+
+def track_name(track: Track) -> str:
+    """Return the id of the track's plot, which holds no text from input."""
+    return f"track-{track.contig.number}"
 
 
 def _places(regions: Iterable[Region]) -> str:
     """Return 1-based, inclusive positions."""
     return ", ".join(f"{region.start + 1:,}\u2013{region.end:,}" for region in regions)
-
-
-def swatch(call: str) -> Html:
-    return element("span", class_=f"swatch {CALL_CLASSES[call]}", aria_hidden="true")
-
-
-def contig_table(summary: Summary) -> Html:
-    if not summary.table:
-        return Html()
-    contigs = summary.table
-    title = element("h2", summary.sequences.capitalize())
-    listed = summary.groups[Call.VIRUS].contigs if summary.has_only_viral else summary.contigs
-    if len(contigs) < listed:
-        text = (
-            f"The {whole(len(contigs))} {summary.sequences} with the highest P(virus), of {whole(listed)}. "
-            "All of them are in contigs.tsv."
-        )
-        title = joined(title, element("p", text, class_="note"))
-    return element(
-        "section",
-        title,
-        _controls(contigs),
-        element(
-            "p",
-            f"{whole(len(contigs))} {summary.sequences}",
-            id="count",
-            class_="count",
-            aria_live="polite",
-            data_counted=summary.sequences,
-        ),
-        element(
-            "div",
-            _table(contigs, summary),
-            class_="wide",
-            tabindex="0",
-            role="region",
-            aria_label="Table of contigs",
-        ),
-        element("p", element("button", "Show all", type="button", id="more"), class_="more needs-script"),
-        element("details", element("summary", "What the columns are"), terms(_explained(summary).items())),
-    )
-
-
-def _explained(summary: Summary) -> dict[str, str]:
-    absent = {*(_OF_SAMPLE if summary.sample_record.share is None else ())}
-    absent |= {*(() if summary.manifest.has_frames else _OF_FRAMES)}
-    return {name: what for name, what in _EXPLAINED.items() if name not in absent}
-
-
-def _controls(contigs: list[ContigLine]) -> Html:
-    groups = [(call, sum(contig.group == call for contig in contigs)) for call in GROUPS]
-    options = [element("option", f"{call} ({whole(n)})", value=call) for call, n in groups if n]
-    search = element("input", id="filter-text", type="search", placeholder="name or reason", autocomplete="off")
-    choice = element(
-        "select", element("option", "every call", value=""), *options, id="filter-call", autocomplete="off"
-    )
-    return element(
-        "div",
-        element("label", "Find", search),
-        element("label", "Call", choice),
-        class_="controls",
-        role="search",
-    )
-
-
-def _table(contigs: list[ContigLine], summary: Summary) -> Html:
-    columns: list[tuple[str, bool, Callable[[ContigLine], Html]]] = [
-        (summary.sequence.capitalize(), False, lambda c: element("td", element("bdi", c.found.contig), class_="name")),
-        ("P(virus)", True, _score),
-        ("Call", False, lambda c: element("td", swatch(c.group), c.found.call, class_="call")),
-        ("Length", True, lambda c: _number(c.found.length, nucleotides(c.length_nt))),
-    ]
-    if summary.manifest.has_frames:
-        columns += [
-            ("Highest", True, lambda c: _number(c.found.max_score, probability(c.found.max_score or 0))),
-            ("Viral chunks", True, _viral_chunks),
-            ("Frame support", True, lambda c: _number(c.found.frame_support, f"{c.found.frame_support or 0:.0%}")),
-        ]
-    if summary.sample_record.share is not None:
-        columns[2:2] = [
-            ("Posterior", True, lambda c: _number(c.found.posterior, probability(c.found.posterior or 0))),
-            ("FDR", True, lambda c: _number(c.found.fdr, probability(c.found.fdr or 0))),
-        ]
-    if any(contig.regions for contig in contigs):
-        columns.append(("Viral regions", True, lambda c: _number(len(c.regions) or None, str(len(c.regions)))))
-    if any(_reason(contig) for contig in contigs):
-        columns.append(("Reason", False, lambda c: element("td", _reason(c), class_="reason")))
-    header = [
-        element(
-            "th",
-            element("button", name, type="button"),
-            scope="col",
-            class_="number" if is_number else None,
-            aria_sort="descending" if name == "P(virus)" else None,
-        )
-        for name, is_number, _ in columns
-    ]
-    rows = [
-        element(
-            "tr",
-            *(cell(contig) for _, _, cell in columns),
-            data_call=contig.group,
-            class_=CALL_CLASSES[contig.group],
-            hidden="" if number >= ROWS_AT_FIRST else None,
-        )
-        for number, contig in enumerate(contigs)
-    ]
-    head, body = element("thead", element("tr", *header)), element("tbody", *rows)
-    return element("table", head, body, class_="contigs", data_rows_at_first=ROWS_AT_FIRST)
-
-
-def _reason(contig: ContigLine) -> str:
-    """Return the reason, unless the call already says it."""
-    found = contig.found
-    is_between = found.call == Call.UNDECIDED and found.score is not None and found.frames != 0
-    return "" if is_between or found.call in {Call.NO_OPEN_FRAME, Call.TOO_SHORT} else found.reason
-
-
-def _number(value: float | None, shown: str) -> Html:
-    """Return a cell that sorts by *value*; an empty one for None."""
-    if value is None:
-        return element("td", class_="number")
-    return element("td", shown, class_="number", data_v=value)
-
-
-def _viral_chunks(contig: ContigLine) -> Html:
-    found = contig.found
-    return _number(found.viral_chunks if found.open_chunks else None, f"{found.viral_chunks} of {found.open_chunks}")
-
-
-def _score(contig: ContigLine) -> Html:
-    if contig.found.score is None:
-        return element("td", class_="number")
-    shown = probability(contig.found.score)
-    return element("td", shown, class_="number p", data_v=contig.found.score, style=f"--p:{contig.found.score:.3f}")

@@ -3,8 +3,8 @@ The content of a report, collected from the final files of a prediction in one p
 
 ``contigs.tsv`` and ``viral_regions.bed`` are in the order of the input, so they are read side by side, one line at a
 time. Memory is bounded for any number of contigs: counts, a histogram of all scores, the contigs with the highest
-scores, a sample for the scatter plot, and the tracks of a few long contigs. Hashes of the contigs' names choose the
-sample, so the same files give the same sample.
+scores, a sample for the scatter plot, the tracks of a few long contigs, and the records of some viral ones. Hashes of
+the contigs' names choose the sample, so the same files give the same sample.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.errors import ResultError, printable
+from virnucpro.report.figure import round_up
+from virnucpro.report.prediction.viral_records import read_records
 from virnucpro.store.contig_table import Call, ContigCall, read_contig_calls
 from virnucpro.store.manifest import PredictionManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from virnucpro.run_layout import PredictionLayout
@@ -34,20 +36,29 @@ NO_SCORE = "no score"
 """Shown instead of a call for a contig that could not be scored; its reason says why."""
 GROUPS = (Call.VIRUS, Call.UNDECIDED, Call.NOT_VIRUS, Call.TOO_SHORT, NO_SCORE)
 
-TRACK_STEPS = 1000
+TRACK_STEPS = 300
 _TRACK_LINE = "track "
 """A contig's name ends at its first space, so no contig's line begins so."""
 _END: tuple[None, tuple[()]] = (None, ())
 _REMEDY = "start the same `virnucpro predict` command again to write it anew"
-TABLE_CONTIGS = 2000
-SCATTER_POINTS = 5000
+TABLE_CONTIGS = 50_000
+"""Contigs that the page's table can reach."""
+SCATTER_POINTS = 2000
 SCORE_BINS = 40
 SURE_FROM = (0.99, 0.9)
 """P(virus) from which on a viral contig counts as one of the surest, and as a sure one."""
+TRACKS_READ = 40
+"""Tracks of long contigs called viral that are looked at: those with the highest scores."""
 VIRAL_TRACKS = 6
-"""Tracks of long contigs called viral: those with the highest scores."""
+"""Of these, those that are shown: the first that vary."""
+EVEN_FROM = 0.8
+"""A track whose P(virus) is nowhere lower does not vary: it would be a flat line."""
 OTHER_TRACKS = 4
 """Tracks of long contigs with viral regions, but not called viral: those with the longest regions."""
+HELD_NT = 200_000
+"""Nucleotides of the viral contigs whose records the page holds: of tracks, then by score, as far as they fit."""
+GENE_MAPS = 30
+"""Further contigs among them whose genes are shown."""
 FAILED_LINES = 200
 MAX_REASONS = 50
 """At most so many reasons are counted separately: the first ones."""
@@ -104,6 +115,11 @@ class Track:
     """In the order of the sequence, with gaps where there is no score."""
     window_nt: int | None
     """Nucleotides of each step's mean; None: one step a chunk."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether P(virus) is at least ``EVEN_FROM`` all along."""
+        return min((step.p_virus for step in self.steps), default=1.0) >= EVEN_FROM
 
 
 def read_contig_lines(contigs: Path, viral_regions: Path) -> Iterator[ContigLine]:
@@ -165,7 +181,7 @@ def _make_track(path: Path, contig: ContigLine, lines: Iterable[Sequence[str]]) 
         raise ResultError(path, f"a line of {contig.found.contig!r} cannot be read ({error})") from error
     if len(steps) <= TRACK_STEPS:
         return Track(contig, steps, None)
-    window_nt = _round_up(math.ceil(steps[-1].end / TRACK_STEPS))
+    window_nt = round(round_up(math.ceil(steps[-1].end / TRACK_STEPS)))
     return Track(contig, list(_averaged(steps, window_nt)), window_nt)
 
 
@@ -181,12 +197,6 @@ def _averaged(steps: Iterable[Step], window_nt: int) -> Iterator[Step]:
         last_nt = step.end
     for window, (nt, total) in sums.items():
         yield Step(window * window_nt, min((window + 1) * window_nt, last_nt), total / nt)
-
-
-def _round_up(number: int) -> int:
-    """Return the next 1, 2 or 5 times a power of ten."""
-    power = int("1" + "0" * (len(str(number)) - 1))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= number)
 
 
 @dataclass
@@ -213,7 +223,15 @@ class Summary:
     sample: list[ContigLine] = field(default_factory=list)
     """In the order of the input; all viral contigs, if they are at most half of it."""
     viral_tracks: list[Track] = field(default_factory=list)
+    tracks_read: int = 0
+    """Long contigs called viral whose tracks were looked at."""
+    even_tracks: int = 0
+    """Of these, those whose tracks do not vary."""
     other_tracks: list[Track] = field(default_factory=list)
+    records: dict[int, str] = field(default_factory=dict)
+    """Number of a viral contig -> its record of ``viral.fasta``."""
+    gene_maps: list[Track] = field(default_factory=list)
+    """Contigs of ``records`` that are not among ``viral_tracks``; those that are not long have no steps."""
     failed: list[list[str]] = field(default_factory=list)
     """First lines of ``failed_sequences.tsv``: id, reason, attempts."""
     num_failed: int = 0
@@ -255,7 +273,7 @@ class Summary:
 def summarise(layout: PredictionLayout) -> Summary:
     summary = Summary(PredictionManifest.read(layout.manifest))
     table, viral_sample, other_sample = _Best(TABLE_CONTIGS), _Best(SCATTER_POINTS), _Best(SCATTER_POINTS)
-    viral_tracks, other_tracks = _Best(VIRAL_TRACKS), _Best(OTHER_TRACKS)
+    viral_tracks, other_tracks = _Best(TRACKS_READ), _Best(OTHER_TRACKS)
     for contig in read_contig_lines(layout.contigs, layout.viral_regions):
         _count(summary, contig)
         rank, is_virus = contig.rank, contig.group == Call.VIRUS
@@ -275,13 +293,33 @@ def summarise(layout: PredictionLayout) -> Summary:
     chosen += viral_sample.best()[: SCATTER_POINTS - len(chosen)]
     summary.sample = sorted(chosen, key=lambda contig: contig.number)
     tracks = read_tracks(layout.tracks, [*viral_tracks.best(), *other_tracks.best()])
-    summary.viral_tracks, summary.other_tracks = tracks[: len(viral_tracks)], tracks[len(viral_tracks) :]
+    of_viral, summary.other_tracks = tracks[: len(viral_tracks)], tracks[len(viral_tracks) :]
+    varied = [track for track in of_viral if not track.is_even]
+    summary.viral_tracks = varied[:VIRAL_TRACKS]
+    summary.tracks_read, summary.even_tracks = len(of_viral), len(of_viral) - len(varied)
+    _hold_records(summary, layout.viral_fasta, {track.contig.number: track for track in tracks})
     if layout.failed_sequences.exists():
         lines = (columns for _, columns in read_columns(layout.failed_sequences))
         next(lines, None)
         summary.failed = list(islice(lines, FAILED_LINES))
         summary.num_failed = len(summary.failed) + sum(1 for _ in lines)
     return summary
+
+
+def _hold_records(summary: Summary, path: Path, tracks: Mapping[int, Track]) -> None:
+    """Read the records of viral contigs, those with a track first, and choose further ones whose genes are shown."""
+    left_nt, held = HELD_NT, []
+    of_tracks = [track.contig for track in summary.viral_tracks]
+    shown = {contig.number for contig in of_tracks}
+    for contig in (*of_tracks, *(contig for contig in summary.table if contig.number not in shown)):
+        if contig.group == Call.VIRUS and contig.length_nt <= left_nt:
+            left_nt -= contig.length_nt
+            held.append(contig)
+    records = read_records(path, {contig.found.contig for contig in held})
+    held = [contig for contig in held if contig.found.contig in records]
+    summary.records = {contig.number: records[contig.found.contig] for contig in held}
+    mapped = [contig for contig in held if contig.number not in shown][:GENE_MAPS]
+    summary.gene_maps = [tracks.get(contig.number) or Track(contig, [], None) for contig in mapped]
 
 
 def _count(summary: Summary, contig: ContigLine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virnucpro.report.html import counted, nucleotides, percent, whole
-from virnucpro.report.prediction.summary import NO_SCORE, SURE_FROM
+from virnucpro.report.prediction.summary import EVEN_FROM, NO_SCORE, SURE_FROM, TRACKS_READ
 from virnucpro.store.contig_table import Call
 
 if TYPE_CHECKING:
@@ -111,9 +111,18 @@ def tracks(summary: Summary) -> str:
     )
     return (
         f"The line is {line}. Shaded: viral regions, where P(virus) is above the dotted line for enough chunks. A few "
-        "chunks below it do not end a region, nor do chunks without P(virus). Every region is in viral_regions.bed, "
-        "every track in tracks.bedgraph; both open in genome browsers."
+        "chunks below it do not end a region, nor do chunks without P(virus). Arrows: likely genes, as models of "
+        f"letters see them, of {summary.sequences} called viral. Every region is in viral_regions.bed, every track in "
+        "tracks.bedgraph; both open in genome browsers."
     )
+
+
+def even_tracks(summary: Summary) -> str:
+    """Say which long viral contigs have no line, as it would be flat."""
+    even, read = summary.even_tracks, summary.tracks_read
+    first = "" if read < TRACKS_READ else f" with the highest scores, of which {whole(read)} were looked at"
+    which = f"the {counted(read, f'long {summary.sequence}')} called viral{first}"
+    return f"Of {which}, {whole(even)} {_are(even)} not shown as a line: P(virus) is {EVEN_FROM} or more all along."
 
 
 def regions(summary: Summary) -> str:
