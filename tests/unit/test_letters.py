@@ -28,6 +28,7 @@ from virnucpro.pipeline.prediction import letters, letters_job, letters_processe
 from virnucpro.pipeline.prediction.letters import parts_of, score_letters
 from virnucpro.pipeline.prediction.letters_job import LettersJob, score_part
 from virnucpro.run_layout import PredictionLayout
+from virnucpro.telemetry.show import tenths
 
 CHUNK_NT = 500
 
@@ -258,7 +259,7 @@ def test_a_process_that_dies_in_the_search_costs_time_only(job, monkeypatch):
 def test_the_processes_that_score_also_search(job, monkeypatch):
     said = []
     monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
-    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
+    monkeypatch.setattr(tenths, "LEAST_S", 0.0)
     counts, *_ = scores(job, workers=2, say=said.append)
     assert counts["searched"] > 5
     assert any("compared with known proteins" in line for line in said)
@@ -321,7 +322,7 @@ def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, m
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_progress_is_said_in_tenths_that_only_grow(job, workers, monkeypatch):
-    monkeypatch.setattr(letters, "LEAST_PROGRESS_S", 0.0)
+    monkeypatch.setattr(tenths, "LEAST_S", 0.0)
     lines = []
     score_letters(job, workers=workers, say=lines.append)
     assert {line.partition(" Mb ")[2] for line in lines} == {"scored", "compared with known proteins"}

@@ -10,12 +10,12 @@ larger parts.
 from __future__ import annotations
 
 import threading
-import time
 from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 
 from virnucpro import durable
 from virnucpro.calls.score_files import map_scores
@@ -27,6 +27,7 @@ from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.pipeline.prediction.letters_job import SearchJob, score_part
 from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes
 from virnucpro.store.locks.worker_lock import taking_part
+from virnucpro.telemetry.show.tenths import Tenths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.hosts.result_passes import ItemMap
     from virnucpro.pipeline.prediction.letters_job import LettersJob
 
+log = structlog.get_logger(__name__)
+
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 SEARCH_PART_NT = PASS_NT
 """Most of a part that is searched, of the nucleotides that are."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
-LEAST_PROGRESS_S = 5.0
-"""Seconds between two lines on progress, at least."""
 
 
 def score_letters(
@@ -195,8 +196,8 @@ class Work:
     ) -> None:
         self.job, self.parts = job, parts
         self._lengths_nt, self._say = lengths_nt, say
-        self._total_nt = self._done_nt = self._said = 0
-        self._said_s = time.monotonic()
+        self._total_nt = self._done_nt = 0
+        self._tenths = Tenths()
 
     def nt_of(self, part: range) -> int:
         return int(self._lengths_nt[part.start : part.stop].sum())
@@ -211,10 +212,10 @@ class Work:
 
     def done(self, part: range) -> None:
         self._done_nt += self.nt_of(part)
-        tenths, now_s = 10 * self._done_nt // max(self._total_nt, 1), time.monotonic()
-        if self._said < tenths < 10 and now_s - self._said_s >= LEAST_PROGRESS_S:
-            self._say(f"{tenths}0 % of {self._total_nt / 1e6:,.1f} Mb {self.job.work}")
-            self._said, self._said_s = tenths, now_s
+        if percent := self._tenths.due(self._done_nt / max(self._total_nt, 1)):
+            text = f"{percent} % of {self._total_nt / 1e6:,.1f} Mb {self.job.work}"
+            self._say(text)
+            log.info("letters.progress", done=text)  # for Prefect; a terminal has the line above
 
 
 def _score_for(job: LettersJob, part: range) -> None:
