@@ -30,7 +30,7 @@ from flows.run.telemetry import LoggedTenths, ProgressArtifacts
 from flows.train import train
 from tests import fakes
 from tests.clusters import free_port
-from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs_of_runs, worker_processes
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, edges_of, logs_of_runs, worker_processes
 from tests.prefect_service import wait_until
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from tests.strategies import write_fasta
@@ -113,6 +113,15 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
         progress_of_rank = artifacts(f"cpu-{rank}-progress")[0]
         assert (progress_of_rank["data"], progress_of_rank["flow_run_id"]) == (100.0, of_run)
         assert progress_of_rank["description"].startswith("100 % · complete · cpu · ")
+    with get_client(sync_client=True) as client:
+        edges = dict(edges_of(client, of_run))
+    ranks = ["embed_shard 0 on cpu", "embed_shard 1 on cpu"]
+    assert edges == {
+        "build_index": [],
+        **{rank: ["build_index"] for rank in ranks},
+        "aggregate_shards": ranks,
+        "validate_embeddings": ["aggregate_shards"],
+    }
     shares = [int(share) for share in re.findall(r'"share": "(\d+) %"', artifact("embed-ranks"))]
     assert len(shares) == 2
     assert sum(shares) in {99, 100}, "each is rounded down"
