@@ -16,6 +16,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.engine import link_state_to_flow_run_result
 
 from flows.clusters.cluster_embedding import OnCluster
 from flows.clusters.hardware import cluster_here, computing_on
@@ -25,7 +26,7 @@ from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, t
 from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
-from flows.tasks import TaskRanks, as_tasks, from_scratch
+from flows.tasks import TaskRanks, TaskStages, from_scratch
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
 from virnucpro.errors import printable
@@ -90,6 +91,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
             if weights := model_config.weights_path:
                 model_config = replace(model_config, weights_path=str(Path(weights).absolute()))
         workers = cluster.slots if cluster is not None else hardware.workers or None
+        stages = TaskStages(TASKS)
         with run_telemetry(metrics) as telemetry:
             outcome = run_embedding(
                 fasta_files,
@@ -97,8 +99,8 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
                 model_config,
                 devices_for(claimed, model_config, fasta_files, workers=workers),
                 limits=RunLimits.of(settings.limits),
-                executor=TaskRanks() if cluster is None else OnCluster(cluster),
-                stage_runner=as_tasks(TASKS),
+                executor=TaskRanks(stages) if cluster is None else OnCluster(cluster),
+                stage_runner=stages,
                 telemetry=telemetry,
                 keep_shards=result.keep_shards,
                 restart=from_scratch(result.restart),
@@ -110,7 +112,7 @@ def _embed(fasta_files: list[str], output_dir: str, settings: EmbeddingSettings)
 
 
 def embedding_flow(
-    settings: RunSettings, encoders: Mapping[str, str], **fields: Box
+    settings: RunSettings, encoders: Mapping[str, str], stages: TaskStages, **fields: Box
 ) -> Callable[[EmbeddingJob], RunResult]:
     """
     Return what does an embedding run within another flow: as a flow run of its own.
@@ -118,6 +120,7 @@ def embedding_flow(
     Args:
         settings: Of the flow around it.
         encoders: ``dna`` and ``protein`` -> name or path.
+        stages: Of the flow around it; the embedding is one of them.
         fields: Other fields of the form of ``embed``.
     """
     shown = settings.monitoring
@@ -135,11 +138,14 @@ def embedding_flow(
             model=encoders[job.kind],
             **fields,
             return_state=True,
+            wait_for=stages.before,
         )
         outcome = state.result(raise_on_failure=False)
         if isinstance(outcome, BaseException):
             raise outcome
         assert isinstance(outcome, RunResult)
+        link_state_to_flow_run_result(state, outcome)  # as Prefect does where it returns the result
+        stages.did(outcome)
         return outcome
 
     return run

@@ -21,7 +21,7 @@ from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, s
 from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
-from flows.tasks import as_tasks, from_scratch
+from flows.tasks import TaskStages, from_scratch
 from virnucpro.choices import ResultForm
 from virnucpro.config import RunLimits
 from virnucpro.data.index.build import check_readable
@@ -89,12 +89,14 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
     metrics = metrics_options(settings.monitoring)
     with computing_on(settings.hardware, partial(configure_prediction, settings, device_type=CPU.type)) as claim:
         config = configure_prediction(settings, device_type=claim.type)
+        stages = TaskStages(TASKS)
         embed = embedding_flow(
             settings,
             {
                 "dna": models.dna_model or config.card.dna_model.name,
                 "protein": models.protein_model or config.card.protein_model.name,
             },
+            stages,
             sequences=SequenceRules(allow_empty=True),  # the frames of the contigs, of which there may be none
             result=EmbeddingResult(allow_partial=True, form=ResultForm.SINGLE),
         )
@@ -110,7 +112,7 @@ def _predict(input_files: list[str], output_dir: str, settings: PredictionSettin
                 limits=RunLimits.of(settings.limits),
                 embed=embed,
                 elsewhere=None if engine is None else engine.map,
-                stage_runner=as_tasks(TASKS),
+                stage_runner=stages,
                 telemetry=telemetry,
                 restart=from_scratch(result.restart),
             )

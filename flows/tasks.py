@@ -8,9 +8,10 @@ runs again finds there what the one before has finished.
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from prefect import Task, task
+from prefect import Task, allow_failure, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectConcurrentFuture
@@ -24,10 +25,10 @@ from virnucpro.errors import VirNucProError
 from virnucpro.pipeline.executor import GPU_WORKER, Executor
 from virnucpro.pipeline.run.run_completion import Reasons
 from virnucpro.pipeline.run.run_preparation import PreparedRun
+from virnucpro.pipeline.run.run_result import RunResult
 from virnucpro.pipeline.run.stages import StageRunner
 from virnucpro.pipeline.work.rank_runner import run_rank
 from virnucpro.pipeline.work.recovery import Recovery
-from virnucpro.settings import MAX_STARTS
 from virnucpro.telemetry.embedding_telemetry import EmbeddingTelemetry
 from virnucpro.telemetry.log_lines import log_sentence
 from virnucpro.telemetry.ranks import Rank
@@ -36,16 +37,39 @@ Outcome = TypeVar("Outcome")
 
 POLL_S = 0.5
 """Seconds between two moments at which a run that waits for its ranks can be interrupted."""
+RETRY_DELAYS_S: list[float] = [1, 2, 5]
+"""Seconds between two processes of a rank."""
 
 
-def as_tasks(names: Mapping[str, str]) -> StageRunner:
-    """Return what does each stage as a task of this flow run; *names*: stage -> name of the task."""
+class TaskStages(StageRunner):
+    """
+    Does each stage as a task of this flow run that follows the one before, so that Prefect's graph shows the order.
 
-    def run(name: str, work: Callable[[], Outcome], /) -> Outcome:
-        stage = task(name=names[name], cache_policy=NO_CACHE, persist_result=False)(without_traceback)
-        return cast("Outcome", stage(work, return_state=True).result())
+    Args:
+        names: Stage -> name of its task.
+    """
 
-    return run
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._before: list[object] = []
+
+    def __call__(self, name: str, work: Callable[[], Outcome], /) -> Outcome:
+        """See ``StageRunner``."""
+        stage = task(name=self._names[name], cache_policy=NO_CACHE, persist_result=False)(without_traceback)
+        state = stage(work, return_state=True, wait_for=self.before)
+        self.did(state)
+        return cast("Outcome", state.result())
+
+    @property
+    def before(self) -> Any:
+        """What the next task waits for, failed or not: the run itself decides whether it goes on."""
+        return [allow_failure(one) for one in self._before]
+
+    def did(self, *done: State[Any] | RunResult) -> None:
+        """Take in what was done next: final states of tasks, or what a flow run within this one has returned."""
+        self._before = [
+            one for one in done if not isinstance(one, State) or one.is_completed() or one.is_failed()
+        ]  # a task that was interrupted would hold up the next
 
 
 def without_traceback(work: Callable[[], Any]) -> Any:
@@ -85,15 +109,32 @@ def _rank_run_name() -> str:
     task_run_name=_rank_run_name,
     cache_policy=NO_CACHE,
     persist_result=False,
-    retries=MAX_STARTS - 1,  # the retry condition says when to give up
-    retry_delay_seconds=[1, 2, 5],
+    retry_delay_seconds=RETRY_DELAYS_S,
     retry_jitter_factor=0.5,
     retry_condition_fn=_another_process_may_help,
 )
 def embed_shard(
     run: PreparedRun, rank: int, recovery: Recovery, telemetry: EmbeddingTelemetry, stop: threading.Event
 ) -> Rank:
-    """Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes."""
+    """
+    Start the rank's process, wait for it, and leave none behind; a retry starts a new one that resumes.
+
+    The limit is for processes in a row that compute nothing. With the retries of the task used up, a process after one
+    that computed something is started here.
+    """
+    while True:
+        outcome = _attempt(run, rank, recovery, stop)
+        starts_again = recovery.another_attempt(outcome)
+        _log_end(outcome, telemetry)
+        if outcome.state == "complete":
+            return outcome
+        if not starts_again or task_run.run_count < recovery.limits.attempts:
+            raise RankFailedError(outcome, is_final=not starts_again)
+        stop.wait(RETRY_DELAYS_S[-1])
+
+
+def _attempt(run: PreparedRun, rank: int, recovery: Recovery, stop: threading.Event) -> Rank:
+    """Run one process of a rank to its end."""
     logger = get_run_logger()
 
     def on_message(rank: int, message: dict[str, Any]) -> None:
@@ -102,7 +143,7 @@ def embed_shard(
             logger.log(log_level(message["level"]), "%s", log_sentence(message))
 
     with recovery.turn(rank, stop):
-        outcome = run_rank(
+        return run_rank(
             GPU_WORKER,
             recovery.worker_args(rank, run.worker_args, task=str(task_run.id)),
             rank=recovery.ranks[rank],
@@ -114,27 +155,34 @@ def embed_shard(
             oom_kills=recovery.oom_kills,
             next_blocks=recovery.next_blocks,
         )
-    is_final = not recovery.another_attempt(outcome)
-    if outcome.state != "complete":
-        if outcome.state == "failed":
-            logger.error("%s", telemetry.failure_of(rank))
-        else:
-            logger.warning("rank %s: %s", rank, outcome.reason)
-        raise RankFailedError(outcome, is_final=is_final)
-    logger.info(
-        "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",
-        rank,
-        f"{outcome.sequences:,}",
-        f"{outcome.sequences_resumed:,}",
-        outcome.tokens_per_second,
-    )
-    return outcome
+
+
+def _log_end(outcome: Rank, telemetry: EmbeddingTelemetry) -> None:
+    logger = get_run_logger()
+    if outcome.state == "failed":
+        logger.error("%s", telemetry.failure_of(outcome.rank))
+    elif outcome.state != "complete":
+        logger.warning("rank %s: %s", outcome.rank, outcome.reason)
+    else:
+        logger.info(
+            "rank %s: %s sequences computed, %s resumed, %.0f tokens/s",
+            outcome.rank,
+            f"{outcome.sequences:,}",
+            f"{outcome.sequences_resumed:,}",
+            outcome.tokens_per_second,
+        )
 
 
 class TaskRanks(Executor):
-    """One task a device of this machine, each of which runs a worker process."""
+    """
+    One task a device of this machine, each of which runs a worker process.
 
-    def __init__(self) -> None:
+    Args:
+        stages: Of the run; the ranks follow what was done before.
+    """
+
+    def __init__(self, stages: TaskStages) -> None:
+        self._stages = stages
         self._recovery: Recovery | None = None
 
     def embed(self, run: PreparedRun, limits: RunLimits, telemetry: EmbeddingTelemetry, stop: threading.Event) -> None:
@@ -144,17 +192,19 @@ class TaskRanks(Executor):
         When it is interrupted, no worker is left.
         """
         self._recovery = recovery = run.recovery(limits, telemetry)
+        start = partial(embed_shard.with_options(retries=limits.attempts - 1).submit, wait_for=self._stages.before)
         futures: list[PrefectConcurrentFuture[Any]] = []
         try:
-            futures.extend(
-                cast("Any", embed_shard.submit(run, rank, recovery, telemetry, stop)) for rank in range(run.world_size)
-            )
+            futures.extend(cast("Any", start(run, rank, recovery, telemetry, stop)) for rank in range(run.world_size))
             _wait_for(futures)
         except BaseException:
             stop.set()
             get_run_logger().warning("stopping: workers end at their next batch boundary")
             _wait_for(futures)
             raise
+        for future in futures:
+            future.wait()  # else its state is that of the server, which may not know yet
+        self._stages.did(*(future.state for future in futures))
 
     def outcomes(self) -> list[Rank]:
         """See ``Executor.outcomes``."""

@@ -21,7 +21,7 @@ from flows.run.form import RUN, OutputFolder, PathTexts, check_paths, form_of, t
 from flows.run.names import run_name
 from flows.run.outcome import ended
 from flows.run.telemetry import run_telemetry
-from flows.tasks import as_tasks, from_scratch
+from flows.tasks import TaskStages, from_scratch
 from virnucpro.pipeline.devices import CPU
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.training.classifier_training import run_training
@@ -83,14 +83,15 @@ def _train(labelled: list[str], output_dir: str, settings: TrainingSettings) -> 
     metrics = metrics_options(settings.monitoring)
     with computing_on(settings.hardware, partial(configure_training, settings, device_type=CPU.type)) as claim:
         config = configure_training(settings, device_type=claim.type)
+        stages = TaskStages(TASKS)
         with run_telemetry(metrics) as telemetry, kept(claim):
             outcome = run_training(
                 labelled,
                 Path(output_dir),
                 config,
                 claim,
-                embed=embedding_flow(settings, encoders),
-                stage_runner=as_tasks(TASKS),
+                embed=embedding_flow(settings, encoders, stages),
+                stage_runner=stages,
                 telemetry=telemetry,
                 restart=from_scratch(settings.result.restart),
             )

@@ -15,6 +15,7 @@ from virnucpro.report.prediction.artifacts import markdown_text, report_markdown
 from virnucpro.report.prediction.summary import read_columns
 from virnucpro.report.served_files import address_of
 from virnucpro.run_layout import PredictionLayout, RunLayout, TrainingLayout
+from virnucpro.telemetry.show import wording
 
 REPORTS_URL = "VIRNUCPRO_REPORTS_URL"
 """Environment variable of the worker: where ``virnucpro serve-reports`` is reached, as https://HOST/reports."""
@@ -23,7 +24,8 @@ MISSING_LINES = 1000
 
 
 def publish_embedding(result: RunResult) -> None:
-    """Leave a table of the ranks, a page about the run, and a table of what is missing."""
+    """Leave a table of the ranks with their devices, a page about the run, and a table of what is missing."""
+    total_tokens = sum(rank.tokens for rank in result.ranks)
     rows = [
         {
             "rank": rank.rank,
@@ -32,6 +34,7 @@ def publish_embedding(result: RunResult) -> None:
             "computed": rank.sequences,
             "resumed": rank.sequences_resumed,
             "tokens": rank.tokens,
+            "share": wording.percent(rank.tokens / total_tokens if total_tokens else 0.0),
             "seconds": round(rank.seconds, 1),
             "tokens/s": round(rank.tokens_per_second),
             "retries": max(0, rank.attempts - 1),
@@ -40,7 +43,7 @@ def publish_embedding(result: RunResult) -> None:
         for rank in result.ranks
     ]
     where = markdown_text(str(result.output_dir))
-    create_table_artifact(table=rows, key="embed-ranks", description=f"Ranks of the run in {where}")
+    create_table_artifact(table=rows, key="embed-ranks", description=f"What each device did for {where}")
     create_markdown_artifact(markdown=embedding_markdown(result, rows), key="embed-summary", description=where)
     if result.num_missing or result.num_skipped:
         _publish_missing(RunLayout(result.output_dir).failed_sequences, key="embed-missing", where=where)

@@ -9,10 +9,12 @@ not hold up the run; a run that is over waits for the thread a few seconds at mo
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import structlog
 from prefect.client.orchestration import SyncPrefectClient
@@ -20,6 +22,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
+from prefect.runtime import deployment
 
 from flows.run.api import IS_QUIET, client_that_asks_once
 from flows.run.labels import labelled_run
@@ -29,21 +32,26 @@ from virnucpro.telemetry.metrics.options import MetricsOptions
 from virnucpro.telemetry.run_telemetry import RunTelemetry
 from virnucpro.telemetry.show import wording
 from virnucpro.telemetry.show.progress import PlainView
-from virnucpro.telemetry.snapshot import RankSnapshot, RunSnapshot
+from virnucpro.telemetry.show.tenths import Tenths
+from virnucpro.telemetry.snapshot import EmbeddingSnapshot, RankSnapshot, RankState, RunSnapshot, View
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-INTERVAL_S = 2.0
-"""Seconds between two updates, at least."""
+LOOK_S = 1.0
+"""Seconds between two looks at how the run is."""
+INTERVAL_S = 15.0
+"""Seconds between two updates of an artifact, at least: each is an event, and a row in the server's database."""
 PATIENCE_S = 5.0
-"""Seconds that a run waits at its end for its last update."""
+"""Seconds that a run waits at its end for its last updates."""
 
-_Content = tuple[float, str]
-"""Percent and description."""
 _OF_PREFECT = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 """Prefect's loggers for the end of runs and tasks."""
 _CURRENT: ContextVar[RunTelemetry | None] = ContextVar("_CURRENT", default=None)
+
+
+class _Shown(NamedTuple):
+    artifact: UUID
+    percent: float
+    description: str
+    shown_s: float
 
 
 class ProgressArtifacts:
@@ -56,8 +64,8 @@ class ProgressArtifacts:
         self._latest: RunSnapshot | None = None
         self._is_over = threading.Event()
         self._was_refused = False
-        self._made: dict[tuple[int, int], UUID] = {}
-        self._shown: dict[tuple[int, int], _Content] = {}
+        self._shown: dict[tuple[int, int], _Shown] = {}
+        """Number of the embedding run, and rank -> its artifact."""
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._go_on,), name="progress-artifacts", daemon=True
         )
@@ -79,60 +87,94 @@ class ProgressArtifacts:
         """Run in the thread: show the latest snapshot until the run is over."""
         is_last = False
         while not is_last:
-            is_last = self._is_over.wait(INTERVAL_S)
+            is_last = self._is_over.wait(LOOK_S)
             try:
                 with client_that_asks_once() as client:
                     while True:
-                        self._show(client)
+                        self._show(client, is_last=is_last)
                         if is_last:
                             return
-                        is_last = self._is_over.wait(INTERVAL_S)
+                        is_last = self._is_over.wait(LOOK_S)
             except Exception as error:  # noqa: BLE001  whatever the API does, the run is worth more
                 if not self._was_refused:
                     self._was_refused = True
                     self._logger.warning("progress artifacts are not up to date: %s", error or repr(error))
 
-    def _show(self, client: SyncPrefectClient) -> None:
+    def _show(self, client: SyncPrefectClient, *, is_last: bool) -> None:
+        """Make the artifacts of new ranks, and update those that are due; the last ones are, whatever the time."""
         snapshot = self._latest
         if snapshot is None:
             return
         for number, embedding in enumerate(snapshot.embeddings):
             for rank in embedding.ranks:
-                key, content = (number, rank.rank), _content(rank, embedding.model, now=snapshot.now)
-                if self._shown.get(key) == content:
+                before, now_s = self._shown.get((number, rank.rank)), time.monotonic()
+                if before is not None and not is_last and now_s - before.shown_s < INTERVAL_S:
                     continue
-                percent, description = content
-                if key in self._made:
-                    client.update_artifact(self._made[key], ArtifactUpdate(data=percent, description=description))
+                percent = int(wording.rank_share(rank) * 1000) / 10
+                if rank.state is RankState.LOST:  # nothing is left to do for it
+                    percent = 0.0 if before is None else before.percent
+                description = f"{int(percent)} % · {_figures(rank, embedding, now=snapshot.now)}"
+                if before is None:
+                    artifact = client.create_artifact(self._new(rank, percent, description)).id
+                elif (percent, description) == (before.percent, before.description):
+                    continue
                 else:
-                    kind = "cpu" if rank.device.startswith("cpu") else "gpu"
-                    new = ArtifactCreate(
-                        type="progress",
-                        key=f"{kind}-{rank.rank}-progress",
-                        description=description,
-                        data=percent,
-                        flow_run_id=self._flow_run_id,
-                    )
-                    self._made[key] = client.create_artifact(new).id
-                self._shown[key] = content
+                    artifact = before.artifact
+                    client.update_artifact(artifact, ArtifactUpdate(data=percent, description=description))
+                self._shown[number, rank.rank] = _Shown(artifact, percent, description, now_s)
+
+    def _new(self, rank: RankSnapshot, percent: float, description: str) -> ArtifactCreate:
+        kind = "cpu" if rank.device.startswith("cpu") else "gpu"
+        return ArtifactCreate(
+            type="progress",
+            key=f"{kind}-{rank.rank}-progress",
+            description=description,
+            data=percent,
+            flow_run_id=self._flow_run_id,
+        )
 
 
-def _content(rank: RankSnapshot, model: str, *, now: float) -> _Content:
-    """Return what the artifact of a rank shows."""
-    figures = [f"{rank.sequences:,} sequences"]
+def _figures(rank: RankSnapshot, embedding: EmbeddingSnapshot, *, now: float) -> str:
+    """Return what an artifact shows after the percent, the most wanted first: a page cuts off what is too long."""
     state = wording.rank_state(rank, now=now)
     if state is not None:
-        figures.append(state)
+        figures = ["lost" if rank.state is RankState.LOST and embedding.is_over else state]
     else:
-        figures.append(f"{rank.tokens_per_second:,.0f} tokens/s")
-        if rank.seconds_left is not None:
-            figures.append(f"{wording.about(rank.seconds_left)} left")
-    percent = int(wording.rank_share(rank) * 1000) / 10
-    return percent, f"{wording.rank_name(rank)}, {printable(model)}: {', '.join(figures)}"
+        left = [] if rank.seconds_left is None else [f"{wording.about(rank.seconds_left)} left"]
+        figures = [*left, f"{rank.tokens_per_second:,.0f} tokens/s"]
+    where = [wording.rank_place(rank), printable(embedding.model)]
+    return " · ".join([*figures, *where, f"{rank.sequences:,} sequences"])
+
+
+class LoggedTenths:
+    """A view that logs a line for every tenth of an embedding, and of contigs that are scored by their letters."""
+
+    def __init__(self) -> None:
+        self._logger = get_run_logger()
+        self._tenths: dict[object, Tenths] = {}
+
+    def update(self, snapshot: RunSnapshot) -> None:
+        """Log how far the work is that began last."""
+        embedding, stage = snapshot.embedding, snapshot.stage
+        if embedding is not None and not embedding.is_over:
+            text = f"{printable(embedding.model)}: {wording.progress_of(embedding)}"
+            self._log(len(snapshot.embeddings), embedding.progress, text)
+        elif stage is not None and (progress := stage.progress) is not None and progress.total:
+            self._log(progress.what, progress.done / progress.total, wording.contigs_done(stage))
+
+    def _log(self, work: object, share: float, text: str) -> None:
+        if self._tenths.setdefault(work, Tenths()).due(share):
+            self._logger.info("%s", text)
+
+    def say(self, text: str) -> None:
+        """Ignore it: the log has it."""
+
+    def close(self) -> None:
+        """Do nothing: the end of a stage has a line of its own."""
 
 
 class _Lines(PlainView):
-    """Lines on standard error, as without a flow: a command's embedded server has no UI."""
+    """Lines on standard error, as without a flow: a command's embedded server has no UI. A worker shows the log."""
 
     def say(self, text: str) -> None:
         """Ignore it: the flow run's log shows the same line."""
@@ -145,10 +187,10 @@ def run_telemetry(metrics: MetricsOptions) -> Iterator[RunTelemetry]:
     if current is not None:
         yield current
         return
-    with (
-        labelled_run(),
-        RunTelemetry(metrics, [ProgressArtifacts(), *([] if IS_QUIET.get() else [_Lines()])]) as telemetry,
-    ):
+    views: list[View] = [ProgressArtifacts(), LoggedTenths()]
+    if deployment.id is None and not IS_QUIET.get():
+        views.append(_Lines())
+    with labelled_run(), RunTelemetry(metrics, views) as telemetry:
         token = _CURRENT.set(telemetry)
         try:
             yield telemetry

@@ -357,6 +357,17 @@ def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(work
     print(states)
     assert rank.run_count == 3
     assert states.count("AwaitingRetry") == 2
+    assert any(" - Retry 2/2 will start " in line for line in logs_of(job.service, run))
+    assert compare_rows(job.out, job.sequences) == RowsFound()
+
+
+def test_a_rank_whose_processes_compute_something_is_started_beyond_the_limit_of_those_that_do_not(worker, job):
+    control_file(job.control, rank=0, how="sigkill", before_batch=1, times=2)
+    run = job.start(limits={"worker_retries": 1})
+    job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
+    rank = ranks_of(job.service, run)["embed_shard 0 on cpu"]
+    assert (rank.run_count, rank.state.name) == (2, "Completed")
+    assert json.loads((job.out / "run.json").read_text())["ranks"][0]["attempts"] == 3
     assert compare_rows(job.out, job.sequences) == RowsFound()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -55,6 +56,14 @@ def artifacts(key):
 
 def artifact(key):
     return artifacts(key)[0]["data"]
+
+
+def edges_of(client, run_id):
+    """The graph of a flow run as Prefect's page draws it: each box -> those that it follows."""
+    nodes = dict(client.request("GET", f"/flow_runs/{run_id}/graph-v2").json()["nodes"])
+    labels = {name: re.sub(r"-[0-9a-f]{3}$| / .*", "", node["label"]) for name, node in nodes.items()}
+    parents = {name: sorted({labels[parent["id"]] for parent in node["parents"]}) for name, node in nodes.items()}
+    return [(labels[name], parents[name]) for name in nodes]
 
 
 def logs_of_runs():

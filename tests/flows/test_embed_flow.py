@@ -26,11 +26,12 @@ from flows.embed import embed, run_from_command_line
 from flows.predict import predict
 from flows.run import interrupts, telemetry
 from flows.run.outcome import ended
-from flows.run.telemetry import ProgressArtifacts
+from flows.run.telemetry import LoggedTenths, ProgressArtifacts
 from flows.train import train
 from tests import fakes
 from tests.clusters import free_port
-from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, logs_of_runs, worker_processes
+from tests.flows.on_a_server import FirstWorkerKiller, artifact, artifacts, edges_of, logs_of_runs, worker_processes
+from tests.prefect_service import wait_until
 from tests.snapshots import embedding_snapshot, rank_snapshot, run_snapshot
 from tests.strategies import write_fasta
 from virnucpro.api import embed_fasta
@@ -39,6 +40,7 @@ from virnucpro.errors import BadInputError, UnknownModelError, WorkersFailedErro
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
 from virnucpro.store.reader import read_embeddings
+from virnucpro.telemetry.show import tenths
 from virnucpro.telemetry.snapshot import RankState
 
 
@@ -110,7 +112,19 @@ def test_the_flow_embeds_real_proteins_and_leaves_its_artifacts(tmp_path, small)
     for rank in range(2):
         progress_of_rank = artifacts(f"cpu-{rank}-progress")[0]
         assert (progress_of_rank["data"], progress_of_rank["flow_run_id"]) == (100.0, of_run)
-        assert progress_of_rank["description"].endswith(" sequences, complete")
+        assert progress_of_rank["description"].startswith("100 % · complete · cpu · ")
+    with get_client(sync_client=True) as client:
+        edges = dict(edges_of(client, of_run))
+    ranks = ["embed_shard 0 on cpu", "embed_shard 1 on cpu"]
+    assert edges == {
+        "build_index": [],
+        **{rank: ["build_index"] for rank in ranks},
+        "aggregate_shards": ranks,
+        "validate_embeddings": ["aggregate_shards"],
+    }
+    shares = [int(share) for share in re.findall(r'"share": "(\d+) %"', artifact("embed-ranks"))]
+    assert len(shares) == 2
+    assert sum(shares) in {99, 100}, "each is rounded down"
 
 
 @pytest.mark.slow
@@ -397,7 +411,8 @@ def test_what_workers_and_the_program_log_stands_with_the_run(tmp_path, monkeypa
 
 @pytest.fixture
 def quick_artifacts(monkeypatch):
-    monkeypatch.setattr(telemetry, "INTERVAL_S", 0.1)
+    monkeypatch.setattr(telemetry, "LOOK_S", 0.1)
+    monkeypatch.setattr(telemetry, "INTERVAL_S", 0.0)
 
 
 @flow(persist_result=False)
@@ -425,9 +440,51 @@ def test_each_rank_has_one_artifact_of_the_flow_run_that_ends_at_a_hundred():
     run_id, _ = show_progress(snapshots)
     (of_gpu,), (of_cpu,) = artifacts("gpu-0-progress"), artifacts("cpu-9-progress")
     assert (of_gpu["type"], of_gpu["flow_run_id"], of_gpu["data"]) == ("progress", run_id, 100.0)
-    assert of_gpu["description"] == "rank 0 cuda:0, virnucpro-tiny-protein: 500 sequences, complete"
+    assert of_gpu["description"] == "100 % · complete · cuda:0 · virnucpro-tiny-protein · 500 sequences"
     assert (of_cpu["flow_run_id"], of_cpu["data"]) == (run_id, 12.3)
-    assert of_cpu["description"].endswith("200 sequences, 5,000 tokens/s, 1 h 12 min left")
+    of_cpu_says = "12 % · 1 h 12 min left · 5,000 tokens/s · cpu · virnucpro-tiny-protein · 200 sequences"
+    assert of_cpu["description"] == of_cpu_says
+
+
+@flow(persist_result=False)
+def show_before_and_after(first, last):
+    """Show two snapshots, and return the artifacts of rank 5 before the end and after it."""
+    view = ProgressArtifacts()
+    view.update(first)
+    wait_until(lambda: artifacts("gpu-5-progress"), limit_s=30)
+    view.update(last)
+    time.sleep(1)
+    before = artifacts("gpu-5-progress")
+    view.close()
+    return before, artifacts("gpu-5-progress")
+
+
+@pytest.mark.slow
+def test_an_artifact_is_updated_every_15_seconds_at_most_and_exact_at_the_end(monkeypatch):
+    monkeypatch.setattr(telemetry, "LOOK_S", 0.1)
+    lost = rank_snapshot(5, state=RankState.LOST, tokens_left=0, sequences=250)
+    last = run_snapshot(embeddings=(embedding_snapshot(lost, is_over=True),))
+    (before,), (after,) = show_before_and_after(run_snapshot(rank_snapshot(5)), last)
+    assert before["description"] == "60 % · 8 s left · 5,000 tokens/s · cuda:5 · virnucpro-tiny-protein · 200 sequences"
+    assert (before["id"], before["data"], after["data"]) == (after["id"], 60.0, 60.0)
+    assert after["description"] == "60 % · lost · cuda:5 · virnucpro-tiny-protein · 250 sequences"
+
+
+@flow(persist_result=False)
+def log_progress(lefts):
+    view = LoggedTenths()
+    for left in lefts:
+        view.update(run_snapshot(rank_snapshot(tokens_left=left)))
+
+
+@pytest.mark.slow
+def test_the_flows_log_has_one_line_for_each_tenth(monkeypatch):
+    monkeypatch.setattr(tenths, "LEAST_S", 0.0)
+    log_progress([99_000, 90_000, 85_000, 80_000, 41_000, 10_000, 0])
+    lines = [text for level, text, task in logs_of_runs() if " % " in text or " %, " in text]
+    assert [line.partition(", 5,000 tokens/s, ")[0] for line in lines[-4:]] == [
+        f"virnucpro-tiny-protein: {percent} %" for percent in ("10.0", "20.0", "59.0", "90.0")
+    ]
 
 
 @pytest.mark.slow

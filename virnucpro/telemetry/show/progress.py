@@ -165,12 +165,7 @@ def _plain_line(snapshot: RunSnapshot) -> list[str]:
     if embedding is None or embedding.is_over:
         contigs = wording.contigs_done(stage) or wording.stage_title(stage)
         return [f"{contigs}: {wording.duration(stage.seconds)} so far"]
-    figures = [wording.percent(embedding.progress, decimals=1)]
-    rate = wording.tokens_per_second(embedding)
-    figures.append(f"{rate:,.0f} tokens/s" if rate else wording.states(embedding.ranks))
-    if embedding.seconds_left is not None:
-        figures.append(f"about {wording.about(embedding.seconds_left)} left")
-    return [", ".join([*figures, *wording.notes(embedding)])]
+    return [wording.progress_of(embedding)]
 
 
 class DownloadProgress:

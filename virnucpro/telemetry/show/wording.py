@@ -179,6 +179,16 @@ def tokens_per_second(embedding: EmbeddingSnapshot) -> float:
     return sum(rank.tokens_per_second for rank in embedding.ranks if rank.state is RankState.COMPUTING)
 
 
+def progress_of(embedding: EmbeddingSnapshot) -> str:
+    """Return the line of a log for a moment within an embedding run; safe for a terminal."""
+    figures = [percent(embedding.progress, decimals=1)]
+    rate = tokens_per_second(embedding)
+    figures.append(f"{rate:,.0f} tokens/s" if rate else states(embedding.ranks))
+    if embedding.seconds_left is not None:
+        figures.append(f"about {about(embedding.seconds_left)} left")
+    return ", ".join([*figures, *notes(embedding)])
+
+
 def notes(embedding: EmbeddingSnapshot) -> list[str]:
     """Return short notes on an embedding run; safe for a terminal."""
     kept = embedding.records - embedding.skipped
