@@ -1,9 +1,9 @@
 """
 What the build does beyond pyproject.toml: the name of ``flows/`` in a wheel, and addresses on PyPI.
 
-``flows`` is another project on PyPI, so a wheel has the folder as the package ``virnucpro_flows``. In a checkout it keeps
-its short name, as ``flows/predict.py:predict`` and ``python -m flows.worker`` have it: a wheel gets copies of its files
-that import each other by the longer one. Nothing else in them changes.
+``flows`` is another project on PyPI, so a wheel has the folder as the package ``virnucpro_flows``. In a checkout it
+keeps its short name, as ``flows/predict.py:predict`` and ``python -m flows.worker`` have it: a wheel gets copies of its
+files that import each other by the longer one. Nothing else in them changes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
+import yaml
+from jinja2 import Template
+from packaging.requirements import Requirement
 
 from tests.conftest import RELEASE, REPOSITORY
 
@@ -36,3 +40,26 @@ def test_each_file_that_names_a_version_names_the_one_of_the_next_release():
         "Dockerfile.cpu": f"virnucpro:{RELEASE}-cpu",
     }
     assert {file for file, text in named.items() if text not in (REPOSITORY / file).read_text()} == set()
+
+
+def test_the_conda_recipe_renders_and_requires_what_the_wheel_requires():
+    text = (REPOSITORY / "packaging" / "bioconda" / "meta.yaml").read_text()
+    recipe = yaml.safe_load(Template(text).render(PYTHON="python", pin_subpackage=lambda name, **_: name))
+    assert recipe["package"] == {"name": "virnucpro", "version": RELEASE}
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    conda_names = {"torch": "pytorch", "prometheus-client": "prometheus_client"}
+
+    def conda(requirement):
+        found = Requirement(requirement)
+        limits = sorted(str(limit).removeprefix("==") for limit in found.specifier)
+        return conda_names.get(found.name, found.name), limits
+
+    def listed(line):
+        name, _, limits = line.partition(" ")
+        return name, sorted(limits.split(","))
+
+    run = [listed(line) for line in recipe["requirements"]["run"]]
+    python = ("python", [pyproject["project"]["requires-python"]])
+    assert sorted(run) == sorted([python, *map(conda, pyproject["project"]["dependencies"])])
+    host = [listed(line) for line in recipe["requirements"]["host"] if line != "pip"]
+    assert sorted(host) == sorted([python, *map(conda, pyproject["build-system"]["requires"])])
