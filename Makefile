@@ -16,6 +16,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PLAIN := .venv/.ready-plain
 READY := .venv/.ready
+PIPELINES := .venv-pipelines/.ready
 DEMO := .demo
 
 export PYTHONNOUSERSITE := 1
@@ -38,6 +39,12 @@ $(READY): $(PLAIN)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
+# What people call VirNucPro from: Snakemake and MultiQC, which pin other versions of what we use.
+$(PIPELINES): packaging/test-requirements.txt
+	$(PYTHON) -m venv .venv-pipelines
+	.venv-pipelines/bin/python -m pip install --quiet --no-deps --requirement packaging/test-requirements.txt
+	@touch $(PIPELINES)
+
 # A Prefect home of its own: the demo does not touch the user's server, profile or database.
 PRIVATE_PREFECT := env -u PREFECT_API_URL -u PREFECT_API_KEY -u PREFECT_PROFILE PREFECT_HOME="$(CURDIR)/$(DEMO)/prefect"
 
@@ -58,7 +65,7 @@ test: $(READY)
 
 # Tests that measure memory run alone; the others two files at a time; -rP shows what they measured.
 MEMORY_TESTS := tests/e2e/test_bounded_memory.py tests/e2e/test_bounded_memory_of_predictions.py
-e2e: $(READY)
+e2e: $(READY) $(PIPELINES)
 	$(PY) -m pytest -s -m slow $(MEMORY_TESTS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -rfEP -m 'slow and not long and not soak' --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder --durations 12 $(addprefix --deselect ,$(MEMORY_TESTS))
@@ -122,4 +129,4 @@ gpu-mutants: $(READY)
 	$(PY) -m tests.gpu_mutants
 
 clean:
-	rm -rf .venv $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-pipelines $(DEMO) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import tomllib
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, database=No
 hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parents[1]
+RELEASE = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["fallback-version"]
+"""The number that a release sets where a tag of git does not reach."""
 
 HANG_GRACE_S = 30.0
 """Seconds after a test's own time limit at which the whole process is ended."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from virnucpro.store.contig_table import ContigCall
     from virnucpro.store.reader import Embeddings, Prediction, read_embeddings, read_prediction
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "ContigCall",
     "Embeddings",
@@ -47,6 +48,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415  a twentieth of a second, and rarely wanted
+
+        return version("virnucpro")
     if name not in _HOMES:
         raise AttributeError(f"module 'virnucpro' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -303,6 +303,11 @@ class PredictionLayout(FolderLayout):
         return self.output_dir / "viral_regions.bed"
 
     @property
+    def multiqc(self) -> Path:
+        """Number of sequences of each call, for MultiQC's report of all samples."""
+        return self.output_dir / "virnucpro_mqc.json"
+
+    @property
     def report(self) -> Path:
         return self.output_dir / "report.html"
 
@@ -320,6 +325,7 @@ class PredictionLayout(FolderLayout):
             self.tracks,
             self.viral_regions,
             self.failed_sequences,
+            self.multiqc,
             self.report,
             self.metrics_textfile,
             self.trace,

@@ -12,8 +12,8 @@ from tests.trainings import make_genomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
-OF_THE_START = {"run.json", "metrics.prom", "report.html", ".run.lock"}
-"""Files that tell when, where and how long."""
+OF_THE_START = {"run.json", "metrics.prom", "report.html", "virnucpro_mqc.json", ".run.lock"}
+"""Files that tell when, where and how long, or how their folder is called."""
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from tests import hash_flows
-from tests.conftest import REPOSITORY
+from tests.conftest import RELEASE, REPOSITORY
 from tests.prefect_service import PASSWORD, POOL, prefect_service, wait_until
 
 pytestmark = pytest.mark.slow
@@ -122,8 +122,6 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools import validate
 
-    import virnucpro
-
     for deployment in deployment_settings():
         flow = load_flow_from_entrypoint(str(REPOSITORY / deployment["entrypoint"]), use_placeholder_flow=False)
         schema = parameter_schema(flow).model_dump_for_openapi()
@@ -132,7 +130,7 @@ def test_every_deployment_says_what_it_is_and_gives_its_flow_parameters_that_it_
         validate(parameters, schema, raise_on_error=True, ignore_required=True)
         if set(schema.get("required", [])) <= set(parameters):
             flow.validate_parameters(parameters)
-        assert deployment["version"] == virnucpro.__version__
+        assert deployment["version"] == RELEASE
         assert deployment["work_pool"]["name"] == POOL
         assert deployment["work_pool"]["work_queue_name"] == deployment["name"]
         assert "concurrency_limit" not in deployment, "a restart of the server would end its runs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.conftest import REPOSITORY
+from tests.conftest import RELEASE, REPOSITORY
 from tests.debian_programs import program
 
 DEPLOYMENTS = REPOSITORY / "deployments"
@@ -115,8 +114,9 @@ def test_bootstrap_without_a_server_says_how_to_start_one(tmp_path):
     assert "prefect server start --host 127.0.0.1\n    export PREFECT_API_URL=http://127.0.0.1:4200/api" in done.stderr
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile():
-    assert said(run(Path(sys.executable).parent / "hadolint", REPOSITORY / "Dockerfile")) == ""
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.cpu"])
+def test_hadolint_finds_nothing_in_the_dockerfiles(file):
+    assert said(run(Path(sys.executable).parent / "hadolint", REPOSITORY / file)) == ""
 
 
 def test_the_image_is_built_of_what_the_dockerignore_lets_through():
@@ -131,7 +131,7 @@ def test_the_image_is_built_of_what_the_dockerignore_lets_through():
         assert (REPOSITORY / name).exists()
         assert name.split("/")[0] in let_through
     assert all((REPOSITORY / name).exists() for name in let_through)
-    assert {"virnucpro", "flows", "prefect.yaml", "pyproject.toml", "constraints.txt"} <= let_through
+    assert {"virnucpro", "flows", "prefect.yaml", "pyproject.toml", "hatch_build.py", "constraints.txt"} <= let_through
     assert "USER 10001:10001" in dockerfile.read_text()
 
 
@@ -302,7 +302,6 @@ def test_no_pod_has_rights_that_it_does_not_need():
 
 
 def test_one_image_is_named_everywhere():
-    version = importlib.metadata.version("virnucpro")
     images = {service["image"] for service in compose().values() if "build" in service}
     images |= {container["image"].partition("/")[2] for pod in pod_specs() for container in pod["containers"]}
-    assert images == {f"virnucpro:{version}"}
+    assert images == {f"virnucpro:{RELEASE}"}

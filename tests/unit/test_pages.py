@@ -12,7 +12,11 @@ from virnucpro.cli import command_line
 
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
-    *(path for folder in ("docs", "deployments", "examples") for path in sorted((REPOSITORY / folder).glob("**/*.md"))),
+    *(
+        path
+        for folder in ("docs", "deployments", "examples", "packaging")
+        for path in sorted((REPOSITORY / folder).glob("**/*.md"))
+    ),
 ]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 

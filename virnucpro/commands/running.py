@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from virnucpro.commands.output import ignoring_closed_output
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.prediction.result import PredictionResult
     from virnucpro.pipeline.run.run_result import RunResult
     from virnucpro.settings import RunSettings
+
+INSTALLED_FLOWS = "virnucpro_flows"
+"""What a wheel names the folder ``flows`` of a checkout, see ``hatch_build.py``."""
 
 Config = TypeVar("Config")
 Outcome = TypeVar("Outcome")
@@ -148,9 +152,11 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
 
 def run_as_flow(name: str, settings: RunSettings, *, is_quiet: bool, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
+    beside_us = Path(__file__).parents[2] / INSTALLED_FLOWS
+    flows = INSTALLED_FLOWS if beside_us.is_dir() else "flows"
     boxes = {field: getattr(settings, field) for field in type(settings).model_fields}
     gc.disable()  # what Prefect's import makes stays: looking through it again and again is a fifth of its CPU time
-    run = importlib.import_module(f"flows.{name}").run_from_command_line
+    run = importlib.import_module(f"{flows}.{name}").run_from_command_line
     gc.freeze()
     gc.enable()
     return run(is_quiet=is_quiet, **parameters, **boxes)

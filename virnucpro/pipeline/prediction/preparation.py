@@ -276,5 +276,5 @@ def _finished_as_asked(layout: PredictionLayout, earlier: PredictionManifest, co
         return False
     if not earlier.counts.get("contigs") and not config.rules.allow_empty:
         return False  # indexing says that there is nothing
-    wanted = {layout.contigs.name, *([] if config.keep is Keep.TABLES else [layout.report.name])}
+    wanted = {layout.contigs.name, layout.multiqc.name, *([] if config.keep is Keep.TABLES else [layout.report.name])}
     return wanted <= earlier.files.keys() and all_intact(layout.output_dir, earlier.files)

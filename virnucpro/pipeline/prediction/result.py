@@ -12,6 +12,7 @@ from virnucpro import durable
 from virnucpro.choices import Keep, WrittenGenes
 from virnucpro.config import fingerprint
 from virnucpro.data.frames import chunks_per_contig
+from virnucpro.pipeline.prediction.multiqc import key_of, write_multiqc
 from virnucpro.pipeline.prediction.sample import sample_notes
 from virnucpro.pipeline.prediction.settings import EVERY_CONTIG
 from virnucpro.pipeline.run.run import remove_files, remove_run, remove_unpacked
@@ -138,6 +139,8 @@ def close_prediction(
         if stage in stages
         for name, sha256 in stages[stage].files.items()
     }
+    write_multiqc(layout, manifest.counts)
+    manifest.files[layout.multiqc.name] = durable.sha256_of(layout.multiqc)
     if layout.failed_sequences.exists():
         manifest.files[layout.failed_sequences.name] = durable.sha256_of(layout.failed_sequences)
     stages.pop("report", None)
@@ -222,7 +225,7 @@ def _notes_of_cascade(run: PredictionRun) -> list[str]:
 
 def _prove_counts(counts: Mapping[str, int]) -> None:
     """Assert that every contig has its call, and that every frame has its score or is counted as missing."""
-    calls = sum(counts.get(call.replace(" ", "_"), 0) for call in Call)
+    calls = sum(counts.get(key_of(call), 0) for call in Call)
     assert calls == counts["contigs"], f"{calls} calls of {counts['contigs']} contigs"
     scored, missing = counts["scored_frames"], counts["missing_frames"]
     assert scored + missing == counts["frames"], f"{scored} scores and {missing} missing of {counts['frames']} frames"

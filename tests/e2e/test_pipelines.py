@@ -1,0 +1,103 @@
+"""Snakemake runs the workflow of ``packaging/``, MultiQC shows its runs, and the Galaxy tool's command line runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+PROGRAMS = Path(os.environ.get("VIRNUCPRO_PIPELINES", REPOSITORY / ".venv-pipelines")) / "bin"
+PACKAGING = REPOSITORY / "packaging"
+
+
+def said(command, folder, *, programs=()):
+    """Run *command* in *folder* with the tree's ``virnucpro`` and *programs* on the path; return what it printed."""
+    shim = folder / "bin" / "virnucpro"
+    if not shim.exists():
+        shim.parent.mkdir()
+        shim.write_text(f'#!/bin/sh\nPYTHONPATH="{REPOSITORY}" exec "{sys.executable}" -m virnucpro "$@"\n')
+        shim.chmod(0o755)
+    path = os.pathsep.join([str(shim.parent), *map(str, programs), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def workflow(tmp_path_factory):
+    """A folder in which the workflow has run, with a blank in its name, and the command for it."""
+    if not (PROGRAMS / "snakemake").exists():
+        pytest.skip(f"no Snakemake in {PROGRAMS}: make e2e installs it")
+    folder = tmp_path_factory.mktemp("of a workflow")
+    records = (REPOSITORY / "examples" / "contigs.fasta").read_text().split(">")[1:]
+    samples = {"gut": records[:8], "soil": records[8:16]}
+    for name, part in samples.items():
+        (folder / f"{name}.fasta").write_text("".join(f">{record}" for record in part))
+    config = [f"samples={json.dumps({name: f'{name}.fasta' for name in samples})}", "virnucpro=--devices cpu"]
+    snakefile = str(PACKAGING / "snakemake" / "Snakefile")
+    command = [str(PROGRAMS / "snakemake"), "--snakefile", snakefile, "--cores", "1", "--config", *config]
+    said(command, folder, programs=[PROGRAMS])
+    return folder, command
+
+
+def test_snakemake_runs_the_workflow_once_and_again_only_what_is_missing(workflow):
+    folder, command = workflow
+    calls = folder / "results" / "virnucpro" / "gut" / "contigs.tsv"
+    assert len(calls.read_text().splitlines()) == 9
+    assert "Nothing to be done" in said(command, folder, programs=[PROGRAMS])
+    before = calls.read_bytes()
+    calls.unlink()
+    output = said(command, folder, programs=[PROGRAMS])
+    assert "soil" not in output.partition("Select jobs")[2].partition("rule multiqc")[0]
+    assert calls.read_bytes() == before
+
+
+def test_multiqc_has_a_bar_of_calls_for_each_sample(workflow, browser):
+    folder, _ = workflow
+    table = folder / "results" / "multiqc_report_data" / "multiqc_virnucpro_calls.txt"
+    head, *lines = (line.split("\t") for line in table.read_text().splitlines())
+    assert head == ["Sample", "virus", "not_virus", "undecided", "too_short", "no_open_frame"]
+    assert [line[0] for line in lines] == ["gut", "soil"]
+    for sample, *counts in lines:
+        made = [
+            line.split("\t") for line in (folder / f"results/virnucpro/{sample}/contigs.tsv").read_text().splitlines()
+        ]
+        column = made[0].index("call")
+        called = [line[column].replace(" ", "_") for line in made[1:]]
+        assert [int(count) for count in counts] == [called.count(name) for name in head[1:]]
+    browser.open(folder / "results" / "multiqc_report.html")
+    shown = "return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)"
+    assert sorted(browser.wait_until(shown, ".ytick text")) == ["gut", "soil"]
+    numbers = zip(head[1:], *(map(int, counts) for _, *counts in lines), strict=True)
+    legend = {name.replace("_", " ").capitalize() for name, *of_samples in numbers if any(of_samples)}
+    assert {*browser.js(shown, ".legendtext")} == legend
+
+
+def test_the_command_of_the_galaxy_tool_runs_and_makes_each_of_its_outputs(workflow, tmp_path):
+    """Cheetah fills the template in as Galaxy does; Galaxy itself is not to be had here."""
+    tool = ET.parse(PACKAGING / "galaxy" / "virnucpro.xml").getroot()
+    script = """
+import json, sys
+from Cheetah.Template import Template
+class Dataset(str): pass
+data = Dataset(sys.argv[2]); data.ext = "fasta"; data.element_identifier = "gut & co"
+print(Template(sys.argv[1], searchList=[{"sequences": data, **json.loads(sys.argv[3])}]))
+"""
+    dataset = tmp_path / "dataset_1.dat"
+    dataset.symlink_to(workflow[0] / "gut.fasta")
+    values = json.dumps({"min_length": 1, "threshold": "0.9", "fdr": ""})
+    command = said([PROGRAMS / "python", "-c", script, tool.find("command").text, str(dataset), values], tmp_path)
+    said(["bash", "-euc", command.replace("\n", " ")], tmp_path)  # one line, as Galaxy makes it
+    for output in tool.findall("outputs/data"):
+        assert (tmp_path / output.get("from_work_dir")).is_file(), output.get("name")
+    assert list(json.loads((tmp_path / "results" / "virnucpro_mqc.json").read_text())["data"]) == ["gut___co"]
