@@ -1,5 +1,5 @@
 """
-What mkdocs.yml takes from outside ``docs/``: the README as first page, the guides of deployments/, help of the command line.
+What mkdocs.yml takes from outside ``docs/``: the README as first page, guides of deployments/, help of the commands.
 
 Links are written as GitHub follows them, from file to file of the repository. Here they become links from page to page;
 a file that is linked and is no page is copied into the site.

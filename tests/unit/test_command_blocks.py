@@ -25,7 +25,8 @@ from tests.unit.test_pages import PAGES
 from virnucpro.cli import command_line
 
 _BLOCK = re.compile(
-    r"(?:^ *<!-- (?P<mark>[^\n]*) -->\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL
+    r"(?:^ *<!-- (?P<mark>[^\n]*) -->\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
 )
 _WHOLE_PAGE = re.compile(r"^<!-- no block is run: (.+) -->$", re.MULTILINE)
 RUN_LIMIT_S = 120.0
@@ -57,7 +58,8 @@ def blocks(page):
 
 
 def to_run(page):
-    return [block for block in blocks(page) if block.kind in {"console", "python"} and not block.mark[:8] == "not run:"]
+    commands = [block for block in blocks(page) if block.kind in {"console", "python"}]
+    return [block for block in commands if not block.mark.startswith("not run:")]
 
 
 def name_of(page):
@@ -107,7 +109,9 @@ def run(command, folder):
 def run_page(page, folder, blocks_of_page):
     (folder / "bin").mkdir()
     program = folder / "bin" / "virnucpro"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {sys.executable} -m virnucpro "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {sys.executable} -m virnucpro "$@"\n'
+    )
     program.chmod(0o755)
     shutil.copytree(REPOSITORY / "examples", folder / "work" / "examples")
     for block in blocks_of_page:
@@ -118,8 +122,8 @@ def run_page(page, folder, blocks_of_page):
             pattern = re.sub(r"^\\\.\\\.\\\.\\\n", "(?:[^\n]*\n)*?", re.escape(shown), flags=re.MULTILINE)
             pattern = pattern.replace(r"\.\.\.", "[^\n]*")
             printed = run(["bash", "-euo", "pipefail", "-c", command], folder)
-            where = f"{name_of(page)}:{block.line}: {command}"
-            assert any(re.fullmatch(pattern, text) for text in printed), f"{where}\nprints:\n{printed[1]}\nnot:\n{shown}"
+            where = f"{name_of(page)}:{block.line}: {command}\nprints:\n{printed[1]}\nnot:\n{shown}"
+            assert any(re.fullmatch(pattern, text) for text in printed), where
 
 
 @pytest.mark.parametrize("page", pages_that_run, ids=name_of)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.conftest import REPOSITORY
+from virnucpro.store.contig_table import COLUMNS
 
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
@@ -30,6 +31,11 @@ def test_every_link_and_path_of_a_page_exists(page):
             assert not anchor or anchor in anchors(page.parent / name if name else page), target
     for path in re.findall(r"(?<![\w/])(?:benchmarks|deployments|docs|flows|tests)/[\w./-]*\w", text):
         assert (REPOSITORY / path).exists() or (page.parent / path).exists(), path
+
+
+def test_the_page_of_files_has_every_column_of_the_table_of_contigs():
+    section = (REPOSITORY / "docs" / "files.md").read_text().partition("## contigs.tsv\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE) == list(COLUMNS)
 
 
 def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_with_the_pinned_version():
