@@ -3,7 +3,8 @@
 # make e2e    the minutes-long tests: real Prefect, Prometheus, Chromium; make e2e-long: rare faults, PostgreSQL, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
-# make lint   ruff, mypy --strict, import directions
+# make lint   ruff, mypy --strict, import directions, the site of the documentation
+# make docs   the site: build/site; make picture: the README's picture of the demo's report, by Chromium
 # make wheel-check   the wheel without extras in a fresh environment: predict, embed, a deployment; about four minutes
 # make bench  the benchmarks, under 15 minutes; results, table and plot go to benchmarks/results/
 # make bench-large   those of larger models, of blocks, workers and threads, of 20 Mb of contigs, and of scale
@@ -23,7 +24,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak lint format wheel-check bench bench-large gpu-check gpu-mutants clean
+.PHONY: venv demo test e2e e2e-long clusters soak lint docs picture format wheel-check bench bench-large gpu-check gpu-mutants clean
 
 venv: $(READY)
 
@@ -85,6 +86,14 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+	$(MAKE) docs
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
+picture: demo
+	chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,860 --virtual-time-budget=5000 \
+		--screenshot=docs/images/report.png "file://$(CURDIR)/$(DEMO)/out/report.html"
 
 wheel-check:
 	PYTHON="$(PYTHON)" .ci/wheel-check

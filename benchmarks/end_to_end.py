@@ -5,7 +5,7 @@ The contigs are cut from the genomes of ../shared/data (or ``VIRNUCPRO_TEST_DATA
 100 kb, seeded; smaller inputs are the beginning of larger ones, and one is a single contig of 3 kb. By default the
 bundled classifier reads letters alone; ``--cascade off`` embeds frames. geNomad's ``nn-classification`` and
 DeepMicroClass, each of an environment of its own and with one thread, take turns with ours. CPU seconds are user and
-system of all processes of a command. ``--page`` measures nothing: it writes the table of docs/prediction.md from the
+system of all processes of a command. ``--page`` measures nothing: it writes the table of docs/performance.md from the
 newest results.
 
     python benchmarks/end_to_end.py [--megabases 1 5] [--workers 1 2] [--rounds 1]
@@ -44,7 +44,7 @@ from watched_command import watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "prediction.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- end to end: written by benchmarks/end_to_end.py -->", "<!-- end -->"
 RESULT_NAMES = ("end_to_end", "end_to_end_large", "end_to_end_of_200_mb", "end_to_end_peers")
 """Results that the page shows; of a row in several, the first is shown."""
@@ -197,7 +197,7 @@ def options_of_command() -> argparse.Namespace:
     parser.add_argument("--deepmicroclass", type=Path, metavar="PATH", help="DeepMicroClass' executable")
     parser.add_argument("--peer-megabases", type=float, default=MOST_SLOW_MB, help="largest input of the peers")
     parser.add_argument("--write", metavar="NAME", help="keep the result under this name")
-    parser.add_argument("--page", action="store_true", help="write the table of docs/prediction.md, and nothing else")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/performance.md, and nothing else")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """
-The latest results as tables and a plot: ``benchmarks/results/table.md``, ``speed.svg``, and the README's section, which
-has the comparison with other programs alone.
+The latest results as tables and a plot: ``benchmarks/results/table.md``, ``speed.svg``, and the section of
+``docs/performance.md``, which has the comparison with other programs alone.
 
 Run it as ``python benchmarks/report.py``; ``make bench`` and ``make bench-large`` end with it. It measures nothing: a
 benchmark that has no result in ``benchmarks/results`` has no row.
@@ -16,7 +16,7 @@ import matplotlib as mpl
 from bench_common import RESULTS, latest
 from matplotlib import pyplot as plt
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- benchmarks: written by benchmarks/report.py -->", "<!-- end of benchmarks -->"
 WORKLOADS = {"chunks": "chunks of 30 to 166 residues", "proteins": "whole proteins, median 290 residues"}
 FAIR_ESM, TRANSFORMERS = "fair-esm", "transformers"
@@ -212,10 +212,10 @@ def main() -> None:
     text = f"{comparison()}\n\n{elsewhere()}"
     (RESULTS / "table.md").write_text(text + "\n")
     plot(RESULTS / "speed.svg")
-    before, _, rest = README.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    image = "![Speed against fair-esm and transformers](benchmarks/results/speed.svg)"
-    README.write_text(f"{before}{BEGIN}\n\n{image}\n\n{comparison()}\n\n{END}{after}")
+    image = "![Speed against fair-esm and transformers](../benchmarks/results/speed.svg)"
+    PAGE.write_text(f"{before}{BEGIN}\n\n{image}\n\n{comparison()}\n\n{END}{after}")
     print(text)
 
 

@@ -1,14 +1,13 @@
-"""Pages: every link leads somewhere, every path exists, and every command has only options that exist."""
+"""Pages: every link leads somewhere, and every path exists. What their commands do: ``test_command_blocks.py``."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from typer.main import get_command
 
 from tests.conftest import REPOSITORY
-from virnucpro.cli import command_line
+from virnucpro.store.contig_table import COLUMNS
 
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
@@ -26,14 +25,6 @@ def anchors(page):
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def commands(page):
-    """Yield the words of every ``virnucpro`` command in a block of code."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
-        if match := re.match(r"(?:\$ )?virnucpro (.*)", line):
-            yield match[1].partition(" #")[0].split()
-
-
 @each_page
 def test_every_link_and_path_of_a_page_exists(page):
     text = page.read_text()
@@ -46,18 +37,9 @@ def test_every_link_and_path_of_a_page_exists(page):
         assert (REPOSITORY / path).exists() or (page.parent / path).exists(), path
 
 
-@each_page
-def test_the_commands_of_a_page_have_only_options_that_exist(page):
-    for name, *words in commands(page):
-        command = get_command(command_line()).commands[name]
-        while getattr(command, "commands", None):
-            command = command.commands[words.pop(0)]
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, name
-
-
-def test_the_guides_have_commands():
-    assert len([words for page in PAGES for words in commands(page)]) > 20
+def test_the_page_of_files_has_every_column_of_the_table_of_contigs():
+    section = (REPOSITORY / "docs" / "files.md").read_text().partition("## contigs.tsv\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE) == list(COLUMNS)
 
 
 def test_what_works_around_prefect_is_where_the_table_says_and_was_looked_at_with_the_pinned_version():
