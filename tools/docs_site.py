@@ -26,6 +26,7 @@ FURTHER_PAGES = (
     "CONTRIBUTING.md",
     "benchmarks/results/table.md",
     "examples/README.md",
+    "packaging/README.md",
     "tests/faults/README.md",
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("deployments/**/*.md")),
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("virnucpro/models/weights/*/*.md")),
