@@ -35,6 +35,7 @@ LIST_AGAIN_S = 10.0
 _PREDICTION, _TRAINING = PredictionLayout(Path()), TrainingLayout(Path())
 _LINKED = (
     *(_PREDICTION.report, _PREDICTION.contigs, _PREDICTION.viral_fasta, _PREDICTION.tracks, _PREDICTION.viral_regions),
+    *(_PREDICTION.genes, _PREDICTION.gene_proteins),
     *(_PREDICTION.prediction_results, _PREDICTION.highest_score, _PREDICTION.failed_sequences, _PREDICTION.manifest),
 )
 """The report of a prediction, and the files that it links to."""

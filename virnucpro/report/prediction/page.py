@@ -225,6 +225,8 @@ def footer(layout: PredictionLayout) -> Html:
     files = [
         (layout.contigs, "every sequence"),
         (layout.viral_fasta, "those called viral"),
+        (layout.genes, "genes"),
+        (layout.gene_proteins, "their proteins"),
         (layout.tracks, "P(virus) along long contigs"),
         (layout.viral_regions, "viral regions"),
         (layout.prediction_results, "every reading frame"),
