@@ -133,6 +133,7 @@ def test_proteins_are_embedded_from_a_stream_beside_a_file(tmp_path, piped):
         (gzip.compress(b">a\nACGT\n" * 100)[:-9], "stdin: truncated gzip: copy or download the file again"),
         (bz2.compress(b">a\nACGT\n" * 100)[:-9], "stdin: truncated bzip2: copy or download the file again"),
     ],
+    ids=["empty", "truncated gzip", "truncated bzip2"],
 )
 def test_a_stream_that_cannot_be_used_is_bad_input_and_leaves_nothing(tmp_path, piped, stream, expected):
     done = piped(stream, "predict", "-", "-o", tmp_path / "out")
