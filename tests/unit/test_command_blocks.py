@@ -110,7 +110,7 @@ def run_page(page, folder, blocks_of_page):
     (folder / "bin").mkdir()
     program = folder / "bin" / "virnucpro"
     program.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {sys.executable} -m virnucpro "$@"\n'
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPOSITORY))} exec {shlex.quote(sys.executable)} -m virnucpro "$@"\n'
     )
     program.chmod(0o755)
     shutil.copytree(REPOSITORY / "examples", folder / "work" / "examples")

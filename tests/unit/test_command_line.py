@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,8 +106,10 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ],
 )
 def test_bash_completes_commands_options_and_choices(tmp_path, line, expected):
-    command = tmp_path / "virnucpro"
-    command.write_text(f"#!{sys.executable}\nfrom virnucpro.__main__ import main\nmain()\n")
+    program_file, command = tmp_path / "program" / "virnucpro", tmp_path / "virnucpro"
+    program_file.parent.mkdir()
+    program_file.write_text("from virnucpro.__main__ import main\nmain()\n")
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program_file))} "$@"\n')
     command.chmod(0o755)
     words = line.split()
     script = BASH.format(words=" ".join(words), last=len(words) - 1)

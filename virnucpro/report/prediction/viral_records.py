@@ -46,14 +46,12 @@ def find_genes(record: str) -> list[Gene]:
 def read_records(path: Path, wanted: Collection[str]) -> dict[str, str]:
     """Return the *wanted* records, by the contig's name; one that is not there is left out."""
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:  # a header may hold any bytes
             return {name: record for name, record in _records(file, wanted) if name in wanted} if wanted else {}
     except FileNotFoundError:
         return {}  # the user has removed it
     except OSError as error:
         raise ResultError(path, f"cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise ResultError(path, f"is not UTF-8 text ({error})") from error
 
 
 def _records(lines: Iterator[str], wanted: Collection[str]) -> Iterator[tuple[str, str]]:
