@@ -31,11 +31,9 @@ ESM2 = {
     for name, shape in gpu_models.ESM2.items()
 } | {"150M": Architecture(num_layers=1, hidden_dim=640, attention_heads=20)}
 MIXES = {
-    "one": [7],
     "equal": [168] * 5,
     "sorted": [1024, 700, 699, 64, 33, 12, 3],
     "not sorted": [90, 130, 81, 101, 3000],
-    "short": [3, 4, 5],
 }
 
 
@@ -120,7 +118,7 @@ def test_esm2_gives_rows_on_every_card(card, dtype, shape):
 
 @pytest.mark.parametrize("has_flash", [False, True], ids=["without flash-attn", "with flash-attn"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("card", ["sm_70", "sm_75", "sm_80", "sm_90"], indirect=True)
+@pytest.mark.parametrize("card", ["sm_75", "sm_90"], indirect=True)
 def test_dnabert_s_gives_rows_on_every_card(card, dtype, has_flash, request):
     calls = request.getfixturevalue("flash_attn") if has_flash else []
     model, state = on_meta(lambda: PackedMosaicBert(MosaicBertConfig(num_hidden_layers=1)))
