@@ -45,7 +45,10 @@ def workflow(tmp_path_factory):
         (folder / f"{name}.fasta").write_text("".join(f">{record}" for record in part))
     config = [f"samples={json.dumps({name: f'{name}.fasta' for name in samples})}", "virnucpro=--devices cpu"]
     snakefile = str(PACKAGING / "snakemake" / "Snakefile")
-    command = [str(PROGRAMS / "snakemake"), "--snakefile", snakefile, "--cores", "1", "--config", *config]
+    programs = tmp_path_factory.mktemp("programs") / "venv"  # Snakemake does not quote the path of its own Python
+    programs.symlink_to(PROGRAMS.parent)
+    python = str(programs / "bin" / "python")
+    command = [python, "-m", "snakemake", "--snakefile", snakefile, "--cores", "1", "--config", *config]
     said(command, folder, programs=[PROGRAMS])
     return folder, command
 
