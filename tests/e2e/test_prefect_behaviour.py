@@ -361,16 +361,6 @@ def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(work
     assert compare_rows(job.out, job.sequences) == RowsFound()
 
 
-def test_a_rank_whose_processes_compute_something_is_started_beyond_the_limit_of_those_that_do_not(worker, job):
-    control_file(job.control, rank=0, how="sigkill", before_batch=1, times=2)
-    run = job.start(limits={"worker_retries": 1})
-    job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
-    rank = ranks_of(job.service, run)["embed_shard 0 on cpu"]
-    assert (rank.run_count, rank.state.name) == (2, "Completed")
-    assert json.loads((job.out / "run.json").read_text())["ranks"][0]["attempts"] == 3
-    assert compare_rows(job.out, job.sequences) == RowsFound()
-
-
 def test_the_others_do_the_work_of_a_rank_that_never_succeeds_and_the_run_names_it(worker, job):
     control_file(job.control, rank=0, how="exit7", before_batch=0, times=99)
     run = job.start(limits={"worker_retries": 1})
