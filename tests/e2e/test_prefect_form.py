@@ -73,11 +73,6 @@ class Page:
         """Press what shows this text, once it is there."""
         self.browser.wait_until(f"{NAMED} if (!one) return false; {PRESS}", kind, text)
 
-    def follow(self, path):
-        """Follow the page's link to a path."""
-        find = "const one = [...document.querySelectorAll('a')].find(one => one.href.endsWith(arguments[0]));"
-        self.browser.wait_until(f"{find} if (!one) return false; {PRESS}", path)
-
     def menu(self, item):
         """Choose from the menu of a run."""
         from selenium.webdriver.common.keys import Keys
