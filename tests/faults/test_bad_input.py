@@ -179,6 +179,9 @@ CATALOGUE: dict[str, tuple[bytes, Outcome, Outcome | None]] = {
     "more than 1022 letters": (b">ID1\n" + b"ACGT" * 300 + b"\n", gives("ACGT" * 300), None),
 }
 
+# whole inputs in one piece, by the module that compressed them
+COMPRESSED = {"gzip": gzip, "bzip2": bz2, "xz": lzma}
+
 CASES = [(name, kind) for name in CATALOGUE for kind in MODELS]
 
 
@@ -198,8 +201,9 @@ def content_of(name: str, kind: str, prefix: str = "ID") -> bytes:
         return text.replace(b"ID", prefix.encode()).replace(b"SEQ", SEQUENCES[kind]).replace(b"SE", SEQUENCES[kind][:2])
 
     content = CATALOGUE[name][0]
-    if name == "gzip":
-        return gzip.compress(filled(gzip.decompress(content)))
+    if name in COMPRESSED:
+        codec = COMPRESSED[name]
+        return codec.compress(filled(codec.decompress(content)))
     if name == "gzip with two members":
         text = filled(gzip.decompress(content))
         return gzip.compress(text[:7]) + gzip.compress(text[7:])
