@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import deployment
 
 from flows.run.allowed_roots import DATA_ROOTS, allowed_roots, is_under
@@ -104,12 +104,15 @@ def served_url(path: Path) -> str | None:
 
 
 def _publish_file(path: Path, *, key: str, where: str) -> None:
-    """Leave a link to a file where it is served, else its path: browsers open no ``file://`` link of a page."""
+    """
+    Leave a link to a file where it is served, else its path: browsers open no ``file://`` link of a page.
+
+    Both are in the description too: the page of an artifact's key shows nothing else of it (Prefect 3.8).
+    """
     url = served_url(path)
-    if url is not None:
-        create_link_artifact(link=url, link_text=path.name, key=key, description=where)
-    else:
-        create_markdown_artifact(markdown=markdown_text(str(path)), key=key, description=where)
+    shown = markdown_text(str(path)) if url is None else f"[{path.name}]({url})"
+    description = shown if url is None else f"{shown} of {where}"
+    create_markdown_artifact(markdown=shown, key=key, description=description)
 
 
 def _publish_missing(failed_sequences: Path, *, key: str, where: str) -> None:

@@ -73,6 +73,11 @@ class Page:
         """Press what shows this text, once it is there."""
         self.browser.wait_until(f"{NAMED} if (!one) return false; {PRESS}", kind, text)
 
+    def follow(self, path):
+        """Follow the page's link to a path."""
+        find = "const one = [...document.querySelectorAll('a')].find(one => one.href.endsWith(arguments[0]));"
+        self.browser.wait_until(f"{find} if (!one) return false; {PRESS}", path)
+
     def menu(self, item):
         """Choose from the menu of a run."""
         from selenium.webdriver.common.keys import Keys
@@ -176,16 +181,20 @@ def test_every_line_of_the_form_has_its_title_and_its_help_in_order(form_of, flo
 
 @pytest.fixture(scope="module")
 def worker(prefect_server, tmp_path_factory):
-    """A worker of ``flows.worker`` whose runs may read and write in one folder; yields the folder."""
+    """A worker whose runs may read and write in one folder, and a server of their reports; yields the folder."""
     folder = tmp_path_factory.mktemp("site")
     contigs = (REPOSITORY / "examples" / "contigs.fasta").read_text().split(">")[1:]
     (folder / "contigs.fasta").write_text("".join(f">{one}" for one in contigs[:28]))  # some 15 s of embedding
-    log = folder / "worker.log"
+    log, served = folder / "worker.log", folder / "reports.log"
     environ = {**prefect_server.environ, "VIRNUCPRO_DATA_ROOTS": str(folder)}
+    serve = [sys.executable, "-u", "-m", "virnucpro", "serve-reports", "--port", "0"]
     command = [sys.executable, "-m", "flows.worker", "--pool", POOL]
-    with started(command, log, cwd=folder, environ=environ):
-        wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
-        yield folder
+    with started(serve, served, cwd=folder, environ=environ):
+        wait_until(lambda: "http://" in served.read_text(), limit_s=START_LIMIT_S, log=served)
+        environ["VIRNUCPRO_REPORTS_URL"] = served.read_text().split()[-1]
+        with started(command, log, cwd=folder, environ=environ):
+            wait_until(lambda: " started!" in log.read_text(), limit_s=START_LIMIT_S, log=log)
+            yield folder
 
 
 def runs_named(server, name):
@@ -273,9 +282,15 @@ def submitted(form, server, name):
 
 
 def open_the_report(page, layout, folder):
-    """See that the run has the artifact of its report, and open the report."""
+    """Open the artifact of the report, and by its link the report, which is served over http."""
     page.reload_until("predict-report")
-    page.browser.open(layout.report)
+    page.follow("/artifacts/key/predict-report")
+    page.wait_for("Created predict-report")
+    page.wait_for(f"report.html of {layout.output_dir}")
+    page.shoot(folder, "report-artifact")
+    links = page.browser.js("return [...document.querySelectorAll('a')].map(one => one.href)")
+    (link,) = {one for one in links if one.endswith(str(layout.report))}
+    page.browser.open(link)
     assert page.browser.js("return document.querySelectorAll('table.contigs tbody tr').length") > 20
     page.shoot(folder, "report")
 
