@@ -131,6 +131,20 @@ def load_model_that_ranks_lose(weights_path, device, *, precision="fp32"):
     return HashModel((lambda number, sequences: fail("segfault")) if is_lost else (lambda *_: None)), ByteTokenizer()
 
 
+def load_model_whose_device_goes(weights_path, device, *, precision="fp32"):
+    """A hash model on the devices of two ranks; rank 0's is gone for good once it has computed two batches."""
+    gone = Path(weights_path)
+
+    def before_batch(number, sequences):
+        if multiprocessing.current_process().name == "gpu_worker_0" and (number == 2 or gone.exists()):
+            gone.touch()
+            fail("device_gone")
+        while number == 2 and not gone.exists():  # or the other rank has done everything
+            time.sleep(0.05)
+
+    return HashModel(before_batch), ByteTokenizer()
+
+
 def load_model_of_uneven_ranks(weights_path, device, *, precision="fp32"):
     """A hash model that needs as many seconds for a batch as the JSON list *weights_path* has for the rank."""
     rank = int(multiprocessing.current_process().name.removeprefix("gpu_worker_"))
@@ -211,6 +225,7 @@ ERRORS = {
     "refuse": lambda: ConfigurationError("a fault that the test asked for"),
     "import_error": lambda: ImportError("no such package, said the fake"),
     "device_error": _device_error,
+    "device_gone": lambda: RuntimeError("CUDA error: unspecified launch failure, said the fake"),
     "memory_error": _memory_error,
 }
 

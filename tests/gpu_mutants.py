@@ -128,8 +128,8 @@ MUTANTS = [
     Mutant(
         "a trial that runs out of memory ends the probe",
         BUDGET,
-        "        except torch.OutOfMemoryError:\n            trial = None",
-        "        except MemoryError:\n            trial = None",
+        "        except RuntimeError as error:\n",
+        "        except MemoryError as error:\n",
         ORDER,
     ),
 ]

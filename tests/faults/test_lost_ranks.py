@@ -50,6 +50,17 @@ def test_with_one_healthy_device_the_command_completes_and_names_the_ranks_that_
     assert "Traceback" not in command.errors()
 
 
+def test_a_device_that_goes_costs_no_sequence_its_row(tmp_path, proteins):
+    fasta, sequences = proteins
+    config = fakes.hash_config(
+        loader="tests.fakes:load_model_whose_device_goes", weights_path=str(tmp_path / "gone"), token_budget=64
+    )
+    result = run_embedding([fasta], tmp_path / "out", config, [CPU] * 2)
+    assert (result.state, result.failed_ranks, result.num_missing) == ("complete", [0], 0)
+    assert set(result.ranks[0].failures) == {"device_error"}
+    check_complete(tmp_path / "out", sequences)
+
+
 def test_a_worker_that_cannot_start_ends_the_run_at_once_with_78(tmp_path, proteins):
     command = hash_command(tmp_path / "run", proteins[0], while_loading="import_error")
     began_s = time.monotonic()

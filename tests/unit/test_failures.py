@@ -31,20 +31,9 @@ from virnucpro.pipeline.failures import (
 )
 
 
-class DeviceMemoryError(RuntimeError):
-    """Stands for the framework's type."""
-
-
-class LostDeviceError(RuntimeError):
-    """Stands for the framework's type."""
-
-
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
-        (DeviceMemoryError("x"), FailureClass.DEVICE_OUT_OF_MEMORY),
-        (RuntimeError("CUDA out of memory"), FailureClass.APPLICATION_ERROR),
-        (LostDeviceError("x"), FailureClass.DEVICE_ERROR),
         (ImportError("x"), FailureClass.CONFIGURATION),
         (MemoryError(), FailureClass.HOST_OUT_OF_MEMORY),
         (StoppedError(15), FailureClass.STOPPED),
@@ -64,8 +53,7 @@ class LostDeviceError(RuntimeError):
     ],
 )
 def test_an_error_is_classified_by_its_type(error, failure):
-    found = classify_error(error, device_memory_error=DeviceMemoryError, device_error=LostDeviceError)
-    assert found is failure
+    assert classify_error(error) is failure
 
 
 @pytest.mark.parametrize("failure", list(FailureClass))

@@ -177,6 +177,21 @@ def test_the_version_of_a_block_with_more_rows_is_used_and_sealed(run, block, wh
     assert [run.vector(name).tobytes() for name in names] == [row.tobytes() for row in rows]
 
 
+def test_a_part_that_another_rank_seals_meanwhile_stays_in_its_shard(run):
+    run.write_part([0])
+    run.write_part([3])
+    looked_at = []
+
+    def on_step():
+        looked_at.append(1)
+        if len(looked_at) == 2:
+            seal_shard(1, [0], run.plan, run.layout, hidden_dim=run.config.hidden_dim)
+
+    rows = seal_shard(0, [0, 3], run.plan, run.layout, hidden_dim=run.config.hidden_dim, on_step=on_step)
+    assert rows == num_rows(run, [3])
+    assert find_finished_blocks(run.layout, run.plan).blocks == {0, 3}
+
+
 def test_a_rank_without_sequences_seals_an_empty_shard(run):
     assert seal(run, 500, 501) == 0
     shard = SealedBlocks.open(run.layout.shard(500))

@@ -7,7 +7,9 @@ tokens, S sequences of the batch, W windows of them (S where each sequence is on
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
     from virnucpro.arrays import FloatArray
     from virnucpro.data.sequence_dataset import IndexBasedDataset
     from virnucpro.data.sequence_index import SequenceRecord
+
+
+log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
+
+
+@cache  # once for each reason, not for each batch
+def _warn_not_page_locked(reason: str) -> None:
+    log.warning("batch.not_page_locked: %s", reason)
 
 
 class Tokenizer(Protocol):
@@ -69,9 +79,17 @@ class PackedBatch:
         return int(self.input_ids_T.shape[0])
 
     def pin_memory(self) -> PackedBatch:
-        """Return the batch in page-locked memory, so that copies to a GPU overlap; the DataLoader calls this."""
+        """
+        Return the batch in page-locked memory, so that copies to a GPU overlap; the DataLoader calls this.
+
+        Where the host gives no such memory, copies wait instead; a device that is lost says so at its next call too.
+        """
         with span(PACKING, self, name="page-locking"):
-            return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
+            try:
+                return replace(self, input_ids_T=self.input_ids_T.pin_memory(), cu_seqlens=self.cu_seqlens.pin_memory())
+            except RuntimeError as error:
+                _warn_not_page_locked(str(error).partition("\n")[0])
+                return self
 
     def one_row_each(self, rows_WD: FloatArray) -> FloatArray:
         """Return float32 (S, D): the mean of each sequence's windows, summed in float64; a lone window's row as is."""

@@ -27,6 +27,7 @@ from virnucpro import spans
 from virnucpro.errors import SequenceError, VirNucProError
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_clock import DeviceClock
+from virnucpro.pipeline.hardware.device_errors import device_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)  # the standard library's: this module also runs where only torch is installed
 
-DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
-"""Raised when the device is lost to this process; torch before 2.8 has no type for it."""
 SYSTEMATIC_FAILURES = 8
 """After so many failures in succession the cause is not in the sequences."""
 BATCHES_IN_FLIGHT = 3
@@ -181,7 +180,7 @@ class AsyncInferenceRunner:
             yield from self._landed(in_flight, still_flying=0)
         finally:
             for flight in in_flight:  # the device may still read and write their tensors
-                with suppress(DEVICE_ERROR):  # lost anyway
+                with suppress(RuntimeError):  # the device is lost anyway
                     flight.wait()
             batches.close()
 
@@ -230,15 +229,18 @@ class AsyncInferenceRunner:
                 return replace(self._compute(batch), started_s=started_s)
             with spans.span(spans.LAUNCHING, batch):
                 return replace(self._start_on_gpu(batch), started_s=started_s)
-        except torch.OutOfMemoryError:
-            what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
-            return _Problem(FailureClass.DEVICE_OUT_OF_MEMORY, what)
         except MemoryError:
             what = f"does not fit into the memory of this machine even alone ({batch.num_tokens} tokens)"
             return _Problem(FailureClass.HOST_OUT_OF_MEMORY, what)
-        except (OSError, VirNucProError, DEVICE_ERROR):
+        except (OSError, VirNucProError):
             raise
         except Exception as error:
+            failure = device_failure(error)
+            if failure is FailureClass.DEVICE_OUT_OF_MEMORY:
+                what = f"does not fit into the memory of {self.device} even alone ({batch.num_tokens} tokens)"
+                return _Problem(failure, what)
+            if failure is not None:
+                raise
             log.warning("batch.failed: %s sequences, %s tokens", len(batch.positions), batch.num_tokens, exc_info=True)
             return _Problem(FailureClass.APPLICATION_ERROR, f"{type(error).__name__}: {error}")
 

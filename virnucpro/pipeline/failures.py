@@ -2,7 +2,8 @@
 The one enumeration of how work can fail, used by worker, parent, task retries and report alike.
 
 ``classify_error`` runs in the worker, where the exception is; ``classify_exit`` runs in the parent, where only the
-exit code, the last report and the kernel's count of out-of-memory kills are. None looks at an error's text.
+exit code, the last report and the kernel's count of out-of-memory kills are. Errors of devices are told apart by
+``hardware.device_errors``, which needs the framework.
 """
 
 from __future__ import annotations
@@ -68,19 +69,9 @@ def exit_code_of(failure: FailureClass) -> ExitCode:
     return EXIT_CODES.get(failure, ExitCode.INTERNAL)
 
 
-def classify_error(
-    error: BaseException, *, device_memory_error: type[BaseException], device_error: type[BaseException]
-) -> FailureClass:
-    """
-    Return the class of an exception, by its type.
-
-    Args:
-        device_memory_error: The framework's type for it, handed in so that this module stays free of the framework.
-        device_error: The framework's type for an error of the device after which the process can use it no more.
-    """
+def classify_error(error: BaseException) -> FailureClass:
+    """Return the class of an exception that is no device's, by its type."""
     by_type = (
-        (device_memory_error, FailureClass.DEVICE_OUT_OF_MEMORY),
-        (device_error, FailureClass.DEVICE_ERROR),
         (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
         ((ImportError, ConfigurationError), FailureClass.CONFIGURATION),
         (StoppedError, FailureClass.STOPPED),

@@ -26,10 +26,10 @@ from virnucpro.choices import KERNEL_SEPARATOR
 from virnucpro.data.packing import make_plan
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ConfigurationError
-from virnucpro.pipeline.async_inference import DEVICE_ERROR
 from virnucpro.pipeline.blocks.block_work import BlockWork
 from virnucpro.pipeline.devices import CPU_TOKEN, VISIBLE_VARIABLE, Device
-from virnucpro.pipeline.failures import FailureClass, classify_error, exit_code_of
+from virnucpro.pipeline.failures import FailureClass, exit_code_of
+from virnucpro.pipeline.hardware.device_errors import failure_of
 from virnucpro.pipeline.work.block_pool import Assignment
 from virnucpro.pipeline.work.worker_process import error_sentence
 from virnucpro.run_layout import RunLayout
@@ -119,7 +119,7 @@ def failure_reported(rank: int, reports: ReportPipe) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failure = classify_error(error, device_memory_error=torch.OutOfMemoryError, device_error=DEVICE_ERROR)
+        failure = failure_of(error)
         if failure is FailureClass.STOPPED:
             log.info("worker.stopped")
         else:

@@ -164,7 +164,8 @@ def seal_shard(
 
     Parts of which only some blocks belong to this rank (left by a run with another number of ranks) stay where they
     are: aggregation reads them there. Those that begin with another rank's block are not even opened: a thousand ranks
-    that each look into every part of the folder would keep its file system busy for longer than themselves.
+    that each look into every part of the folder would keep its file system busy for longer than themselves. A part that
+    another rank seals meanwhile stays in that rank's shard.
 
     Args:
         mine: The rank's blocks.
@@ -189,13 +190,19 @@ def seal_shard(
     fresh = [source for source in found.sources if source.path in parts and len(source.blocks)]
     if fresh or shard not in found.contents:
         sealed_before = [source for source in found.sources if source.path == shard]
-        write_shard(
-            shard,
-            [*sealed_before, *fresh],
-            plan_fingerprint=plan.fingerprint,
-            hidden_dim=hidden_dim,
-            on_step=on_step,
-        )
+        try:
+            write_shard(
+                shard,
+                [*sealed_before, *fresh],
+                plan_fingerprint=plan.fingerprint,
+                hidden_dim=hidden_dim,
+                on_step=on_step,
+            )
+        except (FileNotFoundError, SourceGoneError):
+            if all(source.path.exists() for source in fresh):
+                raise
+            # a rank that began anew found a block of ours finished, and has sealed it just now
+            return seal_shard(rank, mine, plan, layout, hidden_dim=hidden_dim, on_step=on_step)
     sealed = SealedBlocks.open(shard)
     _check_plan(sealed, plan)
     sealed.check()

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from virnucpro.errors import DeviceError
+from virnucpro.pipeline.failures import FailureClass
+from virnucpro.pipeline.hardware.device_errors import device_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +109,9 @@ class DeviceTrials:
         """Measure blocks of *tokens* tokens; None when they do not fit into memory."""
         try:
             trial = self._try(tokens)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if device_failure(error) is not FailureClass.DEVICE_OUT_OF_MEMORY:
+                raise
             trial = None
         torch.cuda.empty_cache()  # after the handler, once the tensors of the failed attempt are freed
         return trial
