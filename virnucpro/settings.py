@@ -93,7 +93,9 @@ class Hardware(Box):
         le=64, metavar="N"
     )
     precision: PrecisionChoice = knob(
-        PrecisionChoice.AUTO, "Precision", "auto: fp32 on a CPU; on a GPU fp16 for ESM-2 and bf16 for DNABERT-S.",
+        PrecisionChoice.AUTO,
+        "Precision",
+        "auto: fp32 on a CPU; on a GPU fp16 for ESM-2, bf16 for DNABERT-S (fp16 where a GPU has no bf16).",
         decides=True
     )
     token_budget: int = knob(

@@ -19,7 +19,7 @@ from flows.clusters.engine import REST_S, SLOTS_INTERVAL_S, Engine, UnitWorkers,
 from flows.clusters.slurm import slurm_cluster, wait_for_worker
 from virnucpro.config import RunLimits
 from virnucpro.errors import ConfigurationError, VirNucProError, printable
-from virnucpro.pipeline.devices import count_gpus
+from virnucpro.host_gpus import host_tokens
 from virnucpro.pipeline.hardware.device_claim import usable_cores
 from virnucpro.pipeline.run.run_preparation import PreparedRun
 from virnucpro.pipeline.work.units import Unit, UnitRecord
@@ -48,7 +48,7 @@ def dask_engine(address: str, *, workers: int, on_cpus: bool) -> Iterator[Engine
             wait_for_worker(jobs)
             yield _DaskEngine(client, workers or 1, on_cpus=on_cpus, is_elastic=True)
         return
-    gpus = 0 if on_cpus or address else count_gpus()
+    gpus = 0 if on_cpus or address else len(host_tokens())
     one_a_slot = {"n_workers": workers or gpus or usable_cores(), "threads_per_worker": 1}
     slot = {"resources": {"GPU": 1}} if gpus else {}
     own = {**one_a_slot, **slot, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": logging.ERROR}

@@ -59,7 +59,7 @@ def others():
 
 
 def claim(choice, *, gpus=2, **settings):
-    return claim_of(choose_devices(choice, environ={}, gpu_count=gpus, **settings))
+    return claim_of(choose_devices(choice, environ={}, present=[str(number) for number in range(gpus)], **settings))
 
 
 def said(telemetry):

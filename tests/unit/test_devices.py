@@ -24,6 +24,10 @@ MIG_NEW = "MIG-fd3b6f1a-0000-1111-2222-333344445555"
 MIG_OLD = "MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2"
 
 
+def numbered(gpu_count):
+    return [str(number) for number in range(gpu_count)]
+
+
 def environ(value):
     return {} if value is None else {VISIBLE_VARIABLE: value}
 
@@ -57,7 +61,7 @@ def chosen_devices(choice, **settings):
     ],
 )
 def test_the_visible_list_is_read_as_cuda_reads_it(value, gpu_count, tokens):
-    assert visible_tokens(environ(value), gpu_count=gpu_count) == tokens
+    assert visible_tokens(environ(value), present=numbered(gpu_count)) == tokens
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_the_visible_list_is_read_as_cuda_reads_it(value, gpu_count, tokens):
 )
 def test_a_list_that_cuda_would_take_otherwise_is_refused(value, what):
     with pytest.raises(DeviceError, match=what) as caught:
-        visible_tokens(environ(value), gpu_count=4)
+        visible_tokens(environ(value), present=numbered(4))
     assert VISIBLE_VARIABLE in str(caught.value)
     assert caught.value.exit_code == ExitCode.CONFIGURATION
 
@@ -114,7 +118,7 @@ def test_a_checked_list_names_each_device_once_in_one_form_or_is_refused(tokens)
     ],
 )
 def test_the_users_choice_counts_within_the_visible_list(choice, visible, gpu_count, tokens):
-    chosen = chosen_devices(choice, environ=environ(visible), gpu_count=gpu_count)
+    chosen = chosen_devices(choice, environ=environ(visible), present=numbered(gpu_count))
     assert [device.token for device in chosen] == tokens
 
 
@@ -146,26 +150,26 @@ def test_the_users_choice_counts_within_the_visible_list(choice, visible, gpu_co
 )
 def test_a_device_that_is_not_ours_is_refused(choice, visible, gpu_count, what):
     with pytest.raises(DeviceError, match=what):
-        chosen_devices(choice, environ=environ(visible), gpu_count=gpu_count)
+        chosen_devices(choice, environ=environ(visible), present=numbered(gpu_count))
 
 
 @pytest.mark.parametrize(("workers", "num_devices"), [(None, 1), (1, 1), (4, 4)])
 def test_cpu_workers_are_as_many_as_asked_for(workers, num_devices):
     for choice, gpu_count in (("cpu", 2), ("auto", 0)):
-        assert chosen_devices(choice, workers=workers, environ={}, gpu_count=gpu_count) == [CPU] * num_devices
+        assert chosen_devices(choice, workers=workers, environ={}, present=numbered(gpu_count)) == [CPU] * num_devices
 
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_a_number_of_workers_below_one_is_refused(workers):
     with pytest.raises(DeviceError, match="at least 1"):
-        chosen_devices("cpu", workers=workers, environ={}, gpu_count=0)
+        chosen_devices("cpu", workers=workers, environ={}, present=numbered(0))
 
 
 def test_gpus_have_one_worker_each():
-    assert len(chosen_devices("auto", workers=2, environ={}, gpu_count=2)) == 2
+    assert len(chosen_devices("auto", workers=2, environ={}, present=numbered(2))) == 2
     for workers in (1, 3):
         with pytest.raises(DeviceError, match="number of CPU workers"):
-            chosen_devices("auto", workers=workers, environ={}, gpu_count=2)
+            chosen_devices("auto", workers=workers, environ={}, present=numbered(2))
 
 
 def test_ranks_map_to_the_parents_own_list_in_order():
@@ -183,7 +187,7 @@ def test_a_device_knows_its_type_and_its_label():
 
 
 def test_several_workers_share_each_gpu():
-    devices = chosen_devices("auto", workers_per_device=2, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, gpu_count=4)
+    devices = chosen_devices("auto", workers_per_device=2, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, present=numbered(4))
     assert [device.token for device in devices] == ["2", "3", "2", "3"]
 
 
@@ -192,7 +196,7 @@ def test_several_workers_share_each_gpu():
     [("auto", 1, 4), ("auto:1", 1, 1), (" auto:3 ", 3, 3), ("auto: 4", 4, 4), ("2,0", 2, 2)],
 )
 def test_a_choice_says_how_many_devices_are_enough(choice, least, most):
-    chosen = choose_devices(choice, environ={}, gpu_count=4)
+    chosen = choose_devices(choice, environ={}, present=numbered(4))
     assert (chosen.least, chosen.most, chosen.type) == (least, most, "cuda")
     assert len(chosen.candidates) == (2 if choice == "2,0" else 4)
 

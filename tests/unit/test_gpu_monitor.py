@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.snapshots import run_snapshot
-from virnucpro.pipeline.devices import choose_devices, count_gpus
+from virnucpro.host_gpus import host_tokens
+from virnucpro.pipeline.devices import choose_devices
 from virnucpro.telemetry.metrics import gpu_monitor
 from virnucpro.telemetry.metrics.gpu_monitor import GpuMonitor
 from virnucpro.telemetry.metrics.table import RunCollector
@@ -92,7 +93,7 @@ def test_two_devices_chosen_as_3_and_1_have_their_own_values():
 def test_the_series_of_two_devices_chosen_as_3_and_1_carry_their_labels():
     nvml = four_gpus(memory_total_bytes=141 << 30, power_milliwatts=700_500, sm_clock_megahertz=1980)
     nvml.gpus[1].reasons = pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-    chosen = choose_devices("3,1", environ={}, gpu_count=4).candidates
+    chosen = choose_devices("3,1", environ={}, present=["0", "1", "2", "3"]).candidates
     samples = sampled([(device.label, device.token) for device in chosen], nvml)
     snapshot = run_snapshot(gpus=samples)
     registry = CollectorRegistry()
@@ -250,4 +251,4 @@ def test_the_real_nvml_gives_samples_where_there_is_a_driver_and_else_nothing():
     monitor = GpuMonitor([("cuda:0", "0")], environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     samples = monitor.sample()
     monitor.close()
-    assert len(samples) == min(count_gpus(), 1)
+    assert len(samples) == min(len(host_tokens()), 1)

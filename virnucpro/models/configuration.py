@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from virnucpro.choices import Precision, PrecisionChoice
 from virnucpro.config import ModelConfig
+from virnucpro.host_gpus import gpus_without_bf16
 from virnucpro.models.registry import resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from virnucpro.models.registry import ModelFamily
     from virnucpro.settings import EmbeddingSettings
+
+log = structlog.get_logger(__name__)
 
 
 def configure_model(
@@ -29,7 +35,6 @@ def configure_model(
     family, precision = resolved.family, settings.hardware.precision
     if folders.cache_dir:  # hosts of a cluster have another working directory
         folders = folders.model_copy(update={"cache_dir": str(Path(folders.cache_dir).absolute())})
-    automatic = Precision.FP32 if device_type == "cpu" else family.gpu_precision
     return ModelConfig(
         model_name=resolved.name,
         weights_path=str(resolved.weights_path),
@@ -39,8 +44,18 @@ def configure_model(
         loader=family.loader,
         sequence_kind=family.sequence_kind,
         letters_per_token=family.letters_per_token,
-        precision=automatic if precision is PrecisionChoice.AUTO else Precision(precision),
+        precision=_automatic(family, device_type) if precision is PrecisionChoice.AUTO else Precision(precision),
         token_budget=settings.hardware.token_budget,
         max_residues=settings.sequences.max_residues or family.max_letters,
         settings=settings.model_copy(update={"cache": folders}),
     )
+
+
+def _automatic(family: ModelFamily, device_type: str) -> Precision:
+    """Return a model's usual number format; one that every GPU of this host has, whichever of them a run gets."""
+    if device_type == "cpu":
+        return Precision.FP32
+    if family.gpu_precision is Precision.BF16 and (lacking := gpus_without_bf16()):
+        log.warning("precision.fp16", reason=f"{', '.join(sorted(set(lacking)))} does not compute in bf16")
+        return Precision.FP16
+    return family.gpu_precision

@@ -12,9 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pynvml
-
 from virnucpro.errors import DeviceError
+from virnucpro.host_gpus import host_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,32 +44,18 @@ class Device:
 CPU = Device(CPU_TOKEN)
 
 
-def count_gpus() -> int:
-    """Return the GPUs of the machine, visible or not; 0 without a driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def visible_tokens(environ: Mapping[str, str], *, gpu_count: int) -> list[str]:
+def visible_tokens(environ: Mapping[str, str], *, present: Sequence[str]) -> list[str]:
     """
     Return the tokens of the visible GPUs, in order.
 
     Args:
         environ: Has ``CUDA_VISIBLE_DEVICES``: numbers, or UUIDs of GPUs or MIG instances. Unset means all, empty none,
             and a negative number ends the list, as in CUDA.
-        gpu_count: GPUs of the machine.
+        present: Tokens of the host's GPUs (``host_tokens``).
     """
     value = environ.get(VISIBLE_VARIABLE)
     if value is None:
-        return [str(number) for number in range(gpu_count)]
+        return list(present)
     tokens = []
     for token in (item.strip() for item in value.split(",")) if value.strip() else ():
         if re.fullmatch(r"-\d+", token):
@@ -106,7 +91,7 @@ def devices_for_ranks(
         environ: The parent's environment; None means this process's.
         workers_per_device: Most ranks that share a GPU.
     """
-    tokens = visible_tokens(os.environ if environ is None else environ, gpu_count=count_gpus())
+    tokens = visible_tokens(os.environ if environ is None else environ, present=host_tokens())
     if not tokens:
         return [CPU] * world_size
     if world_size > len(tokens) * workers_per_device:
@@ -146,7 +131,7 @@ def choose_devices(
     workers: int | None = None,
     workers_per_device: int = 1,
     environ: Mapping[str, str] | None = None,
-    gpu_count: int | None = None,
+    present: Sequence[str] | None = None,
 ) -> DeviceChoice:
     """
     Return the devices that a run may take.
@@ -156,15 +141,15 @@ def choose_devices(
             within the visible list, UUIDs must be in it.
         workers_per_device: Workers that share each GPU.
         environ: The parent's environment; None means this process's.
-        gpu_count: GPUs of the machine; None asks the driver.
+        present: Tokens of the host's GPUs; None asks the driver.
     """
-    present = count_gpus() if gpu_count is None else gpu_count
+    present = host_tokens() if present is None else present
     wanted = choice.strip()
     if workers_per_device < 1:
         raise DeviceError(f"--workers-per-device is {workers_per_device}: it must be at least 1")
     visible: list[str] = []
     if present and wanted != "cpu":
-        visible = visible_tokens(os.environ if environ is None else environ, gpu_count=present)
+        visible = visible_tokens(os.environ if environ is None else environ, present=present)
     if wanted == "cpu" or (wanted == "auto" and not visible):
         return _on_cpu(_cpu_workers(workers, workers_per_device))
     if wanted == "auto":

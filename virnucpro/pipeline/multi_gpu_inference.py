@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from virnucpro.choices import DEFAULT_PROTEIN_MODEL, ResultForm
 from virnucpro.config import ModelConfig, RunLimits
 from virnucpro.data.index.build import check_readable
+from virnucpro.host_gpus import host_tokens
 from virnucpro.models.configuration import configure_model
-from virnucpro.pipeline.devices import count_gpus, first_devices
+from virnucpro.pipeline.devices import first_devices
 from virnucpro.pipeline.executor import GPU_WORKER, Executor, LocalRanks
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim, claim_devices, claim_of, devices_for
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER
@@ -233,7 +234,7 @@ def embed_job(
 
 def _devices(world_size: int | None, workers_per_device: int = 1) -> DeviceClaim:
     """Claim *world_size* devices, by default every visible GPU; CPU workers where there is no GPU at all."""
-    if count_gpus() == 0:
+    if not host_tokens():
         return claim_devices("cpu", workers=world_size)
     if world_size is None:
         return claim_devices("auto", workers_per_device=workers_per_device)

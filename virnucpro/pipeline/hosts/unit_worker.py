@@ -16,8 +16,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from virnucpro.errors import DeviceError, HostCheckError, VirNucProError
+from virnucpro.host_gpus import host_tokens
 from virnucpro.pipeline.blocks.finished_blocks import find_finished_blocks
-from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, count_gpus, visible_tokens
+from virnucpro.pipeline.devices import CPU, VISIBLE_VARIABLE, Device, visible_tokens
 from virnucpro.pipeline.failures import FailureClass
 from virnucpro.pipeline.hardware.device_locks import DeviceLocks, lock_names
 from virnucpro.pipeline.hosts.host_check import check_folder, check_host, weights_here
@@ -343,7 +344,7 @@ def device_here(device_type: str, *, run_id: str, stop: threading.Event) -> Iter
         yield CPU
         return
     try:
-        visible = visible_tokens(os.environ, gpu_count=count_gpus())
+        visible = visible_tokens(os.environ, present=host_tokens())
     except DeviceError as error:
         raise HostCheckError(host_name(), VISIBLE_VARIABLE, str(error)) from error
     if not visible:
