@@ -105,8 +105,6 @@ class ModelConfig:
     """As resolved for the model: residues (of DNA: nucleotides) of a sequence that are embedded."""
     settings: EmbeddingSettings = field(default_factory=_default_settings)
     """As the user gave them."""
-    loader_workers: int = 0
-    """Processes beside each worker that read and tokenise; 0 reads in the worker itself. Never changes a row."""
     sequences_per_part: int = 4096
     """Sequences after which a worker makes its finished blocks durable. Never changes a row."""
 
@@ -116,7 +114,6 @@ class ModelConfig:
         for name, least in (
             ("token_budget", AUTO_TOKEN_BUDGET),
             ("max_residues", 1),
-            ("loader_workers", 0),
             ("sequences_per_part", 1),
         ):
             if getattr(self, name) < least:

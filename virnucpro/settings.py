@@ -92,6 +92,11 @@ class Hardware(Box):
         1, "Workers per GPU", "Processes that share each GPU: several can pay for small models. 1 for the CPU.", ge=1,
         le=64, metavar="N"
     )
+    loader_processes: int = knob(
+        0, "Loader processes",
+        "Beside each worker, to read and tokenise ahead. 0: the worker does it. A fast GPU may need some for DNA.",
+        ge=0, le=64, metavar="N"
+    )
     precision: PrecisionChoice = knob(
         PrecisionChoice.AUTO,
         "Precision",

@@ -18,8 +18,8 @@ from virnucpro.pipeline.async_inference import AsyncInferenceRunner
 NUM_BATCHES = 60
 
 
-@pytest.mark.parametrize("loader_workers", [0, 2])
-def test_many_equal_batches_of_the_bundled_model_give_equal_rows(tmp_path, loader_workers):
+@pytest.mark.parametrize("loader_processes", [0, 2])
+def test_many_equal_batches_of_the_bundled_model_give_equal_rows(tmp_path, loader_processes):
     chooser = random.Random(41)
     fasta = tmp_path / "in.fasta"
     sequences = ["".join(chooser.choices("ACDEFGHIKLMNPQRSTVWY", k=chooser.randint(1, 90))) for _ in range(24)]
@@ -31,7 +31,7 @@ def test_many_equal_batches_of_the_bundled_model_give_equal_rows(tmp_path, loade
         IndexBasedDataset(index, everything),
         VarlenCollator(tokenizer, max_residues=ModelConfig.max_residues),
         [everything] * NUM_BATCHES,
-        loader_workers=loader_workers,
+        loader_processes=loader_processes,
     )
     results = list(AsyncInferenceRunner(model, "cpu").run(loader))
     assert len(results) == NUM_BATCHES

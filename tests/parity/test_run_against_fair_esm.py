@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import esm
 import numpy as np
@@ -68,15 +67,16 @@ def expected(one_at_a_time, proteins):
 
 
 @pytest.mark.parametrize(
-    ("workers", "loader_workers", "token_budget"),
+    ("workers", "loader_processes", "token_budget"),
     [(1, 0, 4096), (2, 0, 1600), pytest.param(1, 2, 3000, marks=pytest.mark.slow)],
 )
 def test_every_row_equals_fair_esms_within_1e_5(
-    tmp_path, checkpoint, proteins, expected, workers, loader_workers, token_budget
+    tmp_path, checkpoint, proteins, expected, workers, loader_processes, token_budget
 ):
     path, sequences = proteins
-    config = embedding_config(model=checkpoint, token_budget=token_budget, max_residues=MAX_RESIDUES)
-    config = replace(config, loader_workers=loader_workers)
+    config = embedding_config(
+        model=checkpoint, token_budget=token_budget, max_residues=MAX_RESIDUES, loader_processes=loader_processes
+    )
     result = run_embedding([path], tmp_path / "out", config, [CPU] * workers)
     result.raise_unless(allow_partial=False)
     assert result.num_truncated == 1

@@ -55,10 +55,10 @@ def random_run(folder, num_records=40, seed=3):
     return MadeRun(folder, records)
 
 
-def check_loader(run, batches, loader_workers):
+def check_loader(run, batches, loader_processes):
     dataset = IndexBasedDataset(run.index, run.plan.positions)
     loader = create_async_dataloader(
-        dataset, VarlenCollator(ByteTokenizer(), max_residues=99), batches, loader_workers=loader_workers
+        dataset, VarlenCollator(ByteTokenizer(), max_residues=99), batches, loader_processes=loader_processes
     )
     found = list(loader)
     expected = [[int(run.plan.positions[number]) for number in batch] for batch in batches]
@@ -71,13 +71,13 @@ def check_loader(run, batches, loader_workers):
     return loader
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1, 2])
-def test_what_goes_in_comes_out_in_order_for_any_number_of_loader_workers(tmp_path, loader_workers):
+@pytest.mark.parametrize("loader_processes", [0, 1, 2])
+def test_what_goes_in_comes_out_in_order_for_any_number_of_loader_processes(tmp_path, loader_processes):
     run = random_run(tmp_path)
     plan = run.plan
     batches = [range(int(start), int(end)) for start, end in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
     assert len(batches) > 5
-    check_loader(run, batches, loader_workers)
+    check_loader(run, batches, loader_processes)
 
 
 @given(data=st.data())

@@ -20,7 +20,6 @@ from virnucpro.errors import ConfigurationError
     [
         ("token_budget", 0),
         ("max_residues", 1),
-        ("loader_workers", 0),
         ("sequences_per_part", 1),
     ],
 )

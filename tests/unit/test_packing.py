@@ -181,7 +181,7 @@ CHANGES_NO_ROW = {
     "long_policy": LongPolicy.ERROR,
     "allow_empty": True,
     "log_level": "DEBUG",
-    "loader_workers": 2,
+    "loader_processes": 2,
     "workers_per_device": 2,
     "sequences_per_part": 1,
     "profile": True,

@@ -140,7 +140,7 @@ def test_a_setting_that_changed_is_refused_with_both_values(tmp_path, fasta, cha
         {"devices": (CPU,) * 5},
         {"token_budget": 3},
         {"sequences_per_part": 9},
-        {"loader_workers": 2},
+        {"loader_processes": 2},
         {"weights_path": "/moved/here.pt"},
         {"log_level": "DEBUG"},
         {"profile": True},

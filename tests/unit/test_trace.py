@@ -185,7 +185,7 @@ def test_what_a_killed_worker_did_is_in_the_timeline_and_its_successor_stands_ap
 @pytest.mark.slow
 def test_loader_processes_have_lanes_of_their_own(tmp_path, proteins):
     layout = RunLayout(tmp_path / "out")
-    config = fakes.hash_config(profile=True, loader_workers=2)
+    config = fakes.hash_config(profile=True, loader_processes=2)
     run_embedding([proteins], layout.output_dir, config, [CPU])
     plan = plan_of(layout, config)
     trace = Trace(layout.trace)

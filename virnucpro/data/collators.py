@@ -206,7 +206,7 @@ def create_async_dataloader(
     collator: VarlenCollator,
     batches: Iterable[Sequence[int]],
     *,
-    loader_workers: int = 0,
+    loader_processes: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[PackedBatch]:
     """
@@ -216,15 +216,15 @@ def create_async_dataloader(
         dataset: Sequences by number.
         collator: Packs one batch.
         batches: Numbers in *dataset* of each batch's sequences; iterated lazily.
-        loader_workers: Processes that read and tokenise ahead; 0 loads in this process.
+        loader_processes: Processes that read and tokenise ahead; 0 loads in this process.
         pin_memory: Return page-locked tensors (GPUs only).
     """
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # map-style by protocol: `data` imports torch here only
         batch_sampler=batches,  # type: ignore[arg-type]  # it takes any sequences of numbers, not only lists
         collate_fn=collator,
-        num_workers=loader_workers,
-        multiprocessing_context="spawn" if loader_workers else None,
+        num_workers=loader_processes,
+        multiprocessing_context="spawn" if loader_processes else None,
         pin_memory=pin_memory,
         worker_init_fn=loader_start(),
     )

@@ -252,7 +252,7 @@ class BlockWork:
             IndexBasedDataset(self.index),
             VarlenCollator(tokenizer, max_residues=self.config.max_residues, in_windows=self.config.in_windows),
             (self._positions(block).tolist() for block in blocks),
-            loader_workers=self.config.loader_workers,
+            loader_processes=self.config.settings.hardware.loader_processes,
             pin_memory=device.type == "cuda",
         )
 
