@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from virnucpro.models.attention import _choose_on_gpu, choose_attention
 from virnucpro.models.encoders.attention_kernels import equal_length_attention, padded_attention, padded_groups
@@ -87,6 +90,38 @@ def test_the_bias_of_a_padded_group_is_bounded():
     parts = [range(len(lengths))[part] for part, _, _ in padded_groups(lengths, num_heads=12, alibi=True)]
     assert [len(part) for part in parts] == [1] * 9  # 12 * 4000**2 is more than 2**27
     assert len(list(padded_groups(lengths, num_heads=12, alibi=False))) == 1
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that operators made and nobody has dropped yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self._seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for storage in {x.untyped_storage() for x in tree_leaves(made) if isinstance(x, torch.Tensor)}:
+            if storage._cdata not in self._seen:
+                self._seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._dropped, storage._cdata, storage.nbytes())
+        return made
+
+    def _dropped(self, key, num_bytes):
+        self._seen.discard(key)
+        self.now -= num_bytes
+
+
+def test_making_the_bias_of_a_padded_group_takes_little_more_memory_than_the_bias():
+    heads, length = 12, 1600
+    batch = packed((length,), heads=heads, width=8, dtype=torch.bfloat16)
+    with _LiveBytes() as live, torch.inference_mode():
+        padded_attention(*batch, torch.full((heads,), 0.5))
+    print(f"{live.most / 1e6:.0f} MB at most, the bias is {2 * heads * length**2 / 1e6:.0f} MB")
+    assert 2 * heads * length**2 < live.most < 1.6 * 2 * heads * length**2
 
 
 def test_a_sequence_whose_own_bias_is_too_large_is_attended_some_queries_at_a_time(monkeypatch):

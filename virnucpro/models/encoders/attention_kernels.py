@@ -280,11 +280,27 @@ def padded_attention(
         )
         mask = (columns_L < lengths_G[:, None])[:, None, None, :]
         if alibi_slopes_N is not None:
-            bias_NLL = alibi_bias(alibi_slopes_N, width).to(q_TNH.dtype)
-            mask = bias_NLL.where(mask, float("-inf"))
+            mask = _padded_bias(alibi_slopes_N, mask, q_TNH.dtype)
         out_GNLH = functional.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH, attn_mask=mask)
+        del q_GNLH, k_GNLH, v_GNLH, mask  # the copies below are as large
         out_TNH[tokens] = out_GNLH.transpose(1, 2).reshape(num_sequences * width, *heads)[slot_T]
     return out_TNH
+
+
+def _padded_bias(alibi_slopes_N: torch.Tensor, mask_G11L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """
+    Return ALiBi's bias, minus infinity at padding, shape (G, N, L, L).
+
+    Head by head: in one piece the steps in float32 would need four times the memory of the result.
+    """
+    num_sequences, length = mask_G11L.shape[0], mask_G11L.shape[-1]
+    bias_GNLL = torch.empty(
+        num_sequences, len(alibi_slopes_N), length, length, dtype=dtype, device=alibi_slopes_N.device
+    )
+    unit_1LL = alibi_bias(alibi_slopes_N.new_ones(1), length)
+    for bias_GLL, slope in zip(bias_GNLL.unbind(1), alibi_slopes_N.unbind(), strict=True):
+        bias_GLL.copy_((unit_1LL * slope).where(mask_G11L[:, 0], float("-inf")))
+    return bias_GNLL
 
 
 def padded_groups(lengths: Sequence[int], *, num_heads: int, alibi: bool) -> Iterator[tuple[slice, slice, int]]:
