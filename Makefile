@@ -10,6 +10,7 @@
 # make bench-large   those of larger models, of blocks, workers and threads, of 20 Mb of contigs, and of scale
 #     (docs/scale.md); over an hour
 # make gpu-check   the checks that need a GPU, under 10 minutes, with any Python that has torch 2.10 or later
+# make gpu-check-file   the same as one file for a rented machine: build/gpu_check.pyz (docs/gpus.md)
 # make gpu-mutants   changes lines that only a GPU runs, one at a time, and shows that a test notices each; minutes
 # make venv   only set up .venv
 
@@ -24,7 +25,7 @@ export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: venv demo test e2e e2e-long clusters soak lint docs picture format wheel-check bench bench-large gpu-check gpu-mutants clean
+.PHONY: venv demo test e2e e2e-long clusters soak lint docs picture format wheel-check bench bench-large gpu-check gpu-check-file gpu-mutants clean
 
 venv: $(READY)
 
@@ -133,6 +134,9 @@ bench-large: $(BENCH_READY)
 # Not $(READY): a machine with a GPU often has its own torch, and no registry to install from.
 gpu-check:
 	$(or $(wildcard $(PY)),$(PYTHON)) benchmarks/gpu_check.py
+
+gpu-check-file:
+	$(or $(wildcard $(PY)),$(PYTHON)) -m tools.gpu_check_file
 
 gpu-mutants: $(READY)
 	$(PY) -m tests.gpu_mutants

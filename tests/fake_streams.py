@@ -14,7 +14,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -79,6 +79,8 @@ class Runtime:
 
     def memory_of(self, tensor: torch.Tensor) -> _Memory | None:
         with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided:  # a weight in oneDNN's own form
+                return None
             return self.memories.get(tensor.untyped_storage()._cdata)
 
     def reads(self, what: object, tensor: torch.Tensor, lane: int) -> None:
@@ -165,6 +167,8 @@ class _Operators(TorchFunctionMode):
             return self._to_device(*args, **kwargs)
         if function is torch.Tensor.copy_:
             return self._copied(*args, **kwargs)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
+            return self._made(function, *args, **{**kwargs, "device": "cpu"})
         if kwargs.pop("pin_memory", False) or function is torch.Tensor.pin_memory:
             out = args[0].clone() if function is torch.Tensor.pin_memory else function(*args, **kwargs)
             return runtime.allocated(out, HOST, is_on_device=False)
@@ -191,6 +195,13 @@ class _Operators(TorchFunctionMode):
                 elif name.endswith("_") and not name.endswith("__"):
                     runtime.writes(name, x, lane)
 
+    def _made(self, function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        lane = self.runtime.current.lane
+        self.runtime.tick(lane)
+        out = self.runtime.allocated(function(*args, **kwargs), lane, is_on_device=True)
+        self.runtime.writes(function, out, lane)
+        return out
+
     def _to_device(self, source: torch.Tensor, *_: Any, non_blocking: bool = False) -> torch.Tensor:
         lane = self.runtime.current.lane
         out = self.runtime.allocated(source.clone(), lane, is_on_device=True)
@@ -212,6 +223,13 @@ class _Operators(TorchFunctionMode):
         if is_pageable or not non_blocking:
             runtime.findings.append(PAGEABLE if is_pageable else BLOCKS)
             runtime.learn(HOST, runtime.clocks[lane])
+
+
+class _Generator(torch.Generator):
+    """Of whatever device, on the CPU."""
+
+    def __new__(cls, _device: object = None) -> Self:
+        return super().__new__(cls)
 
 
 def _devices(args: tuple[Any, ...]) -> list[torch.device]:
@@ -242,5 +260,6 @@ def fake_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
         patch.setattr(torch.cuda, "current_stream", lambda _device=None: runtime.current)
         patch.setattr(torch.cuda, "synchronize", synchronize)
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
+        patch.setattr(torch, "Generator", _Generator)
         with _Operators(runtime):
             yield runtime

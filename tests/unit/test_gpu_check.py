@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_models
+from benchmarks import gpu_models, gpu_table
 from benchmarks.gpu_check import copies_and_kernels
+from tools.gpu_check_file import write_gpu_check
 from virnucpro.models.encoders.esm2_checkpoint import Architecture
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,30 +25,44 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def gpu_check(*arguments):
-    command = [sys.executable, "-c", WITHOUT, REPOSITORY / "benchmarks" / "gpu_check.py", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+def gpu_check(script, *arguments, **settings):
+    command = [sys.executable, "-c", WITHOUT, script, *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False, **settings)
 
 
 @pytest.mark.slow
-def test_every_section_runs_over_tiny_shapes_without_the_products_other_packages(tmp_path):
-    done = gpu_check("--device", "cpu", "--tiny", "--out", tmp_path)
+def test_every_section_runs_over_tiny_shapes_from_one_file_without_the_products_other_packages(tmp_path, monkeypatch):
+    write_gpu_check(tmp_path / "one" / "gpu_check.pyz")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv("OUT", raising=False)
+    done = gpu_check(Path("one", "gpu_check.pyz"), "--device", "cpu", "--tiny", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("gpu_check_*.json")
     report = json.loads(path.read_text())
     assert not [name for name, section in report["sections"].items() if "error" in section]
-    named = {"peak", "kernels", "esm2_650m", "esm2_3b", "dnabert_s", "precision", "overlap", "timeline"}
+    named = {"peak", "kernels", "esm2_8m", "esm2_650m", "esm2_3b", "dnabert_s", "precision", "overlap", "timeline"}
     assert named <= set(report["sections"])
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
     assert report["sections"]["esm2_650m"]["166 residues"]["tokens_per_second"] > 0
     assert report["machine"]["versions"]["torch"] == torch.__version__
     assert "checks passed" in done.stdout
+    assert gpu_table.table(tmp_path).count("\n") == 1, "tiny shapes are no result"
+    path.write_text(json.dumps({**report, "tiny": False}))
+    header, _, row = gpu_table.table(tmp_path).splitlines()
+    assert row.startswith("| cpu | 20")
+    assert row.count("|") == header.count("|")
+    assert row.endswith(f"| {len(report['checks'])} of {len(report['checks'])} |")
+
+
+def test_the_page_about_gpus_has_the_table_of_the_results():
+    text = gpu_table.PAGE.read_text()
+    assert gpu_table.page(text, gpu_table.RESULTS) == text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
-    done = gpu_check("--out", tmp_path)
+    done = gpu_check(REPOSITORY / "benchmarks" / "gpu_check.py", "--out", tmp_path)
     assert done.returncode == 1
     assert "sees no CUDA device" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,45 @@
+"""
+One file that checks an NVIDIA GPU anywhere, ``build/gpu_check.pyz``: ``benchmarks/gpu_check.py`` and what that needs.
+
+``python gpu_check.pyz`` needs torch 2.10 or later and numpy, and leaves its result in the working folder.
+Run it as ``python -m tools.gpu_check_file [PATH]``.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FILES = ("benchmarks/gpu_check.py", "benchmarks/gpu_models.py", "virnucpro/models/weights/virnucpro-tiny-protein/*")
+MODULES = "virnucpro/**/*.py"
+MAIN = """\
+import os, runpy, sys, tempfile, zipfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    zipfile.ZipFile(sys.argv[0]).extractall(folder)
+    os.environ.setdefault("OUT", os.getcwd())
+    runpy.run_path(str(Path(folder, "benchmarks", "gpu_check.py")), run_name="__main__")
+"""
+
+
+def write_gpu_check(path: Path) -> None:
+    """Write the file; the folder is made where it is absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", MAIN)
+        for pattern in (*FILES, MODULES):
+            for file in sorted(REPOSITORY.glob(pattern)):
+                archive.write(file, file.relative_to(REPOSITORY))
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "build" / "gpu_check.pyz"
+    write_gpu_check(path)
+    sys.stdout.write(f"{path}: {path.stat().st_size / 1e6:.1f} MB\n")
+
+
+if __name__ == "__main__":
+    main()
