@@ -4,14 +4,14 @@ How many tokens a second one worker's loader gives to its device: reading, check
 Run it as ``python benchmarks/feeding.py [--rounds 5] [--processes 0 1] [--write]``. ``chunks`` are windows of 30 to 166
 residues of real proteins, ``proteins`` whole ones, and ``DNA`` pieces of 500 nt of real contigs, in batches that suit
 a GPU. The files are in the system's cache. Each kind takes its turn in a round, with each number of loader processes;
-with 0 the thread that feeds a GPU does it. CPU seconds are those of this process and of its loader processes.
+with 0 the thread that feeds a GPU does it. The clock starts when the loader's processes are at work: each takes some
+seconds to start, which the first batches of a run wait for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import tempfile
 import time
@@ -60,7 +60,7 @@ def main() -> None:
         "machine": machine("numpy", "torch", "tokenizers"),
         "batch_tokens": TOKENS,
         "rounds": options.rounds,
-        "tokens": {kind: sum(feed.tokens) for kind, feed in feeds.items()},
+        "tokens": options.tokens,
         **{name: {unit: spread(values[1:], 0) for unit, values in units.items()} for name, units in figures.items()},
     }
     print(json.dumps(report, indent=2))
@@ -78,7 +78,6 @@ class Feed:
         self.collator = VarlenCollator(tokenizer, max_residues=MAX_LETTERS)
         tokens = tokens_of(self.index.lengths[:], max_residues=MAX_LETTERS, letters_per_token=family.letters_per_token)
         self.batches: Sequence[list[int]] = [list(block) for block in plan_blocks(tokens, token_budget=TOKENS)]
-        self.tokens: list[int] = []
 
 
 def _feeds(folder: Path, tokens: int) -> dict[str, Feed]:
@@ -103,20 +102,17 @@ def _feeds(folder: Path, tokens: int) -> dict[str, Feed]:
 
 
 def _measure(feed: Feed, processes: int, figures: dict[str, list[float]]) -> None:
-    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     loader = create_async_dataloader(
         IndexBasedDataset(feed.index), feed.collator, feed.batches, loader_processes=processes
     )
-    feed.tokens = [batch.num_tokens for batch in loader]
-    wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
-    total = sum(feed.tokens)
-    figures.setdefault("tokens_per_second", []).append(total / wall_s)
-    figures.setdefault("tokens_per_cpu_second", []).append(total / cpu_s)
-
-
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process and its ended children."""
-    return sum(os.times()[:4])
+    batches = iter(loader)
+    for _ in range(1 + 2 * processes):  # those that the processes have made while they started
+        next(batches)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    total = sum(batch.num_tokens for batch in batches)
+    figures.setdefault("tokens_per_second", []).append(total / (time.perf_counter() - began_s))
+    if not processes:
+        figures.setdefault("tokens_per_cpu_second", []).append(total / (time.process_time() - began_cpu_s))
 
 
 if __name__ == "__main__":
