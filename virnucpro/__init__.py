@@ -47,6 +47,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", "__doc__"})
+
+
 def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415  a twentieth of a second, and rarely wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import threading
 from contextlib import contextmanager
@@ -183,4 +184,7 @@ def _listed(files: str | Path | Sequence[str | Path]) -> list[str | Path]:
 
 def _log_to_stderr() -> None:
     if not structlog.is_configured():  # its default prints to standard output, which is the caller's
-        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+        structlog.configure(
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        )

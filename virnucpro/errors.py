@@ -8,6 +8,7 @@ ends with ``ExitCode.INTERNAL``.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from dataclasses import dataclass
 from enum import IntEnum
@@ -238,6 +239,8 @@ class OutputError(VirNucProError, OSError):
     def __init__(self, path: str | Path, what: str) -> None:
         self.path = str(path)
         self.what = what
+        if what == os.strerror(errno.EEXIST):
+            what = "a file of that name is there: name a folder"
         is_full = what in {os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)}
         remedy = ": free some space, then start the same command again" if is_full else ""
         super().__init__(f"cannot write {path}: {what}{remedy}")
@@ -256,6 +259,15 @@ class DiskSpaceError(OutputError):
         )
 
 
+def _holder_in_words(holder: str) -> str:
+    """Return a record of a lock file as words; anything else as it is."""
+    try:
+        about = json.loads(holder)
+        return printable(f"process {about['pid']} on {about['host']}, since {about['since']}")
+    except (ValueError, KeyError, TypeError):
+        return printable(holder)
+
+
 class RunLockedError(VirNucProError):
     """Another run holds the output folder; *holder* is its own record."""
 
@@ -264,7 +276,8 @@ class RunLockedError(VirNucProError):
     def __init__(self, output_dir: str | Path, holder: str) -> None:
         self.output_dir = str(output_dir)
         self.holder = holder
-        super().__init__(f"{output_dir} is in use by another run ({holder}): wait for it, or use another folder")
+        shown = _holder_in_words(holder)
+        super().__init__(f"{output_dir} is in use by another run ({shown}): wait for it, or use another folder")
 
 
 class SequenceError(VirNucProError):

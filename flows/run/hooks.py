@@ -99,7 +99,7 @@ def _aftermath(flow_run: FlowRun, *, has_failed: bool) -> list[str]:
         return [
             "There is nothing to continue.",
             f"{printable(str(folder))} holds no run: this one ended before it began.",
-            "Fix the problem above, then start the run again."
+            "Fix the problem that the log of the run names, then start it again."
             if has_failed
             else "Start it again with the same parameters.",
         ]

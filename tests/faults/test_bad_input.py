@@ -40,7 +40,7 @@ EMPTY_ID = "write an id right behind '>'"
 PLAIN_ID = "remove it; an id ends at a space or tab only"
 ASCII = "are ASCII letters"
 CR = "convert them with: tr"
-NOT_DNA = "write DNA (T for U); to embed proteins, choose a model of proteins"
+NOT_DNA = "give DNA; for proteins there is `virnucpro embed`"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ CATALOGUE: dict[str, tuple[bytes, Outcome, Outcome | None]] = {
     ),
     "gap -": (b">ID1\nSEQ\nSEQ-SEQ\n", Refused(3, "gap '-' at column 5", "--gaps=remove"), None),
     "gap .": (b">ID1\nSEQ.SEQ\n", Refused(2, "gap '.' at column 5", "--gaps=remove"), None),
-    "U O B Z X": (b">ID1\nSEQUOBZX\n", gives("SEQUOBZX"), Refused(2, "'U' " + DNA_LETTER.format(5), NOT_DNA)),
+    "U O B Z X": (b">ID1\nSEQUOBZX\n", gives("SEQUOBZX"), Refused(2, "'U' " + DNA_LETTER.format(5), "write T for U")),
     "RNA": (b">ID1\nACGU\n", gives("ACGU"), Refused(2, "'U' " + DNA_LETTER.format(4), "T for U")),
     "J": (b">ID1\nACJj\n", gives("ACXX"), Refused(2, "'J' " + DNA_LETTER.format(3), NOT_DNA)),
     "protein": (b">ID1\nACGMKVLAE\n", gives("ACGMKVLAE"), Refused(2, "'L' " + DNA_LETTER.format(7), NOT_DNA)),

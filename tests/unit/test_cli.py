@@ -436,3 +436,18 @@ def test_models_list_says_what_each_takes():
     assert takes.keys() == MODELS.keys()
     assert (takes["virnucpro-tiny-dna"], takes["dnabert-s"]) == ("DNA", "DNA")
     assert (takes["virnucpro-tiny-protein"], takes["esm2_t6_8M_UR50D"]) == ("protein", "protein")
+
+
+@pytest.mark.parametrize(("runner", "module"), [("ray", "ray"), ("dask://slurm", "distributed")])
+def test_a_runner_whose_package_is_absent_is_refused_before_a_server_starts(tmp_path, monkeypatch, runner, module):
+    import importlib.util
+
+    from virnucpro.commands import running
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(running, "find_spec", lambda name: None if name == module else find(name))
+    (tmp_path / "in.fasta").write_text(">a\nACGT\n")
+    done = run("predict", tmp_path / "in.fasta", "-o", tmp_path / "out", "--runner", runner)
+    assert done.code == 78
+    assert f"needs the package {runner.partition(':')[0]}: pip install" in done.err
+    assert not (tmp_path / "out").exists()

@@ -21,6 +21,11 @@ from virnucpro.report.figure import (
 )
 
 
+def test_lengths_of_a_narrow_range_have_its_ends_as_labels():
+    assert length_axis("nt", 250, 300).ticks == [(250, "250"), (300, "300")]
+    assert [text for _, text in length_axis("nt", 150, 1200).ticks] == ["200", "500", "1k"]
+
+
 @given(st.integers(1, 10**9))
 def test_counts_have_few_labels_that_are_whole_numbers_from_0_to_within_the_axis(highest):
     axis = count_axis("contigs", highest)

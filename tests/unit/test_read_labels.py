@@ -167,6 +167,22 @@ def test_a_prediction_that_is_not_finished_is_refused(out, tmp_path):
     assert not (out / "reads").exists()
 
 
+def test_a_table_of_viral_contigs_alone_is_refused_here_and_in_evaluate(out, tmp_path):
+    from virnucpro.store.manifest import PredictionManifest
+
+    manifest = PredictionManifest.read(out / "run.json")
+    manifest.output_settings["only_viral"] = True
+    manifest.write(out / "run.json")
+    (tmp_path / "reads.paf").touch()
+    (tmp_path / "truth.tsv").write_text("contig\tlabel\nv1\tvirus\nn1\tnot virus\n")
+    for command in (
+        ("label-reads", out, "--paf", tmp_path / "reads.paf"),
+        ("evaluate", "--scores", out / "contigs.tsv", "--truth", tmp_path / "truth.tsv", "-o", tmp_path / "evaluated"),
+    ):
+        done = run(*command)
+        assert (done.code, "holds the viral contigs alone" in done.err) == (65, True), done.err
+
+
 def test_reads_mapped_by_minimap2_get_the_calls_of_the_contigs_they_were_cut_from(tmp_path, examples_dir):
     minimap2 = program("minimap2")
     contigs = examples_dir / "contigs.fasta"

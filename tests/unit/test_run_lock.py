@@ -52,7 +52,7 @@ def test_a_second_run_is_told_who_holds_the_folder_and_changes_nothing(tmp_path)
         with pytest.raises(RunLockedError) as caught, RunLock(path, run_id="the second"):
             pass
         assert caught.value.exit_code == ExitCode.RUN_LOCKED
-        assert f'"pid": {holder.pid}' in str(caught.value)
+        assert f"process {holder.pid} on " in str(caught.value)
         assert socket.gethostname() in str(caught.value)
         assert "the first" in str(caught.value)
         assert str(tmp_path / "out") in str(caught.value)

@@ -134,7 +134,7 @@ class _Contigs:
 
     def __init__(self, prediction: Path) -> None:
         layout = PredictionLayout(prediction)
-        finished_manifest(layout)
+        finished_manifest(layout).check_whole(layout.contigs)
         self._path = layout.contigs
         self.names, self.lengths, self.calls = [], [], []
         for one in read_contig_calls(layout.contigs):

@@ -64,7 +64,7 @@ def label_reads(
 
 def _print_summary(found: ReadLabels) -> None:
     total, bases = sum(found.reads.values()), sum(found.bases.values())
-    print(f"{total:,} reads, {bases:,} bases")
+    print(f"{total:,} read{'s' * (total != 1)}, {bases:,} bases")
     for call, reads in found.reads.items():
         if reads:
             print(f"  {call:<10}{reads:>14,} reads{reads / total:>8.1%}{found.bases[call]:>18,} bases")

@@ -9,12 +9,13 @@ import os
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from virnucpro.commands.output import ignoring_closed_output
 from virnucpro.config import RunLimits
-from virnucpro.errors import StoppedError, TimeLimitError, printable
+from virnucpro.errors import ConfigurationError, StoppedError, TimeLimitError, printable
 from virnucpro.pipeline.hardware.device_claim import claim_for
 from virnucpro.telemetry.metrics.options import metrics_options
 from virnucpro.telemetry.run_telemetry import RunTelemetry
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 INSTALLED_FLOWS = "virnucpro_flows"
 """What a wheel names the folder ``flows`` of a checkout, see ``hatch_build.py``."""
+
+_RUNNER_PACKAGES = {"ray": "ray", "dask": "distributed"}
 
 Config = TypeVar("Config")
 Outcome = TypeVar("Outcome")
@@ -150,8 +153,16 @@ def shown_run(run: Callable[..., Outcome], settings: RunSettings, *, is_quiet: b
         yield outcome
 
 
+def _check_runner(runner: str) -> None:
+    """Raise ConfigurationError where a runner's package is not installed, before a server is started for its flow."""
+    engine = runner.partition(":")[0]
+    if engine in _RUNNER_PACKAGES and find_spec(_RUNNER_PACKAGES[engine]) is None:
+        raise ConfigurationError(f"the runner {engine} needs the package {engine}: pip install 'virnucpro[{engine}]'")
+
+
 def run_as_flow(name: str, settings: RunSettings, *, is_quiet: bool, **parameters: Any) -> Any:
     """Run the Prefect flow *name* in this process with the same settings, and return its outcome."""
+    _check_runner(settings.hardware.runner)
     beside_us = Path(__file__).parents[2] / INSTALLED_FLOWS
     flows = INSTALLED_FLOWS if beside_us.is_dir() else "flows"
     boxes = {field: getattr(settings, field) for field in type(settings).model_fields}

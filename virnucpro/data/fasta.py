@@ -295,5 +295,5 @@ def _explain(found: bytes, column: int, kind: SequenceKind) -> tuple[str, str]:
         return f"control character 0x{byte:02X} at column {column}", letters_only
     if kind is SequenceKind.DNA and (byte == ord("*") or chr(byte).isalpha()):
         what = f"{shown} at column {column} stands for no nucleotide of DNA"
-        return what, "write DNA (T for U); to embed proteins, choose a model of proteins"
+        return what, "write T for U" if byte in b"Uu" else "give DNA; for proteins there is `virnucpro embed`"
     return f"unexpected character {shown} at column {column}", letters_only

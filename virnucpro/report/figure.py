@@ -172,7 +172,10 @@ def length_axis(title: str, shortest_nt: int, longest_nt: int) -> Axis:
     low, high = shortest_nt / 1.25, longest_nt * 1.25
     factors = (1,) if high / low > 40 else (1, 2, 5)
     steps = [factor * 10**n for n in range(int(math.log10(low)), int(math.log10(high)) + 1) for factor in factors]
-    return Axis(title, low, high, [(step, short_number(step)) for step in steps if low <= step <= high], is_log=True)
+    shown = [step for step in steps if low <= step <= high]
+    if len(shown) < 2:
+        shown = sorted({shortest_nt, longest_nt})
+    return Axis(title, low, high, [(step, short_number(step)) for step in shown], is_log=True)
 
 
 def position_axis(title: str, length_nt: int) -> Axis:

@@ -237,6 +237,12 @@ class PredictionManifest(StagedManifest):
     """None until contigs are called."""
     kind: Literal["prediction"] = PREDICTION
 
+    def check_whole(self, table: Path) -> None:
+        """Raise ResultError where the *table* of contigs holds those called viral alone."""
+        if self.output_settings.get("only_viral"):
+            what = "holds the viral contigs alone: start its prediction again without --only-viral, for tables of all"
+            raise ResultError(table, what)
+
     @property
     def has_frames(self) -> bool:
         """Whether frames are embedded, so that there are tables of them."""

@@ -216,7 +216,8 @@ def _continued(
     notices = []
     now = config.output_settings()
     for name, default in asked.output_settings().items():
-        title, before = name.replace("_", " "), recorded.get(name, default)  # an earlier version had fewer
+        title = "calls by" if name == "threshold_of" else name.replace("_", " ")
+        before = recorded.get(name, default)  # an earlier version had fewer
         if now[name] != default:
             notices.append(f"{title} {_shown(now[name])}: kept from the earlier run in this folder")
         elif before != now[name]:
@@ -225,6 +226,8 @@ def _continued(
 
 
 def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
@@ -265,8 +268,7 @@ def _stems(input_files: Sequence[str | Path]) -> tuple[str, ...]:
         if stems.count(stem) > 1:
             same = ", ".join(os.fspath(path) for path, one in zip(input_files, stems, strict=True) if one == stem)
             raise ConfigurationError(
-                f"{same}: the frames of each would be written to {stem}_identified_nucleotide.fa: "
-                "rename one, or give each an output folder of its own"
+                f"{same}: files of each may be named after {stem}: rename one, or give each an output folder of its own"
             )
     return tuple(stems)
 

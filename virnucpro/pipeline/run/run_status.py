@@ -120,8 +120,11 @@ class RunStatus:
         folder = shlex.quote(str(self.output_dir))
         logs = f"virnucpro logs {folder}"
         host = "" if self.holder is None else f"process {self.holder.pid} on {self.holder.host}"
+        has_workers = self.snapshot is not None and bool(self.snapshot.embeddings)
         return {
-            "running": f"nothing; follow what its workers say with `{logs} --follow`",
+            "running": f"nothing; follow what its workers say with `{logs} --follow`"
+            if has_workers
+            else "nothing; wait",
             "silent": f"look whether {host} still runs; if it does not, start the same command again to continue",
             "interrupted": "start the same command again to continue; finished work is kept",
             "stopped": "start the same command again to continue; finished work is kept",

@@ -73,7 +73,7 @@ def write_report(layout: PredictionLayout) -> Path:
         title=f"VirNucPro: {wording.lead(summary)}",
         heading=sections.heading(summary),
         sections=body,
-        footer=footer(layout),
+        footer=footer(layout, summary),
         colours=COLOURS,
     )
     durable.write_bytes(layout.report, page.encode("utf-8", "backslashreplace"))
@@ -171,7 +171,12 @@ def how_it_was_made(summary: Summary) -> Html:
 def _facts(manifest: PredictionManifest) -> list[tuple[str, str]]:
     chunk = f"{manifest.models['classifier']['chunk_nt']} nt"
     facts = [("result fingerprint", manifest.fingerprint), ("chunk length", chunk)]
-    facts += _settings(manifest.output_settings)
+    asked = dict(manifest.output_settings)
+    if asked.pop("threshold_of", "score") == "posterior":
+        asked["threshold"] = (
+            f"{asked['threshold']} of the posterior where the share of viruses is known, else of the score"
+        )
+    facts += _settings(asked)
     facts += [(f"{name} version", version) for name, version in manifest.versions.items()]
     shown = ", ".join(manifest.devices[:_SHOWN_INPUTS]) + (" \u2026" if len(manifest.devices) > _SHOWN_INPUTS else "")
     facts += [("devices", shown), ("started", manifest.started), ("run", manifest.run_id)]
@@ -221,9 +226,9 @@ def _short(text: str) -> str:
     return cut(printable(text), _SHOWN_CHARACTERS)
 
 
-def footer(layout: PredictionLayout) -> Html:
+def footer(layout: PredictionLayout, summary: Summary) -> Html:
     files = [
-        (layout.contigs, "every sequence"),
+        (layout.contigs, "the viral ones alone" if summary.has_only_viral else "every sequence"),
         (layout.viral_fasta, "those called viral"),
         (layout.genes, "genes"),
         (layout.gene_proteins, "their proteins"),

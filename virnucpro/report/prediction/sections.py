@@ -186,7 +186,8 @@ def along_contigs(summary: Summary) -> Html:
             parts.append(element("h3", f"{counted(len(shown), summary.sequence)} {what}", class_="of-tracks"))
             parts += [_track(summary, track, neutral_p, folded=False) for track in shown]
     if summary.gene_maps:
-        title = f"Genes of {counted(len(summary.gene_maps), f'more {summary.sequence}')} called viral"
+        one = summary.sequence if not summary.viral_tracks else f"more {summary.sequence}"
+        title = f"Genes of {counted(len(summary.gene_maps), one)} called viral"
         parts.append(element("h3", title, class_="of-tracks"))
         folded = (_track(summary, track, neutral_p, folded=True) for track in summary.gene_maps)
         parts.append(element("div", *folded, class_="folded"))

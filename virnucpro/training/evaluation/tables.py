@@ -203,6 +203,8 @@ def read_scores(
     if not lines:
         problems.refuse(None, "no contig after its header", "give it a line a contig")
     manifest = _manifest_of(path) if table.is_ours else None
+    if manifest is not None:
+        manifest.check_whole(path)
     stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     return ScoreTable(
         path=path,
