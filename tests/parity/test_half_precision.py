@@ -13,7 +13,7 @@ from virnucpro.models.esm2_flash import load_esm2_model
 
 pytestmark = pytest.mark.data
 
-LENGTHS = [*[n for n in range(1, 41) for _ in range(3)], *range(41, 130, 2), *range(130, 1022, 30), 1022]
+LENGTHS = [*[n for n in range(1, 41) for _ in range(3)], *range(41, 130, 2), *range(130, 1022, 120), 1022]
 
 
 @pytest.fixture(scope="module")
