@@ -263,7 +263,7 @@ def _holder_in_words(holder: str) -> str:
     """Return a record of a lock file as words; anything else as it is."""
     try:
         about = json.loads(holder)
-        return printable(f"process {about['pid']} on {about['host']}, since {about['since']}")
+        return printable(f"process {about['pid']} on {about['host']}, run {about['run_id']}, since {about['since']}")
     except (ValueError, KeyError, TypeError):
         return printable(holder)
 

@@ -31,7 +31,7 @@ def test_the_second_run_ends_with_75_and_touches_nothing(tmp_path, changes):
         before = snapshot(out)
         second = run_forked(fasta, out, hash_config(**changes))
         assert second.code == 75
-        for part in (str(os.getpid()), socket.gethostname(), '"run_id": "first"'):
+        for part in (str(os.getpid()), socket.gethostname(), "run first"):
             assert part in second.errors
         assert snapshot(out) == before
     assert run_forked(fasta, out, hash_config()).code == 0
