@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,27 +37,29 @@ def host_tokens() -> list[str]:
 
     Of divided GPUs each instance is one; without a token CUDA would show a process only the first of them.
     """
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return _tokens(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
+    with suppress(pynvml.NVMLError), _nvml() as count:
+        return _tokens(count)
     signs = [sign for sign in SIGNS if Path(sign).exists()]
     return [str(number) for number in range(_counted_by_torch(signs[0]))] if signs else []
 
 
 def gpus_without_bf16() -> list[str]:
     """Return the names of this host's GPUs that do not compute in bfloat16; empty where NVML does not tell."""
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            gpus = list(_handles(pynvml.nvmlDeviceGetCount()))
-            lacking = [gpu for gpu in gpus if tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) < FIRST_WITH_BF16]
-            return [str(pynvml.nvmlDeviceGetName(gpu)) for gpu in lacking]
-        finally:
-            pynvml.nvmlShutdown()
+    with suppress(pynvml.NVMLError), _nvml() as count:
+        gpus = list(_handles(count))
+        lacking = [gpu for gpu in gpus if tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) < FIRST_WITH_BF16]
+        return [str(pynvml.nvmlDeviceGetName(gpu)) for gpu in lacking]
     return []
+
+
+@contextmanager
+def _nvml() -> Iterator[int]:
+    """Yield the number of GPUs, lost ones included, while the library is open."""
+    pynvml.nvmlInit()
+    try:
+        yield pynvml.nvmlDeviceGetCount()
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _tokens(count: int) -> list[str]:

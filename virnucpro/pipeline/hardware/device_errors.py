@@ -2,7 +2,7 @@
 What an exception says about the device: its memory ran out, or this process can use it no more.
 
 torch has types for some of these errors only: what a library of the driver reports (cuBLAS, cuDNN, Triton), and every
-error before torch 2.8, is a plain ``RuntimeError`` whose text begins with its source. Such texts are compared here and
+error before torch 2.8, is a plain ``RuntimeError`` whose text names its source. Such texts are compared here and
 nowhere else.
 """
 
