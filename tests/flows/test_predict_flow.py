@@ -82,7 +82,7 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
-    monkeypatch.setattr(letters_job, "WORKER_NT", 1)
+    monkeypatch.setattr(letters_job.LettersJob, "worker_nt", 1)
     monkeypatch.setattr(letters, "PART_NT", 1)
     began, in_processes = [], letters.score_in_processes
 

@@ -6,12 +6,16 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.strategies import write_fasta
 from virnucpro import durable
@@ -22,11 +26,11 @@ from virnucpro.data.frames import chunks_per_contig
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedError
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
-from virnucpro.models.contigs.contig_model import LettersModel, load_contig_model
+from virnucpro.models.contigs.contig_model import LettersModel
 from virnucpro.models.contigs.similarity import is_unsure
 from virnucpro.pipeline.prediction import letters, letters_job, letters_processes
 from virnucpro.pipeline.prediction.letters import parts_of, score_letters
-from virnucpro.pipeline.prediction.letters_job import LettersJob, score_part
+from virnucpro.pipeline.prediction.letters_job import LettersJob, compute_part
 from virnucpro.run_layout import PredictionLayout
 
 CHUNK_NT = 500
@@ -42,8 +46,8 @@ def model():
 def job(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "PART_NT", 4_000)
     monkeypatch.setattr(letters, "SEARCH_PART_NT", 12_000)
-    monkeypatch.setattr(letters_job, "WORKER_NT", 10_000)
-    monkeypatch.setattr(letters_job, "SEARCH_WORKER_NT", 5_000)
+    monkeypatch.setattr(LettersJob, "worker_nt", 10_000)
+    monkeypatch.setattr(letters_job.SearchJob, "worker_nt", 5_000)
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
     contigs[7] = ("unknown", "N" * 700)
@@ -174,7 +178,7 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
     assert len(parts) > 4
     for part in parts[:4]:
-        score_part(job, index, load_contig_model(job.model.folder, job.model.card), part)
+        compute_part(job, index, part, job.load())
     damaged = bytearray(job.path_of(parts[1]).read_bytes())
     damaged[2] ^= 1
     job.path_of(parts[1]).write_bytes(damaged)
@@ -191,6 +195,37 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     monkeypatch.setattr(letters_job, "score_by_letters", noted)
     assert scores(job, workers=1)[1:] == tuple(expected)
     assert sorted(computed, key=parts.index) == [*parts[1:4], *parts[4:]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_computes_with_one_thread_and_leaves_others_what_they_had(job, monkeypatch, fails):
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    def noted(*_, **__):
+        seen.extend(threads())
+        if fails:
+            raise KeyboardInterrupt
+        return b"", b""
+
+    seen: list[int] = []
+    monkeypatch.setattr(letters_job, "score_by_letters", noted)
+    with threadpool_limits(3, user_api="blas"), suppress(KeyboardInterrupt):
+        before = threads()
+        compute_part(job, job.open_index(), range(2), None)
+    assert set(before) == {3}
+    with threadpool_limits(3, user_api="blas"):
+        with suppress(KeyboardInterrupt):
+            compute_part(job, job.open_index(), range(2, 4), None)
+        assert threads() == before
+    assert set(seen) == {1}
+
+
+def test_a_process_that_scores_starts_without_what_it_does_not_use():
+    code = "import sys, virnucpro.pipeline.work.worker_process, virnucpro.pipeline.prediction.letters_job; "
+    code += "print({'torch', 'prefect', 'rich', 'structlog', 'pydantic', 'asyncio', 'urllib.request'} & {*sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert loaded.stdout == "set()\n"
 
 
 def test_an_input_without_contigs_has_empty_files(tmp_path, model):
@@ -289,7 +324,7 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
 
 
 def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(letters_job, "WORKER_NT", 1_000)
+    monkeypatch.setattr(LettersJob, "worker_nt", 1_000)
     monkeypatch.setattr(letters, "score_in_processes", None)
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
     counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
@@ -331,17 +366,17 @@ def test_progress_is_of_contigs_and_ends_with_all_of_them(job, workers):
 
 
 def test_progress_of_a_resumed_run_counts_what_was_done_before(job, monkeypatch):
-    score = letters.score_part
+    compute = letters.compute_part
     stop, before, seen = threading.Event(), [], []
 
     def score_until_stopped(*arguments):
-        score(*arguments)
+        compute(*arguments)
         stop.set()
 
-    monkeypatch.setattr(letters, "score_part", score_until_stopped)
+    monkeypatch.setattr(letters, "compute_part", score_until_stopped)
     with pytest.raises(StoppedError):
         score_letters(job, workers=1, stop=stop, advance=lambda *progress: before.append(progress))
-    monkeypatch.setattr(letters, "score_part", score)
+    monkeypatch.setattr(letters, "compute_part", compute)
     score_letters(job, workers=1, advance=lambda *progress: seen.append(progress))
     assert len(before) == 1
     assert seen[0][0] > before[0][0] > 0

@@ -21,7 +21,6 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.calls.contig_scores import SHORTEST_WORD_NT
 from virnucpro.calls.frame_rules import ChunkScores, score_by_frames
-from virnucpro.calls.gene_files import GeneFiles
 from virnucpro.calls.score_files import decimals_of, map_scores
 from virnucpro.calls.viral_regions import (
     LONG_CONTIG_NT,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Sequence
 
-    from virnucpro.arrays import DoubleArray, FloatArray, IntArray
+    from virnucpro.arrays import BoolArray, DoubleArray, FloatArray, IntArray
     from virnucpro.calls.frame_order import ContigBatch, FrameOrder
     from virnucpro.calls.sample_prior import CallLimits, SamplePrior
     from virnucpro.calls.score_files import ScoreReader, ScoresOfBatch
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 BY_SEQUENCE = "by sequence"
 """Key of the count of embedded contigs with a score but no open frame."""
-GENES = "genes"
-"""Key of the count of genes that were written."""
 
 _OF_FRAMES = ("open_chunks", "viral_chunks", "frames", "viral_frames")
 """Columns that are unknown of a contig that is not embedded."""
@@ -66,7 +63,7 @@ _SCORE_DIGITS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutputs:
-    """What is written of the calls, beside ``contigs.tsv``, ``viral.fasta``, tracks and regions."""
+    """What is written of the calls, beside ``contigs.tsv``, ``viral.fasta``, tracks and regions; genes are later."""
 
     as_json: bool = False
     """The table as JSON."""
@@ -123,16 +120,17 @@ def call_contigs(
     outputs: CallOutputs,
     *,
     stop: threading.Event | None = None,
-) -> Counter[str]:
+) -> tuple[Counter[str], BoolArray]:
     """
-    Call every contig of the input, list skipped records after them, and return the number of each call.
-
-    The counts exclude skipped records; ``BY_SEQUENCE`` counts the embedded contigs with a score but no open frame,
-    ``GENES`` the genes that were written.
+    Call every contig of the input, and list skipped records after them.
 
     Args:
-        layout: Holds the scores of frames; gets the table, the viral contigs, their tracks, and genes.
+        layout: Holds the scores of frames; gets the table, the viral contigs and their tracks.
         scores_of_contigs: Those that do not come from frames.
+
+    Returns:
+        The number of each call, without skipped records, and that of the embedded contigs with a score but no open
+        frame as ``BY_SEQUENCE``; and of which contigs genes are wanted, bool (contigs,) in input order.
 
     Raises:
         StoppedError: *stop* was set.
@@ -140,6 +138,7 @@ def call_contigs(
     num_frames = order.num_frames
     of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
     calls: Counter[str] = Counter()
+    has_genes: list[bool] = []
     first_frame = 0
     with _CallFiles(layout, order, rules, outputs) as files:
         for batch in order.batches():
@@ -151,12 +150,12 @@ def call_contigs(
             of_batch = scores_of_contigs.of(batch)
             found = _calls(batch, scores, of_batch, rules)
             calls.update(one.call for one in found)
+            has_genes += [outputs.has_genes_of(one.call) for one in found]
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
             files.write(batch, found, _browser_lines(batch, scores, of_batch, order.chunk_nt, rules))
         if not outputs.only_viral:
             _list_skipped(order.index, files.table, rules)
-    calls[GENES] = 0 if files.genes is None else files.genes.genes
-    return calls
+    return calls, np.array(has_genes, dtype=np.bool_)
 
 
 class _CallFiles:
@@ -165,7 +164,6 @@ class _CallFiles:
     def __init__(self, layout: PredictionLayout, order: FrameOrder, rules: CallRules, outputs: CallOutputs) -> None:
         self._layout, self._index, self._rules, self._outputs = layout, order.index, rules, outputs
         self._stack = ExitStack()
-        self.genes: GeneFiles | None = None
 
     def __enter__(self) -> Self:
         layout, rules = self._layout, self._rules
@@ -175,8 +173,6 @@ class _CallFiles:
                 stack.enter_context(durable.replacing(path))
                 for path in (layout.viral_fasta, layout.tracks, layout.viral_regions)
             )
-            if self._outputs.genes is not WrittenGenes.NONE:
-                self.genes = stack.enter_context(GeneFiles(layout.genes, layout.gene_proteins))
             self._tracks.write(bedgraph_header(rules.classifier, rules.fingerprint).encode())
             self._regions.write(bed_header(rules.classifier, rules.fingerprint).encode())
             self._stack = stack.pop_all()
@@ -195,13 +191,8 @@ class _CallFiles:
         outputs = self._outputs
         self.table.write([one for one in found if outputs.lists(one.call)])
         for position, one in zip(batch.positions.tolist(), found, strict=True):
-            has_genes = outputs.has_genes_of(one.call)
-            if one.call is Call.VIRUS or has_genes:
-                record = self._index.read(position)
-                if one.call is Call.VIRUS:
-                    self._fasta.write(_fasta(record))
-                if has_genes and self.genes is not None:
-                    self.genes.add(record.sequence_id, record.sequence)
+            if one.call is Call.VIRUS:
+                self._fasta.write(_fasta(self._index.read(position)))
         for contig, track, regions in lines:
             if outputs.lists(found[contig].call):
                 self._tracks.write(track.encode())

@@ -8,21 +8,19 @@ and for its right end, 1 where the gene runs out of the contig or into unknown l
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import io
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
-from virnucpro import durable
 from virnucpro.models.contigs.gene_finding import MAX_SHARED_NT, Genes
 from virnucpro.models.contigs.nucleotide_codes import LETTERS, RESIDUES, encode
 from virnucpro.models.contigs.pieces import Pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from virnucpro.models.contigs.nucleotide_codes import CodeArray
 
@@ -31,6 +29,8 @@ WINDOW_NT, OVERLAP_NT = 2_000_000, 600_000
 from the window in whose middle it begins, and is whole there as long as it has at most half of ``OVERLAP_NT``."""
 PASS_NT = 200_000
 """Nucleotides of contigs that are read together, at least, where there are so many."""
+
+GFF_HEADER = b"##gff-version 3\n"
 
 _LINE = 60
 _PLAIN = ".:^*$@!+?|"
@@ -62,48 +62,40 @@ class Gene(NamedTuple):
         return f"{left:d}{right:d}"
 
 
-class GeneFiles:
-    """
-    Context manager that writes the genes of contigs into two files, each atomically.
+class GeneLines(NamedTuple):
+    """The genes of some contigs, as they are in the files."""
 
-    Attributes:
-        genes: Number of genes written; final at the end of the block.
-    """
+    gff: bytes
+    """Lines of ``genes.gff3`` after ``GFF_HEADER``."""
+    proteins: bytes
+    """Records of ``genes.faa``."""
+    genes: int
 
-    def __init__(self, gff: Path, proteins: Path) -> None:
-        self.genes = 0
-        self._paths = (gff, proteins)
-        self._stack = ExitStack()
-        self._waiting: list[tuple[str, CodeArray]] = []
-        self._waiting_nt = 0
 
-    def add(self, contig: str, sequence: str) -> None:
-        """Write the genes of the next contig, perhaps after others were added; *sequence* is in upper case."""
-        self._waiting.append((contig, encode(sequence.encode())))
-        self._waiting_nt += len(sequence)
-        if self._waiting_nt >= PASS_NT:
-            self._write()
-
-    def _write(self) -> None:
-        names, codes = zip(*self._waiting, strict=True)
-        self._waiting, self._waiting_nt = [], 0
+def gene_lines(contigs: Iterable[tuple[str, str]]) -> GeneLines:
+    """Return the genes of *contigs*, names and sequences in upper case; those of one depend on it alone."""
+    gff, proteins, number = io.BytesIO(), io.BytesIO(), 0
+    for some in _passes(contigs):
+        names, codes = zip(*some, strict=True)
         for contig, codes_L, genes in zip(names, codes, find_genes(codes), strict=True):
-            self._gff.write("".join(_gff_lines(contig, len(codes_L), genes)).encode())
-            self._proteins.write("".join(_fasta_records(contig, genes)).encode())
-            self.genes += len(genes)
+            gff.write("".join(_gff_lines(contig, len(codes_L), genes)).encode())
+            proteins.write("".join(_fasta_records(contig, genes)).encode())
+            number += len(genes)
+    return GeneLines(gff.getvalue(), proteins.getvalue(), number)
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._gff, self._proteins = (stack.enter_context(durable.replacing(path)) for path in self._paths)
-            self._gff.write(b"##gff-version 3\n")
-            self._stack = stack.pop_all()
-        return self
 
-    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036  passed through
-        with self._stack as stack:
-            if error[0] is None and self._waiting:
-                self._write()
-            return stack.pop_all().__exit__(*error)
+def _passes(contigs: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, CodeArray]]]:
+    """Yield contigs that are read together, and the codes of their nucleotides."""
+    some: list[tuple[str, CodeArray]] = []
+    some_nt = 0
+    for contig, sequence in contigs:
+        some.append((contig, encode(sequence.encode())))
+        some_nt += len(sequence)
+        if some_nt >= PASS_NT:
+            yield some
+            some, some_nt = [], 0
+    if some:
+        yield some
 
 
 def find_genes(codes: Sequence[CodeArray]) -> Iterator[list[Gene]]:

@@ -28,7 +28,6 @@ from virnucpro.choices import (
     SequenceKind,
 )
 from virnucpro.errors import UnknownModelError, WeightsError
-from virnucpro.models.download import download_weights
 
 if TYPE_CHECKING:
     from virnucpro.models.download import DownloadProgress
@@ -228,6 +227,8 @@ def resolve_model(
     if found is not None:
         path, sha256 = found, durable.sha256_of(found)
     else:
+        from virnucpro.models.download import download_weights  # noqa: PLC0415  it imports HTTP; weights are mostly here
+
         path = _writable_folder(spec, weights_dir) / spec.file_name
         path.parent.mkdir(exist_ok=True)
         sha256 = download_weights(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from virnucpro.errors import DeviceError
-from virnucpro.host_gpus import host_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +90,7 @@ def devices_for_ranks(
         environ: The parent's environment; None means this process's.
         workers_per_device: Most ranks that share a GPU.
     """
-    tokens = visible_tokens(os.environ if environ is None else environ, present=host_tokens())
+    tokens = visible_tokens(os.environ if environ is None else environ, present=_on_host())
     if not tokens:
         return [CPU] * world_size
     if world_size > len(tokens) * workers_per_device:
@@ -143,7 +142,7 @@ def choose_devices(
         environ: The parent's environment; None means this process's.
         present: Tokens of the host's GPUs; None asks the driver.
     """
-    present = host_tokens() if present is None else present
+    present = _on_host() if present is None else present
     wanted = choice.strip()
     if workers_per_device < 1:
         raise DeviceError(f"--workers-per-device is {workers_per_device}: it must be at least 1")
@@ -182,6 +181,12 @@ def first_devices(world_size: int, *, workers_per_device: int = 1) -> DeviceChoi
         workers_each=workers_per_device,
         most_workers=world_size,
     )
+
+
+def _on_host() -> list[str]:
+    from virnucpro.host_gpus import host_tokens  # noqa: PLC0415  a worker, whose device is given, starts sooner
+
+    return host_tokens()
 
 
 def _on_cpu(workers: int) -> DeviceChoice:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from virnucpro.errors import ResultError
 from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 from virnucpro.pipeline.hardware.device_claim import usable_cores
-from virnucpro.pipeline.prediction.letters_job import SearchJob, score_part
+from virnucpro.pipeline.prediction.letters_job import SearchJob, compute_part
 from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes
 from virnucpro.store.locks.worker_lock import taking_part
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.arrays import IntArray
-    from virnucpro.models.contigs.contig_model import ContigModel
     from virnucpro.pipeline.hosts.result_passes import ItemMap
-    from virnucpro.pipeline.prediction.letters_job import LettersJob
+    from virnucpro.pipeline.prediction.letters_job import LettersJob, PartJob
 
 PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
@@ -66,7 +65,6 @@ def score_letters(
         OutputError: A part cannot be written.
         WorkersFailedError: No process got to the end.
     """
-    stop = stop or threading.Event()
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]
     parts = parts_of(lengths, PART_NT)
@@ -85,14 +83,14 @@ def score_letters(
         num_workers = _worth(int(searched_nt.sum()), refining.worker_nt, workers if elsewhere is None else 1)
         return Work(refining, searched_nt, search_parts(searched_nt, num_workers), advance)
 
-    compute = partial(_compute, workers=workers, limits=limits or RunLimits(), elsewhere=elsewhere, stop=stop)
-    load = cache(job.model.load)
+    compute = partial(compute_parts, workers=workers, limits=limits, elsewhere=elsewhere, stop=stop)
+    load = cache(job.load)
     compute(Work(job, lengths, parts, advance), load, then=search)
     if (found := search()) is not None:
         compute(found, load)
         with durable.replacing(job.layout.letter_scores) as of_contigs:
             for part in found.parts:
-                of_contigs.write(_read_part(found.job, part))
+                of_contigs.write(read_part(found.job, part))
     durable.remove_tree(job.layout.letter_parts)
     return counts
 
@@ -102,7 +100,7 @@ def _join_parts(job: LettersJob, parts: Sequence[range]) -> int:
     scored, layout = 0, job.layout
     with durable.replacing(layout.letter_scores) as of_contigs, durable.replacing(layout.letter_windows) as of_windows:
         for part in parts:
-            data = _read_part(job, part)
+            data = read_part(job, part)
             of_part = np.frombuffer(data[: 4 * len(part)], np.float32)
             scored += int(np.count_nonzero(~np.isnan(of_part)))
             of_contigs.write(of_part.tobytes())
@@ -110,33 +108,38 @@ def _join_parts(job: LettersJob, parts: Sequence[range]) -> int:
     return scored
 
 
-def _read_part(job: LettersJob, part: range) -> bytes:
+def read_part(job: PartJob, part: range) -> bytes:
     durable.check_seal(job.path_of(part))
     return job.path_of(part).read_bytes()[: -durable.SEAL_BYTES]
 
 
-def _compute(
+def compute_parts(
     work: Work,
-    load: Callable[[], ContigModel],
+    load: Callable[[], Any],
     *,
     workers: int | None,
-    limits: RunLimits,
+    limits: RunLimits | None,
     elsewhere: ItemMap | None,
-    stop: threading.Event,
+    stop: threading.Event | None,
     then: Callable[[], Work | None] = lambda: None,
 ) -> None:
-    """Have the scores of those parts computed that have no file; processes go on with *then* on their own."""
-    job, missing = work.job, work.missing()
+    """
+    Have those parts computed that have no file; processes go on with *then* on their own.
+
+    Args:
+        load: Of the job; what it returns is kept.
+    """
+    job, missing, stop = work.job, work.missing(), stop or threading.Event()
     num_workers = min(_worth(sum(map(work.nt_of, missing)), job.worker_nt, workers), max(1, len(missing)))
     if elsewhere is not None:
-        elsewhere(partial(_score_for, job), missing)
+        elsewhere(partial(_compute_for, job), missing)
     elif num_workers > 1:
-        score_in_processes(work, then, num_workers, limits, stop)
+        score_in_processes(work, then, num_workers, limits or RunLimits(), stop)
     else:
         index = job.open_index()
         for part in missing:
             refuse_to_go_on(stop)
-            score_part(job, index, load(), part)
+            compute_part(job, index, part, load())
             work.done(part)
 
 
@@ -188,7 +191,7 @@ class Work:
     """
 
     def __init__(
-        self, job: LettersJob, lengths_nt: IntArray, parts: Sequence[range], advance: Callable[[int, int, str], None]
+        self, job: PartJob, lengths_nt: IntArray, parts: Sequence[range], advance: Callable[[int, int, str], None]
     ) -> None:
         self.job, self.parts = job, parts
         self._lengths_nt, self._advance = lengths_nt, advance
@@ -215,17 +218,17 @@ class Work:
         self._advance(self._done, self._contigs, self.job.work)
 
 
-def _score_for(job: LettersJob, part: range) -> None:
+def _compute_for(job: PartJob, part: range) -> None:
     with taking_part(job.layout.output_dir):
-        score_part(job, job.open_index(), job.model.load(), part)
+        compute_part(job, job.open_index(), part, job.load())
 
 
-def _is_there(job: LettersJob, part: range, lengths_nt: IntArray) -> bool:
+def _is_there(job: PartJob, part: range, lengths_nt: IntArray) -> bool:
     """Whether the part's file is whole and of its contigs, whose *lengths_nt* are given; any other is removed."""
     path = job.path_of(part)
     try:
         durable.check_seal(path)
-        if path.stat().st_size == 4 * job.scores_of(part, lengths_nt) + durable.SEAL_BYTES:
+        if job.bytes_of(part, lengths_nt) in {None, path.stat().st_size - durable.SEAL_BYTES}:
             return True
     except FileNotFoundError:
         return False

@@ -6,11 +6,16 @@ It imports little, so that a process starts soon. Legend: as in ``letters``.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from threadpoolctl import threadpool_limits
 
 from virnucpro import durable
 from virnucpro.calls.contig_scores import refine_scores, score_by_letters
+from virnucpro.calls.gene_files import gene_lines
 from virnucpro.calls.score_files import map_scores
 from virnucpro.calls.viral_regions import LONG_CONTIG_NT
 from virnucpro.data.frames import chunks_per_contig
@@ -26,80 +31,115 @@ if TYPE_CHECKING:
     from virnucpro.pipeline.work.worker_process import ReportPipe
     from virnucpro.run_layout import PredictionLayout
 
-WORKER_NT, SEARCH_WORKER_NT = 1_000_000, 250_000
-"""Nucleotides worth another process, to score and, where none has scored, to search: it takes as long to start."""
+GENE_COUNTS = struct.Struct("<QQ")
+"""At the beginning of a part's genes: their number, and the bytes of GFF3."""
 ANSWER_POLL_S = 1.0
 """Seconds between two signs of a process that waits for a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LettersJob:
-    """What a process needs to know; small and picklable."""
+class PartJob:
+    """What a process needs to know of what it does to the contigs; small and picklable."""
 
     layout: PredictionLayout
-    model: LettersModel
-    chunk_nt: int
-    min_nt: int
     fingerprint: str
-    """Of input and settings; names the parts' files."""
-    work: ClassVar[str] = "scored"
+    """Of what it does and to what; names the parts' files."""
+    name: ClassVar[str]
+    work: ClassVar[str]
     """What is said of the contigs that are done."""
+    worker_nt: ClassVar[int]
+    """Nucleotides worth another process: it takes as long to start."""
     searches: ClassVar[bool] = False
-
-    @property
-    def worker_nt(self) -> int:
-        """Nucleotides worth another process."""
-        return WORKER_NT
 
     def open_index(self) -> SequenceIndex:
         return SequenceIndex.open(self.layout.contig_index)
 
     def path_of(self, part: range) -> Path:
-        """Return the file of a part's scores."""
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.{part.start}.f32"
+        """Return the file of a part."""
+        # both ends: another start may have parted the contigs in another way
+        return self.layout.letter_parts / f"{self.fingerprint[:16]}.{self.name}.{part.start}-{part.stop}"
 
-    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
-        """Return the number of scores of a part: of its contigs, of *lengths_nt*, and of windows along long ones."""
+    def load(self) -> Any:
+        """Load what ``compute`` needs for all parts, beside the index."""
+
+    def bytes_of(self, part: range, lengths_nt: IntArray) -> int | None:
+        """Return the size of a part's file, whose contigs have *lengths_nt*; None where it is not known."""
+        del part, lengths_nt
+        return None
+
+    def compute(self, index: SequenceIndex, part: range, loaded: Any) -> bytes:
+        """Return what is in a part's file."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LettersJob(PartJob):
+    """Scores contigs, and windows along long ones, by their letters: float32."""
+
+    model: LettersModel
+    chunk_nt: int
+    min_nt: int
+    name: ClassVar[str] = "scores"
+    work: ClassVar[str] = "scored"
+    worker_nt: ClassVar[int] = 1_000_000
+
+    def load(self) -> ContigModel:
+        return self.model.load()
+
+    def bytes_of(self, part: range, lengths_nt: IntArray) -> int:
         long_nt = lengths_nt[lengths_nt >= LONG_CONTIG_NT]
-        return len(part) + int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum())
+        return 4 * (len(part) + int(chunks_per_contig(long_nt, self.chunk_nt, self.min_nt).sum()))
 
-    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
-        """Return the scores of a part, float32."""
-        return b"".join(score_by_letters(index, part, model, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
+    def compute(self, index: SequenceIndex, part: range, loaded: ContigModel) -> bytes:
+        return b"".join(score_by_letters(index, part, loaded, chunk_nt=self.chunk_nt, min_nt=self.min_nt))
 
 
 class SearchJob(LettersJob):
-    """Refines the scores of contigs that their letters are not sure of."""
+    """Refines the scores of contigs that their letters are not sure of: float32."""
 
+    name: ClassVar[str] = "refined"
     work: ClassVar[str] = "compared with known proteins"
+    worker_nt: ClassVar[int] = 250_000
     searches: ClassVar[bool] = True
 
-    @property
-    def worker_nt(self) -> int:
-        return SEARCH_WORKER_NT
-
-    def path_of(self, part: range) -> Path:
-        # both ends: another start may have parted the search in another way
-        return self.layout.letter_parts / f"{self.fingerprint[:16]}.refined.{part.start}-{part.stop}.f32"
-
-    def scores_of(self, part: range, lengths_nt: IntArray) -> int:
+    def bytes_of(self, part: range, lengths_nt: IntArray) -> int:
         del lengths_nt
-        return len(part)
+        return 4 * len(part)
 
-    def score(self, index: SequenceIndex, part: range, model: ContigModel) -> bytes:
+    def compute(self, index: SequenceIndex, part: range, loaded: ContigModel) -> bytes:
         scores = map_scores(self.layout.letter_scores, "scores", len(index))[part.start : part.stop]
-        return refine_scores(index, part, model, scores).tobytes()
+        return refine_scores(index, part, loaded, scores).tobytes()
 
 
-def letters_worker(rank: int, world_size: int, results_queue: ReportPipe, job: LettersJob) -> None:
-    """Score and search those parts that the parent hands out."""
+class GeneJob(PartJob):
+    """Finds the genes of chosen contigs: their ``GENE_COUNTS``, lines of GFF3, and proteins."""
+
+    name: ClassVar[str] = "genes"
+    work: ClassVar[str] = "searched for genes"
+    worker_nt: ClassVar[int] = 10_000_000
+
+    @property
+    def chosen(self) -> Path:
+        """A byte for each contig, in input order: whether its genes are wanted."""
+        return self.layout.letter_parts / "genes_of.u8"
+
+    def compute(self, index: SequenceIndex, part: range, loaded: None) -> bytes:
+        del loaded
+        is_chosen = np.memmap(self.chosen, np.bool_, "r")[part.start : part.stop]
+        records = map(index.read, index.in_input_order()[part.start : part.stop][is_chosen].tolist())
+        found = gene_lines((record.sequence_id, record.sequence) for record in records)
+        return GENE_COUNTS.pack(found.genes, len(found.gff)) + found.gff + found.proteins
+
+
+def letters_worker(rank: int, world_size: int, results_queue: ReportPipe, job: PartJob) -> None:
+    """Do the job to those parts that the parent hands out; of scores, search some, too."""
     del world_size
-    search = SearchJob(**vars(job))
+    search = SearchJob(**vars(job)) if isinstance(job, LettersJob) else job
     hold_worker_lock(job.layout.output_dir, rank)
-    index, model = job.open_index(), job.model.load()
+    index, loaded = job.open_index(), job.load()
     for part, is_searched in _handed_out(results_queue):
         results_queue.put({"kind": "step"})
-        score_part(search if is_searched else job, index, model, part)
+        compute_part(search if is_searched else job, index, part, loaded)
     results_queue.put({"rank": rank, "status": "complete"})
 
 
@@ -113,8 +153,10 @@ def _handed_out(reports: ReportPipe) -> Iterator[tuple[range, bool]]:
         yield range(*answer["contigs"]), answer["searches"]
 
 
-def score_part(job: LettersJob, index: SequenceIndex, model: ContigModel, part: range) -> None:
-    """Write the scores of a part, unless its file is there."""
+def compute_part(job: PartJob, index: SequenceIndex, part: range, loaded: Any) -> None:
+    """Write the file of a part, unless it is there, with one thread: each core has a process of its own."""
     path = job.path_of(part)
     if not path.exists():
-        durable.write_bytes(path, job.score(index, part, model), seal=True)
+        with threadpool_limits(1, user_api="blas"):
+            data = job.compute(index, part, loaded)
+        durable.write_bytes(path, data, seal=True)

@@ -12,12 +12,12 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from virnucpro import durable
-from virnucpro.calls.contig_calls import BY_SEQUENCE, GENES, CallOutputs, CallRules, call_contigs
+from virnucpro.calls.contig_calls import BY_SEQUENCE, CallOutputs, CallRules, call_contigs
 from virnucpro.calls.contig_scores import score_contigs
 from virnucpro.choices import TableFormat, WrittenGenes
 from virnucpro.config import fingerprint
@@ -25,8 +25,9 @@ from virnucpro.data.fragments import write_fragments
 from virnucpro.models.contigs.contig_model import load_contig_model
 from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
+from virnucpro.pipeline.prediction.genes import write_genes
 from virnucpro.pipeline.prediction.letters import score_letters
-from virnucpro.pipeline.prediction.letters_job import LettersJob
+from virnucpro.pipeline.prediction.letters_job import GeneJob, LettersJob
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample
@@ -40,6 +41,7 @@ from virnucpro.store.manifest import RunManifest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from virnucpro.arrays import BoolArray
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.devices import Device
     from virnucpro.pipeline.hosts.result_passes import ItemMap
@@ -101,10 +103,10 @@ def run_prediction(
             return prediction_result(run, was_complete=True)
         embed = embed or partial(embed_job, claim=claim, workers=workers, limits=limits, telemetry=shown, stop=stop)
         with failure_noted(layout):
+            by_parts: dict[str, Any] = {"workers": workers, "limits": limits, "elsewhere": elsewhere}
+            by_parts |= {"advance": shown.advance, "stop": stop}
             if config.letters is not None:
-                of_letters = partial(
-                    score_letters, workers=workers, limits=limits, elsewhere=elsewhere, advance=shown.advance, stop=stop
-                )
+                of_letters = partial(score_letters, **by_parts)
                 stages.do("letters", lambda: run.do(letters_stage(run, of_letters)))
             embeddings: list[RunResult] = []
             if config.cascade is not None:
@@ -112,7 +114,7 @@ def run_prediction(
                 with claim.held(shown, run_id=run_id, stop=stop):
                     embeddings += [_embedded(run, job, embed, stages) for job in embedding_jobs(run)]
                 stages.do("classify", lambda: run.do(classify_stage(run, stop, elsewhere)))
-            stages.do("contigs", lambda: call(run, stop))
+            stages.do("contigs", lambda: call(run, partial(write_genes, **by_parts), stop))
             return stages.do("report", lambda: close_prediction(run, embeddings, write_report))
 
 
@@ -120,13 +122,8 @@ def letters_stage(run: PredictionRun, work: Callable[[LettersJob], dict[str, int
     """Score the contigs by their letters."""
     config, layout = run.config, run.layout
     assert config.letters is not None
-    job = LettersJob(
-        layout=layout,
-        model=config.letters,
-        chunk_nt=config.chunk_nt,
-        min_nt=config.min_nt,
-        fingerprint=run.fingerprint,
-    )
+    chunks = {"chunk_nt": config.chunk_nt, "min_nt": config.min_nt}
+    job = LettersJob(layout=layout, model=config.letters, fingerprint=run.fingerprint, **chunks)
     written = [layout.letter_scores, layout.letter_windows]
     return Stage(name="letters", fingerprint=run.fingerprint, files=written, work=lambda: work(job))
 
@@ -210,7 +207,11 @@ def _classify_for(run: PredictionRun) -> dict[str, int]:
         return classify(run)
 
 
-def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
+def call(
+    run: PredictionRun,
+    find_genes: Callable[[GeneJob, BoolArray], int],
+    stop: threading.Event | None = None,
+) -> None:
     """Call every contig, and remove the files that are not wanted any more."""
     layout, config = run.layout, run.config
     outputs = CallOutputs(
@@ -247,10 +248,12 @@ def call(run: PredictionRun, stop: threading.Event | None = None) -> None:
     )
 
     def work() -> dict[str, int]:
-        calls = call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
-        more = [BY_SEQUENCE] * rules.reads_embeddings + [GENES] * has_genes
-        counted = [*map(str, Call), *more]
-        return {name.replace(" ", "_"): calls[name] for name in counted}
+        calls, has_genes_C = call_contigs(order, layout, rules, run.score_reader(order), outputs, stop=stop)
+        counted = [*map(str, Call), *[BY_SEQUENCE] * rules.reads_embeddings]
+        counts = {name.replace(" ", "_"): calls[name] for name in counted}
+        if has_genes:
+            counts["genes"] = find_genes(GeneJob(layout=layout, fingerprint=identity), has_genes_C)
+        return counts
 
     run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))
 

@@ -17,8 +17,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
-
 from virnucpro.errors import OutputError, RunLockedError
 from virnucpro.run_folders import only_regular, read_bytes
 from virnucpro.this_host import is_gone, is_same_space, own_process
@@ -26,9 +24,6 @@ from virnucpro.this_host import is_gone, is_same_space, own_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
-
-
-log = structlog.get_logger(__name__)
 
 LEASE_S = 60.0
 """Seconds without a change after which an owner counts as gone. Network file systems show writes of other hosts within
@@ -80,7 +75,7 @@ class Lease:
             try:
                 self.renew()
             except OSError as error:  # the folder may come back; if not, another owner rightly takes over
-                log.warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
+                _log().warning("lease.not_renewed", path=str(self.path), reason=error.strerror)
 
     def __enter__(self) -> Self:
         try:
@@ -228,9 +223,15 @@ class LeaseLock:
             return True
         if not self._is_lost:
             self._is_lost = True
-            log.error("lock.lost", path=str(self.path), taken_by=content.decode("utf-8", "replace"))
+            _log().error("lock.lost", path=str(self.path), taken_by=content.decode("utf-8", "replace"))
             self._on_lost()
         return False
+
+
+def _log() -> Any:
+    import structlog  # noqa: PLC0415  workers, which only read leases, start sooner without
+
+    return structlog.get_logger(__name__)
 
 
 def _main_thread() -> int:
