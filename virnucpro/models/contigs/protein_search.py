@@ -191,10 +191,8 @@ class _WordIndex:
     """int64 (Q,): places in the runs, those of a word together."""
     packed_Q: PackedArray
     """uint64 (Q,): the residues around the middle of each of these words."""
-    is_there_H: BoolArray
-    """bool (H,): which words are there."""
-    bounds_H: Int32Array
-    """int32 (H + 1,): where the places of such a word begin, and after it where they end."""
+    places_H: IntArray
+    """int64 (H,): where the places of such a word begin, in the high bits, and how many there are."""
 
     @classmethod
     def of(cls, residues_T: CodeArray, seed: tuple[int, ...]) -> _WordIndex:
@@ -207,12 +205,11 @@ class _WordIndex:
         keys >>= _PLACE_BITS
         firsts = np.flatnonzero(np.diff(keys, prepend=-1))
         there = keys[firsts]
-        is_there, bounds = np.zeros(1 << _HASH_BITS, np.bool_), np.zeros((1 << _HASH_BITS) + 1, np.int32)
-        is_there[there] = True
-        bounds[there], bounds[there + 1] = firsts, np.append(firsts[1:], len(keys))
+        places_of = np.zeros(1 << _HASH_BITS, np.int64)
+        places_of[there] = firsts << _PLACE_BITS | np.diff(firsts, append=len(keys))
         unlike = np.where(residues_T == SEPARATOR, _OTHER_SEPARATOR, residues_T)
         packed = _Packed(unlike).at(order + (seed[-1] // 2 - _PACKED // 2))
-        return cls(seed, order, packed, is_there, bounds)
+        return cls(seed, order, packed, places_of)
 
     def alike(self, stretch: CodeArray, stretch_packed: _Packed) -> Iterator[tuple[IntArray, IntArray]]:
         """
@@ -222,10 +219,10 @@ class _WordIndex:
         """
         middle = self.seed[-1] // 2
         words = _words(stretch[_PACKED:], self.seed)[: len(stretch) - 3 * _PACKED].astype(np.intp)
-        hits = np.flatnonzero(self.is_there_H.take(words))
-        words = words.take(hits)
-        first = self.bounds_H.take(words)
-        count = self.bounds_H[1:].take(words) - first
+        places = self.places_H.take(words)
+        hits = np.flatnonzero(places)
+        places = places.take(hits)
+        first, count = places >> _PLACE_BITS, places & _PLACE
         hits += _PACKED + middle
         packed = stretch_packed.at(hits - _PACKED // 2)
         ends = np.cumsum(count, dtype=np.int64)
