@@ -1,8 +1,8 @@
 """
 What follows from the runs of ``end_to_end.py``: cost of a further Mb, peers, a model of more workers, the page's table.
 
-It measures nothing. The model of a run by letters alone: its own process works alone before and after its workers;
-these start at the same time, then share the letters, and the last one waits for at most one part.
+It measures nothing. The model of a run by letters alone: its own process works alone while there are no workers; these
+start at the same time, then share the letters, and the last one waits for at most one part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WorkerModel:
 
     megabases: float
     alone_s: float
-    """Of the parent, before the first worker starts and after the last one ends."""
+    """Of the parent, while there are no workers."""
     worker_start_s: float
     """Of one worker, before it computes."""
     per_mb_s: float

@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,18 +49,21 @@ class Watched:
     processes: dict[int, Process] = field(default_factory=dict)
     """By pid; the command's own is the first."""
     first_worker_s: float | None = None
-    last_worker_s: float | None = None
     """Since the start."""
+    with_workers_s: float = 0.0
+    """Wall time in which there were workers; they may come twice."""
     parent_before_cpu_s: float = 0.0
     """CPU seconds of the command's own process until the first worker was seen."""
     parent_with_cpu_s: float = 0.0
-    """And until the last one was."""
+    """And while there were workers."""
+    last_sample: tuple[float, float] = (0.0, 0.0)
+    """Since the start, and CPU seconds of the command's own process."""
     folder_peak_bytes: int = 0
     folder_bytes: int = 0
     """At the end."""
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data: seconds, MB of 10^6 bytes, and the phases before, with and after the workers."""
+        """Return plain data: seconds, MB of 10^6 bytes, and the phases before and with workers, and the rest."""
         parent, *others = self.processes.values()
         workers = [process for process in others if process.is_worker]
         found: dict[str, object] = {
@@ -73,11 +75,12 @@ class Watched:
             },
             "folder_mb": {"end": round(self.folder_bytes / 1e6, 2), "peak": round(self.folder_peak_bytes / 1e6, 2)},
         }
-        if self.first_worker_s is None or self.last_worker_s is None:
+        if self.first_worker_s is None:
             return found
-        walls_s = [self.first_worker_s, self.last_worker_s - self.first_worker_s, self.wall_s - self.last_worker_s]
-        at_s = [0.0, self.parent_before_cpu_s, self.parent_with_cpu_s, parent.cpu_s]
-        parents_s = [end - start for start, end in pairwise(at_s)]
+        walls_s = [self.first_worker_s, self.with_workers_s]
+        parents_s = [self.parent_before_cpu_s, self.parent_with_cpu_s]
+        walls_s.append(self.wall_s - sum(walls_s))
+        parents_s.append(parent.cpu_s - sum(parents_s))
         names = ("before", "with", "after")
         return found | {
             "workers_cpu_s": round(sum(worker.cpu_s for worker in workers), 2),
@@ -151,10 +154,12 @@ def _sample(found: Watched, root: int, now_s: float) -> None:
         _sample_process(found, pid, may_be_worker=parent == root)
         workers += pid in found.processes and found.processes[pid].is_worker
     parent_cpu_s = found.processes[root].cpu_s
-    if workers:
-        if found.first_worker_s is None:
-            found.first_worker_s, found.parent_before_cpu_s = now_s, parent_cpu_s
-        found.last_worker_s, found.parent_with_cpu_s = now_s, parent_cpu_s
+    if workers and found.first_worker_s is None:
+        found.first_worker_s, found.parent_before_cpu_s = now_s, parent_cpu_s
+    elif workers:
+        found.with_workers_s += now_s - found.last_sample[0]
+        found.parent_with_cpu_s += parent_cpu_s - found.last_sample[1]
+    found.last_sample = (now_s, parent_cpu_s)
 
 
 def _descendants(pid: int) -> Iterator[tuple[int, int]]:
