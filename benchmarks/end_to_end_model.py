@@ -218,8 +218,10 @@ def where(reports: Sequence[Mapping[str, Any]]) -> str:
     loads = [run["load"] for report in reports for row in report["rows"] for run in row["runs"]]
     peers = {name: version for report in reports for name, version in report["peers"].items()}
     versions = "".join(f", {name} {version}" for name, version in peers.items())
+    threads = next((report["omp_num_threads"] for report in reports if report["omp_num_threads"]), None)
+    variable = f" (`OMP_NUM_THREADS={threads}` for all)" if threads else ""
     return (
-        f"Medians (ranges) over rounds in which the programs take turns; peers with one thread. "
+        f"Medians (ranges) over rounds in which the programs take turns; peers with one thread{variable}. "
         f"`benchmarks/end_to_end.py`, {machine['date'][:10]}, {machine['cpu']}, load "
         f"{min(loads):.0f} to {max(loads):.0f}; Python "
         f"{machine['python']}{versions}. MB are 10^6 bytes."

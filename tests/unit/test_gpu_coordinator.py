@@ -60,6 +60,13 @@ def test_what_dask_sets_for_its_own_memory_does_not_reach_a_worker(tmp_path, mon
     assert os.environ["MALLOC_TRIM_THRESHOLD_"] == here
 
 
+def test_numpy_has_one_thread_in_a_worker_and_here_as_many_as_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)
+    assert reports[0]["blas_threads"] == "1"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "5"
+
+
 def test_a_worker_starts_in_under_two_seconds_without_torch_or_prefect(tmp_path):
     began_s = time.time()
     _, reports = run(cpu_coordinator(1, tmp_path), fakes.report_environment)

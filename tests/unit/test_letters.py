@@ -323,6 +323,23 @@ def test_no_part_is_computed_by_two_processes(job, monkeypatch):
     assert len({pid for _, pid in noted}) == 3
 
 
+@pytest.mark.parametrize(
+    ("cores", "memory_mb", "asked", "number"), [(3, 64_000, None, 3), (16, 1_300, None, 2), (16, 1_300, 3, 3)]
+)
+def test_there_is_a_process_a_core_as_far_as_memory_allows(job, monkeypatch, cores, memory_mb, asked, number):
+    class Began(Exception):  # noqa: N818  no error
+        pass
+
+    def begin(_work, _then, num_workers, *_):
+        raise Began(num_workers)
+
+    monkeypatch.setattr(letters, "usable_cores", lambda: cores)
+    monkeypatch.setattr(letters, "free_memory_bytes", lambda: memory_mb * 1_000_000)
+    monkeypatch.setattr(letters, "score_in_processes", begin)
+    with pytest.raises(Began, match=f"^{number}$"):
+        score_letters(job, workers=asked)
+
+
 def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
     monkeypatch.setattr(LettersJob, "worker_nt", 1_000)
     monkeypatch.setattr(letters, "score_in_processes", None)

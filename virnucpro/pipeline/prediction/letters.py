@@ -22,7 +22,7 @@ from virnucpro.config import RunLimits
 from virnucpro.errors import ResultError
 from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
-from virnucpro.pipeline.hardware.device_claim import usable_cores
+from virnucpro.pipeline.hardware.device_claim import free_memory_bytes, usable_cores
 from virnucpro.pipeline.prediction.letters_job import SearchJob, compute_part
 from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes
 from virnucpro.store.locks.worker_lock import taking_part
@@ -38,6 +38,8 @@ PART_NT, MOST_PARTS = 250_000, 1 << 10
 """Nucleotides of a part, as far as contigs are not longer; of large inputs more, for at most so many parts."""
 SEARCH_PART_NT = PASS_NT
 """Most of a part that is searched, of the nucleotides that are."""
+WORKER_BYTES = 600_000_000
+"""Memory of a process: 350 to 500 MB were measured (``benchmarks/end_to_end.py``)."""
 PART_CONTIGS = 1 << 12
 """Most contigs of a part."""
 
@@ -55,7 +57,7 @@ def score_letters(
     Write the scores of all contigs, and of the windows along the long ones; return how many were scored and searched.
 
     Args:
-        workers: Number of processes; by default one a core, as far as the input is worth it.
+        workers: Number of processes; by default one a core, as far as memory allows and the input is worth it.
         elsewhere: Has the parts computed on other hosts.
         advance: Gets how many contigs of how many are done, and what is done to them, after every part.
         stop: Set it to end the processes.
@@ -144,8 +146,9 @@ def compute_parts(
 
 
 def _worth(work_nt: int, worker_nt: int, workers: int | None) -> int:
-    """Return the number of processes that so much work is worth."""
-    return max(1, min(workers or usable_cores(), work_nt // worker_nt))
+    """Return the number of processes that so much work is worth; of cores not more than memory allows."""
+    most = workers or min(usable_cores(), free_memory_bytes() // WORKER_BYTES)
+    return max(1, min(most, work_nt // worker_nt))
 
 
 def parts_of(lengths_nt: IntArray, part_nt: int) -> list[range]:

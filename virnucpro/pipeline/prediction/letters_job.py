@@ -154,7 +154,7 @@ def _handed_out(reports: ReportPipe) -> Iterator[tuple[range, bool]]:
 
 
 def compute_part(job: PartJob, index: SequenceIndex, part: range, loaded: Any) -> None:
-    """Write the file of a part, unless it is there, with one thread: each core has a process of its own."""
+    """Write the file of a part, unless it is there, with one thread: also in a process that is no worker."""
     path = job.path_of(part)
     if not path.exists():
         with threadpool_limits(1, user_api="blas"):

@@ -95,26 +95,8 @@ def close_prediction(
 ) -> PredictionResult:
     """List what is missing, prove that the counts add up, write the outcome into the manifest, and then the report."""
     layout, manifest, config = run.layout, run.manifest, run.config
-    index = run.open_index()
-    stages = manifest.stages
-    lengths = index.lengths[:]
-    looked_at = lengths >= config.min_nt
-    fragments = stages["fragments"].counts if config.cascade is not None else {}
-    classified = stages["classify"].counts if config.cascade is not None else {"frames": 0, "scored": 0}
-    manifest.counts = {
-        "contigs": len(index),
-        "short_contigs": int(np.count_nonzero(~looked_at)),
-        "chunks": int(chunks_per_contig(lengths, config.chunk_nt, config.min_nt).sum()),
-        "searched": stages["letters"].counts["searched"] if config.letters is not None else 0,
-        "embedded": fragments.get("contigs", 0),
-        "open_chunks": fragments.get("open_chunks", 0),
-        "frames": classified["frames"],
-        "skipped": index.num_skipped,
-        "scored_frames": classified["scored"],
-        "missing_frames": classified["frames"] - classified["scored"],
-        "short_for_classifier": int(np.count_nonzero((lengths < config.chunk_nt / 2) & looked_at)),
-        **stages["contigs"].counts,
-    }
+    stages, num_nt = manifest.stages, int(run.open_index().lengths[:].sum())
+    manifest.counts = _counts(run)
     _list_failed(run)
     _prove_counts(manifest.counts)
     manifest.notes = _notes(manifest.counts, manifest.sequences, chunk_nt=config.chunk_nt, min_nt=config.min_nt)
@@ -129,7 +111,7 @@ def close_prediction(
     if manifest.sample is not None and manifest.counts["contigs"]:
         manifest.notes += sample_notes(manifest.sample, manifest.sequences, config.fdr)
     manifest.notes += [config.card.worth] if config.card.worth else []
-    if not manifest.counts["missing_frames"] and config.cascade and not config.keeps_frames(int(lengths.sum())):
+    if not manifest.counts["missing_frames"] and config.cascade and not config.keeps_frames(num_nt):
         _remove_frames(run)
     manifest.end("partial" if manifest.counts["missing_frames"] else "complete")
     manifest.output_settings = config.output_settings()
@@ -156,6 +138,29 @@ def close_prediction(
     if manifest.state == "complete":
         remove_unpacked(layout)
     return prediction_result(run, embeddings)
+
+
+def _counts(run: PredictionRun) -> dict[str, int]:
+    """Return the counts of the manifest, from the index and what the stages counted."""
+    config, stages, index = run.config, run.manifest.stages, run.open_index()
+    lengths = index.lengths[:]
+    looked_at = lengths >= config.min_nt
+    fragments = stages["fragments"].counts if config.cascade is not None else {}
+    classified = stages["classify"].counts if config.cascade is not None else {"frames": 0, "scored": 0}
+    return {
+        "contigs": len(index),
+        "short_contigs": int(np.count_nonzero(~looked_at)),
+        "chunks": int(chunks_per_contig(lengths, config.chunk_nt, config.min_nt).sum()),
+        "searched": stages["letters"].counts["searched"] if config.letters is not None else 0,
+        "embedded": fragments.get("contigs", 0),
+        "open_chunks": fragments.get("open_chunks", 0),
+        "frames": classified["frames"],
+        "skipped": index.num_skipped,
+        "scored_frames": classified["scored"],
+        "missing_frames": classified["frames"] - classified["scored"],
+        "short_for_classifier": int(np.count_nonzero((lengths < config.chunk_nt / 2) & looked_at)),
+        **stages["contigs"].counts,
+    }
 
 
 def _remove_frames(run: PredictionRun) -> None:

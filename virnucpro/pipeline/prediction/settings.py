@@ -305,17 +305,6 @@ def configure_prediction(
         protein = encoder_of(asked.protein_model or card.protein_model.name, SequenceKind.PROTEIN)
         card.check(chunk_nt=chunk_nt, dna=dna, protein=protein)
     result, threshold = settings.result, settings.threshold
-    has_no_rule = threshold is None and settings.fdr is None
-    is_default = {
-        "threshold": has_no_rule,
-        "threshold_of": has_no_rule,
-        "prior": not settings.prior,
-        "fdr": has_no_rule and settings.prior != PRIOR_OFF,
-        "formats": not result.formats,
-        "keep": result.keep is Keep.AUTO,
-        "keep_chunks": not result.keep_chunks,
-        "genes": result.genes is WrittenGenes.AUTO,
-    }
     return PredictionConfig(
         classifier_dir=folder,
         card=card,
@@ -339,8 +328,25 @@ def configure_prediction(
         keep_chunks=result.keep_chunks,
         genes=WrittenGenes.VIRAL if result.genes is WrittenGenes.AUTO else result.genes,
         only_viral=result.only_viral,
-        not_given=frozenset(name for name, as_before in is_default.items() if as_before),
+        not_given=_not_given(settings),
     )
+
+
+def _not_given(settings: PredictionSettings) -> frozenset[str]:
+    """Return the settings that a folder keeps from its last start, as they were not given now."""
+    result = settings.result
+    has_no_rule = settings.threshold is None and settings.fdr is None
+    as_before = {
+        "threshold": has_no_rule,
+        "threshold_of": has_no_rule,
+        "prior": not settings.prior,
+        "fdr": has_no_rule and settings.prior != PRIOR_OFF,
+        "formats": not result.formats,
+        "keep": result.keep is Keep.AUTO,
+        "keep_chunks": not result.keep_chunks,
+        "genes": result.genes is WrittenGenes.AUTO,
+    }
+    return frozenset(name for name, is_kept in as_before.items() if is_kept)
 
 
 def _refuse_without_embedding(settings: PredictionSettings, card: ClassifierCard) -> None:

@@ -45,6 +45,8 @@ _MAX_SENTENCE_BYTES = 600
 """Most bytes of an error's text."""
 HEARTBEAT_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
+BLAS_VARIABLE = "OPENBLAS_NUM_THREADS"
+"""Threads that numpy starts as it is loaded, else one a core, in each of as many workers; torch has its own setting."""
 TRIM_VARIABLE, DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
 """Of the C library, in bytes; what Dask's nannies set it to."""
 _START_LOCK = threading.Lock()
@@ -198,7 +200,12 @@ class WorkerProcess:
         # Ctrl-C reaches the whole process group: the child, which inherits this mask, unblocks it once it ignores it
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            changes = {VISIBLE_VARIABLE: self._device.token, **worker_environment(), **_without_dasks()}
+            changes = {
+                VISIBLE_VARIABLE: self._device.token,
+                BLAS_VARIABLE: "1",
+                **worker_environment(),
+                **_without_dasks(),
+            }
             with _START_LOCK, _environment(changes), _hidden_main():
                 self.process.start()
         finally:
