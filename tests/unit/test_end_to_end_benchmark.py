@@ -41,6 +41,7 @@ def row(megabases, program, workers, *runs):
 REPORT = {
     "machine": {"cpu": "2 x A", "date": "2026-11-23T10:00:00", "python": "3.11"},
     "peers": {"genomad": "1.0"},
+    "omp_num_threads": "1",
     "rows": [
         row(2, OURS, 1, run(2.0, 2.0), run(2.2, 2.4)),
         row(6, OURS, 1, run(6.0, 6.0), run(7.0, 7.4)),
@@ -92,6 +93,7 @@ def test_the_page_has_each_row_once_and_where_it_was_measured():
     text = end_to_end_model.page(reports)
     assert text.count("| 6 Mb | virnucpro, 2 workers | 8.0 | 4.0 | 120; 125 to 126 | 1.0; 2.0 |") == 1
     assert "geNomad over those of `predict` with one worker: 2 Mb: 10.0." in text
+    assert "peers with one thread (`OMP_NUM_THREADS=1` for all)." in text
     assert "2 x A, load 2 to 2;" in text
 
 
@@ -113,6 +115,24 @@ def test_cpu_seconds_are_those_of_the_whole_tree_and_peaks_are_of_each_process(t
     assert child.peak_bytes > 40_000_000 > parent.peak_bytes
     assert parent.cpu_s < 0.3
     assert not child.is_worker
+
+
+def test_what_the_command_does_between_two_sets_of_workers_it_does_alone(tmp_path):
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "def busy(seconds):\n"
+        "    began_s = time.process_time()\n"
+        "    while time.process_time() - began_s < seconds: pass\n"
+        "if __name__ == '__main__':\n"
+        "    for seconds in (0.8, 0.0):\n"
+        "        worker = multiprocessing.get_context('spawn').Process(target=busy, args=(0.4,))\n"
+        "        worker.start(), worker.join(), busy(seconds)\n"
+    )
+    found = watch([sys.executable, script], tmp_path, tmp_path / "log.txt").to_json()
+    assert found["workers_cpu_s"] >= 0.6
+    assert found["phases_parent_cpu_s"]["after"] >= 0.6 > 2 * found["phases_parent_cpu_s"]["with"]
+    assert 0.6 <= found["phases_wall_s"]["with"] <= found["wall_s"] - 0.6
 
 
 def test_a_command_that_fails_is_shown_and_raises(tmp_path, capsys):

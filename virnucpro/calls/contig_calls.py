@@ -138,7 +138,7 @@ def call_contigs(
     num_frames = order.num_frames
     of_frames = map_scores(layout.frame_scores, "frames", num_frames, 2) if num_frames else np.empty((0, 2), np.float32)
     calls: Counter[str] = Counter()
-    has_genes: list[bool] = []
+    has_genes: list[BoolArray] = []
     first_frame = 0
     with _CallFiles(layout, order, rules, outputs) as files:
         for batch in order.batches():
@@ -150,12 +150,12 @@ def call_contigs(
             of_batch = scores_of_contigs.of(batch)
             found = _calls(batch, scores, of_batch, rules)
             calls.update(one.call for one in found)
-            has_genes += [outputs.has_genes_of(one.call) for one in found]
+            has_genes.append(np.array([outputs.has_genes_of(one.call) for one in found], dtype=np.bool_))
             calls[BY_SEQUENCE] += sum(one.score is not None and one.frames == 0 for one in found)
             files.write(batch, found, _browser_lines(batch, scores, of_batch, order.chunk_nt, rules))
         if not outputs.only_viral:
             _list_skipped(order.index, files.table, rules)
-    return calls, np.array(has_genes, dtype=np.bool_)
+    return calls, np.concatenate([np.empty(0, np.bool_), *has_genes])
 
 
 class _CallFiles:
