@@ -2,7 +2,7 @@
 The GPUs of this host, as ``CUDA_VISIBLE_DEVICES`` names them, without importing the framework.
 
 NVIDIA's management library (NVML) tells. Where it gives no answer but something else speaks for a GPU (containers
-without it, WSL, Jetson), torch counts in a process of its own: nobody computes on a CPU for want of that library.
+without it, WSL, Jetson), torch counts in a process of its own: no run falls back to the CPU for want of that library.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class PredictionLayout(FolderLayout):
 
     @property
     def letter_parts(self) -> Path:
-        """Folder of scores by letters, some contigs a file, until all are there."""
+        """Folder of scores by letters, and then of genes, some contigs a file, until all are there."""
         return self.work_dir / "letters"
 
     @property

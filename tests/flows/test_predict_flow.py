@@ -84,13 +84,13 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
     monkeypatch.setattr(letters_job.LettersJob, "worker_nt", 1)
     monkeypatch.setattr(letters, "PART_NT", 1)
-    began, in_processes = [], letters.score_in_processes
+    began, in_processes = [], letters.compute_in_processes
 
     def noted(work, then, num_workers, *more):
         began.append(num_workers)
         in_processes(work, then, num_workers, *more)
 
-    monkeypatch.setattr(letters, "score_in_processes", noted)
+    monkeypatch.setattr(letters, "compute_in_processes", noted)
     hardware = {"devices": "cpu", "workers": workers}
     state = predict([str(contigs)], str(tmp_path / "out"), hardware=hardware, return_state=True)
     assert state.is_completed(), state.message

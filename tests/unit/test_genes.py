@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from tests.strategies import write_fasta
 from virnucpro.calls.gene_files import GFF_HEADER, gene_lines
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
-from virnucpro.errors import StoppedError
+from virnucpro.errors import ResultError, StoppedError
 from virnucpro.pipeline.prediction import genes, letters, letters_job
 from virnucpro.pipeline.prediction.genes import write_genes
 from virnucpro.pipeline.prediction.letters_job import GeneJob
@@ -95,9 +97,21 @@ def test_other_hosts_get_parts_where_there_is_much_to_do(job, monkeypatch):
     assert not given
 
 
-def test_a_stop_ends_it(job):
-    import threading
+def test_an_error_leaves_neither_file(job, monkeypatch):
+    read = genes.read_part
 
+    def refuse(job, part):
+        if part.start:
+            raise ResultError(job.path_of(part), "is damaged")
+        return read(job, part)
+
+    monkeypatch.setattr(genes, "read_part", refuse)
+    with pytest.raises(ResultError):
+        write_genes(job, CHOSEN)
+    assert [path.name for path in job.layout.output_dir.iterdir()] == [job.layout.work_dir.name]
+
+
+def test_a_stop_ends_it(job):
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):

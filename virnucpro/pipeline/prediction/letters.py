@@ -4,7 +4,7 @@ Scores of all contigs by their letters, computed by one process a core.
 A contig's scores depend on it alone, not on its part. The scores of a part are a sealed file: a start after a kill
 computes the other parts. Processes get one part at a time, the largest first; the part of a lost process is handed out
 again. Contigs that a model with known proteins is not sure of are then searched in these by the same processes, in
-larger parts.
+larger parts. ``genes`` has genes found in parts by the same means.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from virnucpro.models.contigs.protein_search import PASS_NT
 from virnucpro.models.contigs.similarity import SEARCHED_NT, is_unsure
 from virnucpro.pipeline.hardware.device_claim import free_memory_bytes, usable_cores
 from virnucpro.pipeline.prediction.letters_job import SearchJob, compute_part
-from virnucpro.pipeline.prediction.letters_processes import refuse_to_go_on, score_in_processes
+from virnucpro.pipeline.prediction.letters_processes import compute_in_processes, refuse_to_go_on
 from virnucpro.store.locks.worker_lock import taking_part
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def compute_parts(
     if elsewhere is not None:
         elsewhere(partial(_compute_for, job), missing)
     elif num_workers > 1:
-        score_in_processes(work, then, num_workers, limits or RunLimits(), stop)
+        compute_in_processes(work, then, num_workers, limits or RunLimits(), stop)
     else:
         index = job.open_index()
         for part in missing:

@@ -45,6 +45,7 @@ class PartJob:
     fingerprint: str
     """Of what it does and to what; names the parts' files."""
     name: ClassVar[str]
+    """In the names of the parts' files."""
     work: ClassVar[str]
     """What is said of the contigs that are done."""
     worker_nt: ClassVar[int]

@@ -1,5 +1,5 @@
 """
-The pool of processes that score contigs by their letters, and search those that letters are not sure of.
+The pool of processes that score contigs by their letters and search those that letters are not sure of, or find genes.
 
 They get one part at a time from their parent; the part of a lost process goes to the next that asks. Legend: as in
 ``letters``.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WORKER = "virnucpro.pipeline.prediction.letters_job:letters_worker"
 
 
-def score_in_processes(
+def compute_in_processes(
     work: Work,
     then: Callable[[], Work | None],
     num_workers: int,

@@ -253,6 +253,8 @@ def call(
         counts = {name.replace(" ", "_"): calls[name] for name in counted}
         if has_genes:
             counts["genes"] = find_genes(GeneJob(layout=layout, fingerprint=identity), has_genes_C)
+        else:
+            durable.remove_tree(layout.letter_parts)  # a start that was killed may have found some genes
         return counts
 
     run.do(Stage(name="contigs", fingerprint=identity, files=written, work=work))
