@@ -100,7 +100,8 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     ``rank``: which worker; ``how``: see ``fail``; ``before_batch``: when; ``times``: in how many processes (counted by
     files beside the JSON, so that a new process sees what the earlier ones did); ``poison``: sequence -> how, for
     batches that hold it, in every process; ``while_loading``: how to fail instead of giving a model; ``gate``: a file
-    without which no batch is computed.
+    without which no batch is computed; ``failures_first``: how often that worker fails before the others compute
+    anything, or they may have done its work before it starts.
     """
     plan = json.loads(Path(weights_path).read_text())
     slow_s = plan.get("slow_s", 0.0)
@@ -120,6 +121,10 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
         mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"
         if mine and number == plan["before_batch"] and claim_failure(Path(weights_path), plan["times"]):
             fail(plan["how"])
+        while not mine and not all(
+            failure(Path(weights_path), n).exists() for n in range(plan.get("failures_first", 0))
+        ):
+            time.sleep(0.05)
 
     return HashModel(before_batch), ByteTokenizer()
 
@@ -187,11 +192,16 @@ class PoisonedModel(HashModel):
         return rows
 
 
+def failure(control: Path, number: int) -> Path:
+    """Return the file that the process leaves which fails as *number* (from 0)."""
+    return control.with_suffix(f".failed{number}")
+
+
 def claim_failure(control: Path, times: int) -> bool:
     """Whether this process is one of the first *times* that get here; each leaves its pid."""
     for number in range(times):
         try:
-            descriptor = os.open(control.with_suffix(f".failed{number}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            descriptor = os.open(failure(control, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             continue
         os.write(descriptor, str(os.getpid()).encode())

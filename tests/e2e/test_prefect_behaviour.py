@@ -348,7 +348,7 @@ def ranks_of(service, run: UUID) -> dict[str, object]:
 
 
 def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(worker, job):
-    control_file(job.control, rank=0, how="sigkill", before_batch=0, times=2)
+    control_file(job.control, rank=0, how="sigkill", before_batch=0, times=2, failures_first=2)
     run = job.start()
     job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
     rank = ranks_of(job.service, run)["embed_shard 0 on cpu"]
@@ -362,7 +362,7 @@ def test_a_rank_that_fails_twice_is_tried_three_times_and_the_run_completes(work
 
 
 def test_the_others_do_the_work_of_a_rank_that_never_succeeds_and_the_run_names_it(worker, job):
-    control_file(job.control, rank=0, how="exit7", before_batch=0, times=99)
+    control_file(job.control, rank=0, how="exit7", before_batch=0, times=99, failures_first=2)
     run = job.start(limits={"worker_retries": 1})
     ended = job.service.wait_for_state(run, "Completed", limit_s=RUN_LIMIT_S)
     assert "rank 0" in ended.state.message

@@ -35,7 +35,7 @@ def check_complete(out, sequences):
 
 def test_with_one_healthy_device_the_command_completes_and_names_the_ranks_that_were_lost(tmp_path, proteins):
     fasta, sequences = proteins
-    command = hash_command(tmp_path / "run", fasta, rank=1, how="exit7", before_batch=0, times=99)
+    command = hash_command(tmp_path / "run", fasta, rank=1, how="exit7", before_batch=0, times=99, failures_first=3)
     out = tmp_path / "out"
     assert command.run(out, workers=2) == 0, command.errors()
     check_complete(out, sequences)
