@@ -426,7 +426,7 @@ def test_a_path_outside_the_roots_is_a_failed_run_that_says_so_and_nothing_was_o
 
 @pytest.mark.long
 def test_a_second_signal_ends_a_run_whose_batch_hangs_at_once_enough_and_leaves_no_process(worker, job):
-    control_file(job.control, rank=0, how="hang", before_batch=2, times=1, slow_s=0.1)
+    control_file(job.control, rank=0, how="hang", before_batch=2, times=1, slow_s=0.1, failures_first=1)
     run = job.start()
     wait_until(job.control.with_suffix(".failed0").exists, limit_s=RUN_LIMIT_S)
     processes = processes_of(run)
