@@ -20,6 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from virnucpro.models.encoders import fused_linear
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -261,5 +263,6 @@ def fake_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
         patch.setattr(torch.cuda, "synchronize", synchronize)
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
         patch.setattr(torch, "Generator", _Generator)
+        patch.setattr(fused_linear, "can_pack", lambda _device, _dtype: False)  # as on GPUs, also where a CPU has bf16
         with _Operators(runtime):
             yield runtime
