@@ -105,7 +105,7 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
     """
     plan = json.loads(Path(weights_path).read_text())
     slow_s = plan.get("slow_s", 0.0)
-    poison = plan.get("poison", {})
+    poison, awaited = plan.get("poison", {}), plan.get("failures_first", 0)
     if "while_loading" in plan:
         fail(plan["while_loading"])
 
@@ -121,9 +121,7 @@ def load_faulty_model(weights_path, device, *, precision="fp32"):
         mine = multiprocessing.current_process().name == f"gpu_worker_{plan.get('rank')}"
         if mine and number == plan["before_batch"] and claim_failure(Path(weights_path), plan["times"]):
             fail(plan["how"])
-        while not mine and not all(
-            failure(Path(weights_path), n).exists() for n in range(plan.get("failures_first", 0))
-        ):
+        while not mine and awaited and not failure(Path(weights_path), awaited - 1).exists():
             time.sleep(0.05)
 
     return HashModel(before_batch), ByteTokenizer()

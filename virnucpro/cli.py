@@ -77,9 +77,7 @@ def _not_loaded() -> None:
 
 def main() -> None:
     """Run the command line; the one boundary where an error becomes a sentence and an exit code."""
-    gc.set_threshold(
-        50_000, 20, 20
-    )  # objects mostly stay: looking through them as often as by default takes a tenth more
+    gc.set_threshold(50_000, 20, 20)  # objects mostly stay: to look as often as by default takes a tenth more time
     asked = _asked()
     if asked not in _LOGS_NOTHING and COMPLETE not in os.environ:
         _log_to_standard_error()

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PARENT_BYTES_PER_SEQUENCE, RUN_BYTES_PER_SEQUENCE = 200, 300
-"""Bytes of a peak that a sequence may cost. The parent builds the index, 68 bytes a record and an id on disk, by
-sorting columns in memory, before there is a worker; both then have what they read of it in their memory."""
+PARENT_BYTES_PER_SEQUENCE = 200
+"""Bytes of the parent's peak that a sequence may cost: it builds the index, 68 bytes a record and an id on disk, by
+sorting columns in memory, before there is a worker."""
 
 
 def embed_and_print_peaks(num_sequences: int, folder: Path) -> None:
@@ -92,7 +92,7 @@ def peaks(num_sequences, folder, *, module="tests.e2e.test_bounded_memory"):
 def test_200_000_sequences_take_the_memory_of_20_000(tmp_path):
     few, many = peaks(20_000, tmp_path / "few"), peaks(200_000, tmp_path / "many")
     assert many["blocks"] > 9 * few["blocks"] > 900
-    assert (many["run"] - few["run"]) * 1024 < RUN_BYTES_PER_SEQUENCE * 180_000
+    assert many["run"] < 1.1 * few["run"]
     assert many["worker"] < 1.1 * few["worker"]
     assert (many["parent"] - few["parent"]) * 1024 < PARENT_BYTES_PER_SEQUENCE * 180_000
 
