@@ -21,6 +21,7 @@ from uuid import UUID
 
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolUpdate
 
 from tests.conftest import REPOSITORY
 
@@ -180,7 +181,13 @@ class PrefectService:
 
     @contextmanager
     def worker(self, *arguments: str, cwd: Path | None = None, **environ: str):
-        """Start a process worker of the pool; yield it (``.log`` is its file); SIGTERM, then SIGKILL, at the end."""
+        """
+        Start a process worker of the pool; yield it (``.log`` is its file); SIGTERM, then SIGKILL, at the end.
+
+        The pool has no limit, whichever tests of ``bootstrap``, which sets one, came before.
+        """
+        with self.client() as client:
+            client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=None))
         log = self.folder / f"worker-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", *arguments]
         with started(command, log, cwd=cwd or self.folder, environ={**self.environ, **environ}) as process:

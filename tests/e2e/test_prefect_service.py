@@ -454,8 +454,6 @@ def bootstrap_says(service, *arguments, **environ):
 
 @pytest.mark.long
 def test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time(prefect_server):
-    from prefect.client.schemas.actions import WorkPoolUpdate
-
     first = bootstrap_says(prefect_server)
     second = bootstrap_says(prefect_server)
     assert set(first) == set(second)
@@ -478,7 +476,6 @@ def test_bootstrap_makes_a_server_ready_and_changes_nothing_the_second_time(pref
         (failed,) = client.read_automations_by_name("virnucpro: a run failed")
         assert not failed.enabled
         client.resume_automation(failed.id)
-        client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=20))  # for the tests that come after
 
 
 @pytest.mark.long
