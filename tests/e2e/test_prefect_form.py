@@ -132,9 +132,11 @@ class Form(Page):
         field.send_keys(Keys.CONTROL, "a", Keys.NULL, name)
 
     def choose(self, title, value):
-        """Choose from a field's list."""
+        """Choose from a field's list, and wait until it is gone: the next field's may have the same items."""
         self.field(title, "[aria-haspopup=listbox]").click()
         self.press(value, "[role=option]")
+        shown = f"{FIELD}?.querySelector('[aria-haspopup=listbox]')?.innerText.trim() == arguments[1]"
+        self.browser.wait_until(f"return {shown} && !document.querySelector('[role=option]')", title, value)
 
     def messages(self):
         """What is refused: title of the field -> message under it."""
