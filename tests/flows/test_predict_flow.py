@@ -22,7 +22,7 @@ from tests.flows.on_a_server import FirstWorkerKiller, artifact, worker_processe
 from tests.predictions import real_classifier, tables
 from tests.strategies import write_fasta
 from virnucpro.errors import BadInputError, ClassifierMismatchError
-from virnucpro.pipeline.prediction import letters, letters_job
+from virnucpro.pipeline.prediction import letters, part_jobs, part_work
 from virnucpro.pipeline.run.verification import verify_run
 from virnucpro.report.prediction.artifacts import markdown_text
 
@@ -82,15 +82,15 @@ def test_the_flow_gives_the_tables_that_the_library_gives(tmp_path, contigs):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_letters_are_scored_by_as_many_processes_as_the_form_says(tmp_path, contigs, workers, monkeypatch):
-    monkeypatch.setattr(letters_job.LettersJob, "worker_nt", 1)
+    monkeypatch.setattr(part_jobs.LettersJob, "worker_nt", 1)
     monkeypatch.setattr(letters, "PART_NT", 1)
-    began, in_processes = [], letters.compute_in_processes
+    began, in_processes = [], part_work.compute_in_processes
 
     def noted(work, then, num_workers, *more):
         began.append(num_workers)
         in_processes(work, then, num_workers, *more)
 
-    monkeypatch.setattr(letters, "compute_in_processes", noted)
+    monkeypatch.setattr(part_work, "compute_in_processes", noted)
     hardware = {"devices": "cpu", "workers": workers}
     state = predict([str(contigs)], str(tmp_path / "out"), hardware=hardware, return_state=True)
     assert state.is_completed(), state.message

@@ -12,9 +12,9 @@ from virnucpro.calls.gene_files import GFF_HEADER, gene_lines
 from virnucpro.config import InputRules
 from virnucpro.data.sequence_index import SequenceIndex
 from virnucpro.errors import ResultError, StoppedError
-from virnucpro.pipeline.prediction import genes, letters, letters_job
+from virnucpro.pipeline.prediction import genes, part_jobs, part_work
 from virnucpro.pipeline.prediction.genes import write_genes
-from virnucpro.pipeline.prediction.letters_job import GeneJob
+from virnucpro.pipeline.prediction.part_jobs import GeneJob
 from virnucpro.run_layout import PredictionLayout
 
 
@@ -58,7 +58,7 @@ def test_they_are_those_of_the_chosen_contigs_in_the_order_of_the_input(job, cho
 
 def test_a_start_after_a_kill_finds_those_of_the_other_parts(job, monkeypatch):
     expected = written(job, workers=1)
-    find, calls = letters_job.gene_lines, []
+    find, calls = part_jobs.gene_lines, []
 
     def killed(contigs):
         calls.append(1)
@@ -66,14 +66,14 @@ def test_a_start_after_a_kill_finds_those_of_the_other_parts(job, monkeypatch):
             raise KeyboardInterrupt
         return find(contigs)
 
-    monkeypatch.setattr(letters_job, "gene_lines", killed)
+    monkeypatch.setattr(part_jobs, "gene_lines", killed)
     with pytest.raises(KeyboardInterrupt):
         write_genes(job, CHOSEN, workers=1)
     parts = sorted(job.layout.letter_parts.glob("*.genes.*"))
     assert len(parts) == 2
     parts[0].write_bytes(parts[0].read_bytes()[:-1])
     del calls[:]
-    monkeypatch.setattr(letters_job, "gene_lines", lambda contigs: calls.append(1) or find(contigs))
+    monkeypatch.setattr(part_jobs, "gene_lines", lambda contigs: calls.append(1) or find(contigs))
     assert written(job, workers=1) == expected
     whole = len(calls)
     del calls[:]
@@ -88,7 +88,7 @@ def test_other_hosts_get_parts_where_there_is_much_to_do(job, monkeypatch):
         given.extend(parts)
         return [work(part) for part in parts]
 
-    monkeypatch.setattr(letters, "taking_part", lambda _: np.errstate())
+    monkeypatch.setattr(part_work, "taking_part", lambda _: np.errstate())
     assert written(job, elsewhere=elsewhere) == expected
     assert len(given) > 3
     del given[:]

@@ -28,9 +28,10 @@ from virnucpro.errors import ExitCode, OutputError, StoppedError, WorkersFailedE
 from virnucpro.models.classifier_files.card import locate_classifier, read_card
 from virnucpro.models.contigs.contig_model import LettersModel
 from virnucpro.models.contigs.similarity import is_unsure
-from virnucpro.pipeline.prediction import letters, letters_job, letters_processes
-from virnucpro.pipeline.prediction.letters import parts_of, score_letters
-from virnucpro.pipeline.prediction.letters_job import LettersJob, compute_part
+from virnucpro.pipeline.prediction import letters, part_jobs, part_processes, part_work
+from virnucpro.pipeline.prediction.letters import score_letters
+from virnucpro.pipeline.prediction.part_jobs import LettersJob, compute_part
+from virnucpro.pipeline.prediction.part_work import parts_of
 from virnucpro.run_layout import PredictionLayout
 
 CHUNK_NT = 500
@@ -47,7 +48,7 @@ def job(tmp_path, model, monkeypatch):
     monkeypatch.setattr(letters, "PART_NT", 4_000)
     monkeypatch.setattr(letters, "SEARCH_PART_NT", 12_000)
     monkeypatch.setattr(LettersJob, "worker_nt", 10_000)
-    monkeypatch.setattr(letters_job.SearchJob, "worker_nt", 5_000)
+    monkeypatch.setattr(part_jobs.SearchJob, "worker_nt", 5_000)
     chooser = random.Random(3)
     contigs = [(f"k{n}", "".join(chooser.choices("ACGT", k=chooser.randint(1, 3_000)))) for n in range(20)]
     contigs[7] = ("unknown", "N" * 700)
@@ -79,8 +80,8 @@ def test_every_contig_is_in_one_part_and_parts_are_of_like_size(monkeypatch):
     assert max(sizes) <= letters.PART_NT
     assert min(sizes[:-1]) > letters.PART_NT - 50_000
     assert [len(part) for part in parts_of(np.array([9_000_000, 5, 5]), letters.PART_NT)] == [1, 2]
-    assert max(map(len, parts_of(np.ones(10_000), letters.PART_NT))) == letters.PART_CONTIGS
-    monkeypatch.setattr(letters, "MOST_PARTS", 10)
+    assert max(map(len, parts_of(np.ones(10_000), letters.PART_NT))) == part_work.PART_CONTIGS
+    monkeypatch.setattr(part_work, "MOST_PARTS", 10)
     assert len(parts_of(lengths, letters.PART_NT)) <= 11
     assert parts_of(np.empty(0, dtype=np.int64), letters.PART_NT) == []
 
@@ -143,7 +144,7 @@ def test_a_contig_that_is_longer_than_a_part_is_one(monkeypatch):
 
 def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    refine, calls = letters_job.refine_scores, []
+    refine, calls = part_jobs.refine_scores, []
 
     def killed(index, part, model, found):
         calls.append(part)
@@ -151,7 +152,7 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
             raise KeyboardInterrupt
         return refine(index, part, model, found)
 
-    monkeypatch.setattr(letters_job, "refine_scores", killed)
+    monkeypatch.setattr(part_jobs, "refine_scores", killed)
     with pytest.raises(KeyboardInterrupt):
         score_letters(job, workers=1)
     assert len(list(job.layout.letter_parts.glob("*.refined.*"))) == 1
@@ -161,13 +162,13 @@ def test_a_start_after_a_kill_in_the_search_gives_the_same(job, monkeypatch):
 
 def test_parts_of_another_division_of_the_search_are_not_taken(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    refine, late = letters_job.refine_scores, letters_job.SearchJob(**vars(job))
+    refine, late = part_jobs.refine_scores, part_jobs.SearchJob(**vars(job))
 
     def refined(index, part, model, found):
         durable.write_bytes(late.path_of(range(20)), b"4" * 80, seal=True)  # by a worker of a start that was killed
         return refine(index, part, model, found)
 
-    monkeypatch.setattr(letters_job, "refine_scores", refined)
+    monkeypatch.setattr(part_jobs, "refine_scores", refined)
     assert scores(job, workers=1)[1:] == tuple(expected)
 
 
@@ -186,13 +187,13 @@ def test_what_is_there_is_not_computed_again_unless_it_is_damaged(job, monkeypat
     durable.write_bytes(job.path_of(parts[3]), b"other scores", seal=True)  # of other contigs
     other = job.path_of(parts[0]).with_name("0123456789abcdef.0.f32")  # of other settings
     other.write_bytes(b"x")
-    computed, compute = [], letters_job.score_by_letters
+    computed, compute = [], part_jobs.score_by_letters
 
     def noted(index, part, *args, **settings):
         computed.append(part)
         return compute(index, part, *args, **settings)
 
-    monkeypatch.setattr(letters_job, "score_by_letters", noted)
+    monkeypatch.setattr(part_jobs, "score_by_letters", noted)
     assert scores(job, workers=1)[1:] == tuple(expected)
     assert sorted(computed, key=parts.index) == [*parts[1:4], *parts[4:]]
 
@@ -209,7 +210,7 @@ def test_a_process_computes_with_one_thread_and_leaves_others_what_they_had(job,
         return b"", b""
 
     seen: list[int] = []
-    monkeypatch.setattr(letters_job, "score_by_letters", noted)
+    monkeypatch.setattr(part_jobs, "score_by_letters", noted)
     with threadpool_limits(3, user_api="blas"):
         with suppress(KeyboardInterrupt):
             compute_part(job, job.open_index(), range(2), None)
@@ -218,7 +219,7 @@ def test_a_process_computes_with_one_thread_and_leaves_others_what_they_had(job,
 
 
 def test_a_process_that_scores_starts_without_what_it_does_not_use():
-    code = "import sys, virnucpro.pipeline.work.worker_process, virnucpro.pipeline.prediction.letters_job; "
+    code = "import sys, virnucpro.pipeline.work.worker_process, virnucpro.pipeline.prediction.part_jobs; "
     code += "print({'torch', 'prefect', 'rich', 'structlog', 'pydantic', 'asyncio', 'urllib.request'} & {*sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert loaded.stdout == "set()\n"
@@ -236,34 +237,34 @@ def test_an_input_without_contigs_has_empty_files(tmp_path, model):
 def worker_that_dies(rank, world_size, results_queue, job):
     """The first process dies with the part that it was given."""
     if rank == 0:
-        next(letters_job._handed_out(results_queue))
+        next(part_jobs._handed_out(results_queue))
         os.kill(os.getpid(), signal.SIGKILL)
-    letters_job.letters_worker(rank, world_size, results_queue, job)
+    part_jobs.part_worker(rank, world_size, results_queue, job)
 
 
 def worker_that_notes_its_parts(rank, world_size, results_queue, job):
     """Every part takes so long that each process has one."""
-    compute = letters_job.score_by_letters
+    compute = part_jobs.score_by_letters
 
     def noted(index, part, *args, **settings):
         time.sleep(0.2)
         (job.layout.output_dir / f"scored.{part.start}.{os.getpid()}").touch()
         return compute(index, part, *args, **settings)
 
-    letters_job.score_by_letters = noted
-    letters_job.letters_worker(rank, world_size, results_queue, job)
+    part_jobs.score_by_letters = noted
+    part_jobs.part_worker(rank, world_size, results_queue, job)
 
 
 def worker_that_notes_itself(rank, world_size, results_queue, job):
     (job.layout.output_dir / f"process.{os.getpid()}").touch()
-    letters_job.letters_worker(rank, world_size, results_queue, job)
+    part_jobs.part_worker(rank, world_size, results_queue, job)
 
 
 def worker_that_dies_in_the_search(rank, world_size, results_queue, job):
     """The first process dies with the first part that it is to search."""
     if rank == 0:
-        letters_job.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    letters_job.letters_worker(rank, world_size, results_queue, job)
+        part_jobs.refine_scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    part_jobs.part_worker(rank, world_size, results_queue, job)
 
 
 def worker_that_cannot_write(rank, world_size, results_queue, job):
@@ -276,19 +277,19 @@ def worker_that_fails(rank, world_size, results_queue, job):
 
 def test_a_process_that_dies_costs_time_only(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_dies")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_dies")
     assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
 
 
 def test_a_process_that_dies_in_the_search_costs_time_only(job, monkeypatch):
     _, *expected = scores(job, workers=1)
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_dies_in_the_search")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_dies_in_the_search")
     assert scores(job, workers=2, limits=RunLimits(attempts=1))[1:] == tuple(expected)
 
 
 def test_the_processes_that_score_also_search(job, monkeypatch):
     seen = []
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_notes_itself")
     counts, *_ = scores(job, workers=2, advance=lambda *progress: seen.append(progress))
     assert counts["searched"] > 5
     assert seen[-1] == (counts["searched"], counts["searched"], "compared with known proteins")
@@ -297,20 +298,21 @@ def test_the_processes_that_score_also_search(job, monkeypatch):
 
 @pytest.mark.parametrize("step", ["_join_parts", "_is_there"])
 def test_what_goes_wrong_between_scoring_and_searching_is_said(job, monkeypatch, step):
-    do = getattr(letters, step)
+    where = letters if step == "_join_parts" else part_work
+    do = getattr(where, step)
 
     def refuse(job, parts, *more):
         if step == "_is_there" and not job.searches:
             return do(job, parts, *more)
         raise OutputError(job.layout.letter_scores, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(letters, step, refuse)
+    monkeypatch.setattr(where, step, refuse)
     with pytest.raises(OutputError, match="free some space"):
         scores(job, workers=2)
 
 
 def test_no_part_is_computed_by_two_processes(job, monkeypatch):
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_notes_its_parts")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_notes_its_parts")
     scores(job, workers=3)
     index = SequenceIndex.open(job.layout.contig_index)
     parts = parts_of(index.lengths[index.in_input_order()], letters.PART_NT)
@@ -329,23 +331,23 @@ def test_there_is_a_process_a_core_as_far_as_memory_allows(job, monkeypatch, cor
     def begin(_work, _then, num_workers, *_):
         raise Began(num_workers)
 
-    monkeypatch.setattr(letters, "usable_cores", lambda: cores)
-    monkeypatch.setattr(letters, "free_memory_bytes", lambda: memory_mb * 1_000_000)
-    monkeypatch.setattr(letters, "compute_in_processes", begin)
+    monkeypatch.setattr(part_work, "usable_cores", lambda: cores)
+    monkeypatch.setattr(part_work, "free_memory_bytes", lambda: memory_mb * 1_000_000)
+    monkeypatch.setattr(part_work, "compute_in_processes", begin)
     with pytest.raises(Began, match=f"^{number}$"):
         score_letters(job, workers=asked)
 
 
 def test_one_part_takes_one_process(tmp_path, model, monkeypatch):
     monkeypatch.setattr(LettersJob, "worker_nt", 1_000)
-    monkeypatch.setattr(letters, "compute_in_processes", None)
+    monkeypatch.setattr(part_work, "compute_in_processes", None)
     contig = "".join(random.Random(4).choices("ACGT", k=9_000))
     counts, *_ = scores(job_in(tmp_path / "out", [write_fasta(tmp_path / "in.fa", [("k", contig)])], model), workers=4)
     assert counts["contigs"] == counts["scored"] == 1
 
 
 def test_a_full_disk_ends_it_as_such(job, monkeypatch):
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_cannot_write")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_cannot_write")
     with pytest.raises(OutputError, match="free some space"):
         scores(job, workers=2, limits=RunLimits(attempts=1))
 
@@ -358,7 +360,7 @@ def test_a_file_in_place_of_their_folder_is_refused(job, workers):
 
 
 def test_where_every_process_fails_the_error_says_why_and_what_is_missing(job, monkeypatch):
-    monkeypatch.setattr(letters_processes, "WORKER", f"{__name__}:worker_that_fails")
+    monkeypatch.setattr(part_processes, "WORKER", f"{__name__}:worker_that_fails")
     with pytest.raises(WorkersFailedError, match="20 of 20 sequences missing") as caught:
         scores(job, workers=2, limits=RunLimits(attempts=1))
     assert "no luck" in str(caught.value)
@@ -379,17 +381,17 @@ def test_progress_is_of_contigs_and_ends_with_all_of_them(job, workers):
 
 
 def test_progress_of_a_resumed_run_counts_what_was_done_before(job, monkeypatch):
-    compute = letters.compute_part
+    compute = part_work.compute_part
     stop, before, seen = threading.Event(), [], []
 
     def score_until_stopped(*arguments):
         compute(*arguments)
         stop.set()
 
-    monkeypatch.setattr(letters, "compute_part", score_until_stopped)
+    monkeypatch.setattr(part_work, "compute_part", score_until_stopped)
     with pytest.raises(StoppedError):
         score_letters(job, workers=1, stop=stop, advance=lambda *progress: before.append(progress))
-    monkeypatch.setattr(letters, "compute_part", compute)
+    monkeypatch.setattr(part_work, "compute_part", compute)
     score_letters(job, workers=1, advance=lambda *progress: seen.append(progress))
     assert len(before) == 1
     assert seen[0][0] > before[0][0] > 0

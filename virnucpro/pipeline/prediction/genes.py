@@ -1,7 +1,7 @@
 """
 ``genes.gff3`` and ``genes.faa``, found by one process a core; a contig's genes depend on it alone.
 
-Contigs are parted as in ``letters``: a start after a kill finds the genes of the other parts.
+A start after a kill finds the genes of the other parts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from virnucpro import durable
 from virnucpro.calls.gene_files import GFF_HEADER
-from virnucpro.pipeline.prediction.letters import Work, compute_parts, parts_of, read_part
-from virnucpro.pipeline.prediction.letters_job import GENE_COUNTS
+from virnucpro.pipeline.prediction.part_jobs import GENE_COUNTS
+from virnucpro.pipeline.prediction.part_work import Work, compute_parts, parts_of, read_part
 
 if TYPE_CHECKING:
     import threading
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from virnucpro.arrays import BoolArray
     from virnucpro.config import RunLimits
     from virnucpro.pipeline.hosts.result_passes import ItemMap
-    from virnucpro.pipeline.prediction.letters_job import GeneJob
+    from virnucpro.pipeline.prediction.part_jobs import GeneJob
 
 PART_NT = 1_000_000
 """Nucleotides of a part whose genes are wanted."""

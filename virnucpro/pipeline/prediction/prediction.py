@@ -27,7 +27,7 @@ from virnucpro.pipeline.hardware.device_claim import DeviceClaim
 from virnucpro.pipeline.multi_gpu_inference import embed_job
 from virnucpro.pipeline.prediction.genes import write_genes
 from virnucpro.pipeline.prediction.letters import score_letters
-from virnucpro.pipeline.prediction.letters_job import GeneJob, LettersJob
+from virnucpro.pipeline.prediction.part_jobs import GeneJob, LettersJob
 from virnucpro.pipeline.prediction.preparation import prepare_prediction
 from virnucpro.pipeline.prediction.result import EMBEDDING_STAGES, close_prediction, prediction_result
 from virnucpro.pipeline.prediction.sample import read_sample

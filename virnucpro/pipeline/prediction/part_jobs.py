@@ -1,7 +1,7 @@
 """
 What is done to a part of the contigs, and the process that does it for those that its parent hands out.
 
-It imports little, so that a process starts soon. Legend: as in ``letters``.
+It imports little, so that a process starts soon.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class GeneJob(PartJob):
         return GENE_COUNTS.pack(found.genes, len(found.gff)) + found.gff + found.proteins
 
 
-def letters_worker(rank: int, world_size: int, results_queue: ReportPipe, job: PartJob) -> None:
+def part_worker(rank: int, world_size: int, results_queue: ReportPipe, job: PartJob) -> None:
     """Do the job to those parts that the parent hands out; of scores, search some, too."""
     del world_size
     search = SearchJob(**vars(job)) if isinstance(job, LettersJob) else job

@@ -1,8 +1,7 @@
 """
 The pool of processes that score contigs by their letters and search those that letters are not sure of, or find genes.
 
-They get one part at a time from their parent; the part of a lost process goes to the next that asks. Legend: as in
-``letters``.
+They get one part at a time from their parent; the part of a lost process goes to the next that asks.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.config import RunLimits
-    from virnucpro.pipeline.prediction.letters import Work
+    from virnucpro.pipeline.prediction.part_work import Work
 
-WORKER = "virnucpro.pipeline.prediction.letters_job:letters_worker"
+WORKER = "virnucpro.pipeline.prediction.part_jobs:part_worker"
 
 
 def compute_in_processes(
