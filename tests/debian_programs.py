@@ -1,4 +1,4 @@
-"""Prometheus and its Pushgateway as Debian packages them, started on a free port of this host and stopped again."""
+"""Prometheus, its Pushgateway and PostgreSQL as Debian packages them, on a free port of this host, stopped again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 START_LIMIT_S = 60.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -64,6 +62,36 @@ def started(name: str, *arguments: str, folder: Path):
     finally:
         process.terminate()
         process.wait(20)
+
+
+@contextmanager
+def postgresql():
+    """Start a private cluster of PostgreSQL; yield the URL of its database for Prefect. Skips the test without it."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        pytest.skip("Debian's package postgresql is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="virnucpro-postgresql-"))  # pytest's own folders are closed to other users
+    is_root = os.geteuid() == 0
+    if is_root:
+        shutil.chown(folder, "postgres")
+    identity = {"user": "postgres", "group": "postgres", "extra_groups": []} if is_root else {}
+
+    def run(name, *arguments):
+        command = [programs[-1] / name, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **identity)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run("initdb", "--pgdata", folder / "data", "--username", "prefect", "--auth", "trust", "--no-sync")
+    options = f"-c listen_addresses=127.0.0.1 -c fsync=off -p {port} -k {folder}"
+    run("pg_ctl", "--pgdata", folder / "data", "--log", folder / "log", "--wait", "--options", options, "start")
+    try:
+        run("createdb", "--host", "127.0.0.1", "--port", str(port), "--username", "prefect", "prefect")
+        yield f"postgresql+asyncpg://prefect:any@127.0.0.1:{port}/prefect"
+    finally:
+        run("pg_ctl", "--pgdata", folder / "data", "--mode", "immediate", "--wait", "stop")
+        shutil.rmtree(folder)
 
 
 class Prometheus:

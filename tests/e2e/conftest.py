@@ -17,11 +17,18 @@ def pytest_addoption(parser: pytest.Parser):
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory):
-    """A real server with a password and CSRF; see ``tests.prefect_service``."""
+    """
+    A real server with a password and CSRF; see ``tests.prefect_service``.
+
+    On PostgreSQL: SQLite stands still for a minute now and then, and drops events, as automations write to it, too.
+    """
+    from tests.debian_programs import postgresql
     from tests.prefect_service import prefect_service
 
-    with prefect_service(tmp_path_factory.mktemp("prefect")) as service:
-        yield service
+    with postgresql() as url:
+        folder = tmp_path_factory.mktemp("prefect")
+        with prefect_service(folder, PREFECT_SERVER_DATABASE_CONNECTION_URL=url) as service:
+            yield service
 
 
 @pytest.fixture(scope="module")

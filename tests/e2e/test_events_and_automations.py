@@ -138,15 +138,14 @@ def test_each_end_has_one_event_with_counts_and_paths_a_webhook_hears_it_and_the
             update = DeploymentUpdate(parameters=parameters, job_variables={"env": variables})
             client.update_deployment(scan.id, update)
         with prefect_server.worker(VIRNUCPRO_DATA_ROOTS=str(tmp_path)) as worker:
-            asked = {
-                "partial": {"name": "partial", "result": {"allow_partial": True}},
-                "failed": {"name": "failed"},
-                "bad input": {"name": "bad", "fasta": "none.fasta"},
+            runs = {
+                "partial": start("partial", result={"allow_partial": True}),
+                "failed": start("failed"),
+                "bad input": start("bad", "none.fasta"),
             }
-            runs = {}
-            for what, given in asked.items():  # one by one: SQLite may drop an event where several write at once
-                runs[what] = start(**given)
-                prefect_server.wait_for_state(runs[what], "Completed", "Partial", "Failed", limit_s=120)
+            ends = ("Completed", "Partial", "Failed")
+            for run_id in runs.values():
+                prefect_server.wait_for_state(run_id, *ends, limit_s=120)
             results = tmp_path / "results"
             wait_until(lambda: list(results.glob("*/embeddings.h5")), limit_s=120, log=worker.log, interval_s=0.5)
             wait_until(lambda: len(calls) >= 4, limit_s=60, interval_s=0.2)

@@ -8,20 +8,15 @@ with the hash model (``tests.hash_flows``).
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -29,6 +24,7 @@ import yaml
 
 from tests import hash_flows
 from tests.conftest import RELEASE, REPOSITORY
+from tests.debian_programs import postgresql
 from tests.prefect_service import PASSWORD, POOL, prefect_service, wait_until
 
 pytestmark = pytest.mark.slow
@@ -541,40 +537,14 @@ def automations_of_bootstrap(client):
     return automations(client, None)
 
 
-@pytest.fixture
-def postgresql(tmp_path_factory):
-    """A private cluster of PostgreSQL on a free port of 127.0.0.1; yield its URL for Prefect."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not programs:
-        pytest.skip("Debian's package postgresql is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="virnucpro-postgresql-"))  # pytest's own folders are closed to other users
-    is_root = os.geteuid() == 0
-    if is_root:
-        shutil.chown(folder, "postgres")
-    identity = {"user": "postgres", "group": "postgres", "extra_groups": []} if is_root else {}
-
-    def run(name, *arguments):
-        command = [programs[-1] / name, *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **identity)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    run("initdb", "--pgdata", folder / "data", "--username", "prefect", "--auth", "trust", "--no-sync")
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
-    run("pg_ctl", "--pgdata", folder / "data", "--log", folder / "log", "--wait", "--options", options, "start")
-    try:
-        run("createdb", "--host", "127.0.0.1", "--port", str(port), "--username", "prefect", "prefect")
-        yield f"postgresql+asyncpg://prefect:any@127.0.0.1:{port}/prefect"
-    finally:
-        run("pg_ctl", "--pgdata", folder / "data", "--mode", "immediate", "--wait", "stop")
-        shutil.rmtree(folder)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_all_of_it_on_postgresql(postgresql, tmp_path):
-    with prefect_service(tmp_path / "server", PREFECT_SERVER_DATABASE_CONNECTION_URL=postgresql) as service:
+@pytest.mark.parametrize("database", ["PostgreSQL", "SQLite"])
+def test_all_of_it_with_a_backup(database, tmp_path):
+    with ExitStack() as stack:
+        url = stack.enter_context(postgresql()) if database == "PostgreSQL" else None
+        environ = {} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+        service = stack.enter_context(prefect_service(tmp_path / "server", **environ))
         for number, test in enumerate(
             [
                 test_deploying_everything_twice_changes_nothing_the_second_time,
@@ -602,4 +572,4 @@ def test_all_of_it_on_postgresql(postgresql, tmp_path):
         service.serve()
         with service.client() as client:
             assert len(client.read_flow_runs()) == num_runs
-    assert not list((tmp_path / "server").rglob("*.db")), "it was SQLite"
+    assert bool(list((tmp_path / "server").rglob("*.db"))) == (database == "SQLite")
