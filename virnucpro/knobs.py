@@ -11,9 +11,10 @@ from functools import reduce
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from virnucpro.errors import ConfigurationError, printable
 
@@ -139,6 +140,14 @@ class Box(BaseModel):
     """Settings that belong together: a box of the form. An unknown name in it is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # few commands need them all
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Number the lines of the box: PostgreSQL, where Prefect keeps the form, does not keep their order."""
+        schema = handler(core_schema)
+        for position, line in enumerate(handler.resolve_ref_schema(schema).get("properties", {}).values()):
+            line["position"] = position
+        return schema
 
 
 @dataclass(frozen=True)
