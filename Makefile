@@ -1,6 +1,6 @@
 # make demo   predicts which of 29 real contigs are viral, through the real flow: no GPU, no server to start
 # make test   the tests, under 10 minutes on two cores
-# make e2e    the minutes-long tests: real Prefect, Prometheus, Chromium; make e2e-long: rare faults, PostgreSQL, all data
+# make e2e    the minutes-long tests: real Prefect on PostgreSQL, Prometheus, Chromium; make e2e-long: rare faults, all data
 # make clusters   Ray and Dask on two nodes of this machine, 20,000 proteins: killed, late, again and again; an hour or more
 # make soak   every fault many times over, under 30 minutes; the table goes to docs/reliability.md
 # make lint   ruff, mypy --strict, import directions, the site of the documentation

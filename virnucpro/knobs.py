@@ -145,7 +145,7 @@ class Box(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Number the lines of the box: PostgreSQL, where Prefect keeps the form, does not keep their order."""
         schema = handler(core_schema)
-        for position, line in enumerate(handler.resolve_ref_schema(schema).get("properties", {}).values()):
+        for position, line in enumerate(handler.resolve_ref_schema(schema)["properties"].values()):
             line["position"] = position
         return schema
 

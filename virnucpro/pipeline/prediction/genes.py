@@ -39,7 +39,7 @@ def write_genes(
     stop: threading.Event | None = None,
 ) -> int:
     """
-    Write the genes of the chosen contigs, and return their number; arguments and errors as of ``score_letters``.
+    Write the genes of the chosen contigs, and return their number; arguments and errors as of ``compute_parts``.
 
     Args:
         is_chosen_C: bool (contigs,), in input order.

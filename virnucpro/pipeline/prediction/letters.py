@@ -47,16 +47,7 @@ def score_letters(
     """
     Write the scores of all contigs, and of the windows along the long ones; return how many were scored and searched.
 
-    Args:
-        workers: Number of processes; by default one a core, as far as memory allows and the input is worth it.
-        elsewhere: Has the parts computed on other hosts.
-        advance: Gets how many contigs of how many are done, and what is done to them, after every part.
-        stop: Set it to end the processes.
-
-    Raises:
-        StoppedError: *stop* was set.
-        OutputError: A part cannot be written.
-        WorkersFailedError: No process got to the end.
+    Arguments and errors are those of ``compute_parts``; *advance* is that of ``Work``.
     """
     index = job.open_index()
     lengths = index.lengths[index.in_input_order()]

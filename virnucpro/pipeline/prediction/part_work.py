@@ -61,7 +61,7 @@ class Work:
         job: What is done to each.
         lengths_nt: Of all contigs, as far as they are work.
         parts: Of the contigs.
-        advance: As ``score_letters`` has it.
+        advance: Gets how many contigs of how many are done, and what is done to them, after every part.
     """
 
     def __init__(
@@ -107,6 +107,14 @@ def compute_parts(
 
     Args:
         load: Of the job; what it returns is kept.
+        workers: Number of processes; by default one a core, as far as memory allows and the work is worth it.
+        elsewhere: Has the parts computed on other hosts.
+        stop: Set it to end the processes.
+
+    Raises:
+        StoppedError: *stop* was set.
+        OutputError: A part cannot be written.
+        WorkersFailedError: No process got to the end.
     """
     job, missing, stop = work.job, work.missing(), stop or threading.Event()
     num_workers = min(processes_for(sum(map(work.nt_of, missing)), job.worker_nt, workers), max(1, len(missing)))
@@ -129,6 +137,7 @@ def processes_for(work_nt: int, worker_nt: int, workers: int | None) -> int:
 
 
 def read_part(job: PartJob, part: range) -> bytes:
+    """Return what was found of a part; ``ResultError`` where its file is not whole."""
     durable.check_seal(job.path_of(part))
     return job.path_of(part).read_bytes()[: -durable.SEAL_BYTES]
 
