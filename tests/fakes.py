@@ -148,6 +148,21 @@ def load_model_whose_device_goes(weights_path, device, *, precision="fp32"):
     return HashModel(before_batch), ByteTokenizer()
 
 
+def load_model_whose_device_fails_slowly(weights_path, device, *, precision="fp32"):
+    """A hash model whose rank 0 has a device that is gone after two batches, and takes five seconds to say so."""
+    gone = Path(weights_path)
+
+    def before_batch(number, sequences):
+        if multiprocessing.current_process().name == "gpu_worker_0" and (number == 2 or gone.exists()):
+            gone.touch()
+            time.sleep(5)
+            fail("device_gone")
+        while number == 2 and not gone.exists():
+            time.sleep(0.05)
+
+    return HashModel(before_batch), ByteTokenizer()
+
+
 def load_model_of_uneven_ranks(weights_path, device, *, precision="fp32"):
     """A hash model that needs as many seconds for a batch as the JSON list *weights_path* has for the rank."""
     rank = int(multiprocessing.current_process().name.removeprefix("gpu_worker_"))

@@ -61,6 +61,19 @@ def test_a_device_that_goes_costs_no_sequence_its_row(tmp_path, proteins):
     check_complete(tmp_path / "out", sequences)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed_of_lengths", [1, 2, 3])
+def test_a_device_that_goes_slowly_costs_no_row_and_is_named(tmp_path, seed_of_lengths):
+    sequences = make_proteins(tmp_path / "in.fasta", random.Random(seed_of_lengths), 80)
+    config = fakes.hash_config(
+        loader="tests.fakes:load_model_whose_device_fails_slowly", weights_path=str(tmp_path / "gone"), token_budget=64
+    )
+    result = run_embedding([tmp_path / "in.fasta"], tmp_path / "out", config, [CPU] * 2)
+    print(f"missing {result.num_missing}, failed ranks {result.failed_ranks}, failures {result.ranks[0].failures}")
+    assert (result.state, result.failed_ranks, result.num_missing) == ("complete", [0], 0)
+    check_complete(tmp_path / "out", sequences)
+
+
 def test_a_worker_that_cannot_start_ends_the_run_at_once_with_78(tmp_path, proteins):
     command = hash_command(tmp_path / "run", proteins[0], while_loading="import_error")
     began_s = time.monotonic()

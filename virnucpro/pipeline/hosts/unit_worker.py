@@ -25,7 +25,7 @@ from virnucpro.pipeline.hosts.host_check import check_folder, check_host, weight
 from virnucpro.pipeline.plan.budget_probe import PROBE_WORKER, probe_devices
 from virnucpro.pipeline.work.block_pool import BlockPool
 from virnucpro.pipeline.work.rank_runner import run_rank
-from virnucpro.pipeline.work.recovery import Quarantine, Recovery
+from virnucpro.pipeline.work.recovery import Death, Quarantine, Recovery
 from virnucpro.pipeline.work.units import UnitRecord
 from virnucpro.store.locks.worker_lock import taking_part
 from virnucpro.store.parts import first_block, part_paths
@@ -50,6 +50,8 @@ IDLE_S = 60.0
 """Seconds without a unit after which the process ends: its driver may be gone. Another unit starts another process."""
 REPORT_S = 5.0
 """Most seconds to wait for what is reported of blocks that are durable."""
+ELSEWHERE = -1
+"""In place of a rank's number: another worker of the run."""
 END_S = 30.0
 """Seconds that the process has to end once there is nothing left to do."""
 SAMPLE_INTERVAL_S = 5.0
@@ -97,10 +99,12 @@ class _UnitRecovery(Recovery):
         """Have blocks of a unit computed; return those that were not when *thread*, which runs the rank, ended."""
         assert isinstance(self._pool, UnitPool)
         with self._changed:
+            known = self._suspects()
             for block, deaths in unit.suspects.items():
-                self._evidence.blocks[block] = max(deaths, self._evidence.blocks[block])
+                elsewhere = Death(ELSEWHERE, FailureClass.DIED, frozenset([block]), {})
+                self._deaths += [elsewhere] * (deaths - known.get(block, 0))
             for position, (block, (failure, attempts)) in unit.quarantined.items():
-                self._evidence.quarantined[position] = Quarantine(block, FailureClass(failure), attempts)
+                self._known[position] = Quarantine(block, FailureClass(failure), attempts)
             self._pool.feed(todo)
             while (left := self._pool.undone(todo)) and thread.is_alive():
                 self._changed.wait(0.2)
@@ -119,17 +123,15 @@ class _UnitRecovery(Recovery):
 
     def record(self, unit: Unit, left: Sequence[int]) -> dict[str, Any]:
         """Return what is known of failures in a unit."""
-        (standing,) = self._standings.values()
-        among = set(unit.blocks)
         with self._changed:
+            found = {position: why for position, why in self._quarantined().items() if why.block in set(unit.blocks)}
+            deaths = [self._lone_deaths(position) for position in found.keys() - self._known.keys()]
             return {
                 "suspects": {block: deaths for block, deaths in self._suspects().items() if block in left},
                 "quarantined": {
-                    position: (why.block, (why.failure.value, why.attempts))
-                    for position, why in self._quarantined().items()
-                    if why.block in among
+                    position: (why.block, (why.failure.value, why.attempts)) for position, why in found.items()
                 },
-                "is_proved": standing.is_proven,
+                "is_proved": all(any(death.is_proved for death in on_it) for on_it in deaths if on_it),
             }
 
     def end(self) -> None:

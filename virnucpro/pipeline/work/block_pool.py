@@ -102,12 +102,10 @@ class BlockPool:
         self._is_checked = bytearray(num_blocks)
         self._moved: dict[int, int] = {}
         """Block -> the rank that has it, where that is not the one of its stride."""
-        self._begun: set[int] = set()
-        """Ranks whose running process has been given something."""
+        self._running: set[int] = set()
+        """Ranks that have a process."""
         self._ended: set[int] = set()
         """Ranks that are complete or lost."""
-        self.waiting: set[int] = set()
-        """Ranks that wait until they may start a process."""
 
     @property
     def is_done(self) -> bool:
@@ -118,10 +116,6 @@ class BlockPool:
     def live(self) -> set[int]:
         """Ranks that are neither complete nor lost."""
         return self._ranks.keys() - self._ended
-
-    def is_idle(self, rank: int) -> bool:
-        """Whether *rank* has no block."""
-        return not self._given[rank]
 
     def rank_of(self, block: int) -> int:
         """Return the rank that has or had *block* last."""
@@ -138,7 +132,7 @@ class BlockPool:
     def begin(self, rank: int) -> Sequence[int]:
         """Note that a process of *rank* is about to start, and return the blocks that it checks first."""
         blocks = self.blocks_of(rank)
-        self._begun.discard(rank)
+        self._running.add(rank)
         self._ended.discard(rank)
         self._checking[rank] = {block for block in blocks if not self._is_done[block]}
         return blocks
@@ -174,54 +168,58 @@ class BlockPool:
         self._ended.add(rank)
 
     def reopen(self, blocks: Iterable[int]) -> None:
-        """Note that *blocks* are to be computed after all, by other ranks than those that had them."""
-        for block in set(blocks).difference(self._free) if self._num_blocks else ():
+        """Note that *blocks* are to be computed after all; what was known before of those under way is out of date."""
+        for block in set(blocks):
             self._is_done[block] = self._is_checked[block] = False
+            for held in (*self._checking.values(), *self._given.values()):
+                held.discard(block)
+            for queue in (*self._unstarted.values(), self._free):
+                if block in queue:
+                    queue.remove(block)
             self._free.append(block)
-            for checking in self._checking.values():  # by what was known before
-                checking.discard(block)
 
-    def next_for(self, rank: int, suspects: Collection[int], *, idle: bool, may_take: bool) -> Grant | None:
+    def next_for(
+        self, rank: int, suspects: Collection[int], for_it: Sequence[int], *, idle: bool, may_take: bool
+    ) -> Grant | None:
         """
         Return what the process of *rank* does next; None: it has to wait, or to ask again once it is idle.
 
         Args:
             rank: Which.
             suspects: Blocks that may have ended a process: given one at a time, to a process that has nothing else.
+            for_it: Those that this rank may try, in this order.
             idle: Whether everything that the process has computed is durable.
             may_take: Whether it may have blocks of others.
         """
-        self._begun.add(rank)
         if not idle and self._is_tail():
             return None
         if blocks := self._pop(self._unstarted[rank], suspects):
             return self._give(rank, blocks)
-        if idle and (suspect := self._suspect(self._unstarted[rank], suspects)):
-            return self._give(rank, suspect, is_suspect=True)
-        if may_take:
-            for source, from_end in self._sources(rank):
-                if blocks := self._pop(source, suspects, from_end=from_end):
-                    return self._give(rank, blocks)
-            if idle:
-                return self._last_resort(rank, suspects)
-        return Grant(is_end=True) if idle and self.is_done else None
-
-    def _last_resort(self, rank: int, suspects: Collection[int]) -> Grant | None:
-        """Return what ranks without a process have that is to be checked first, or that is suspect."""
-        idle_sources = [self._free, *(self._unstarted[other] for other in self._not_running() if other != rank)]
-        for source in idle_sources:
-            unchecked = [block for block in source if not self._is_done[block] and not self._is_checked[block]]
-            if unchecked:
-                runs = islice(runs_of(sorted(unchecked)), ITEMS_IN_A_MESSAGE)
-                blocks = [block for first, last, step in runs for block in range(first, last + 1, step)]
-                self._checking[rank] = set(blocks)
-                return Grant(blocks, to_check=True)
-            if suspect := self._suspect(source, suspects):
-                return self._give(rank, suspect, is_suspect=True)
+        sources = self._sources(rank)
+        for source, from_end in sources if may_take else ():
+            if blocks := self._pop(source, suspects, from_end=from_end):
+                return self._give(rank, blocks)
+        if not idle:
+            return None
+        if may_take and (unchecked := self._unchecked(rank)):
+            self._checking[rank] = set(unchecked)
+            return Grant(unchecked, to_check=True)
+        for block in for_it:
+            for source in (self._unstarted[rank], *(source for source, _ in sources)):
+                if block in source and self._is_checked[block] and not self._is_done[block]:
+                    source.remove(block)
+                    return self._give(rank, [block], is_suspect=True)
         return Grant(is_end=True) if self.is_done else None
 
-    def _not_running(self) -> list[int]:
-        return [rank for rank, record in self._ranks.items() if rank in self.waiting or not record.attempts]
+    def _unchecked(self, rank: int) -> list[int]:
+        """Return blocks that wait without a process of their rank, and whose files are to be looked for first."""
+        not_running = self._ranks.keys() - self._running - {rank}
+        for source in (self._free, *(self._unstarted[other] for other in sorted(not_running))):
+            found = sorted(block for block in source if not self._is_done[block] and not self._is_checked[block])
+            if found:
+                runs = islice(runs_of(found), ITEMS_IN_A_MESSAGE)
+                return [block for first, last, step in runs for block in range(first, last + 1, step)]
+        return []
 
     def _sources(self, rank: int) -> list[tuple[deque[int], bool]]:
         """Return where *rank* may take blocks, and whether from the end: the lost ranks' first, then who is behind."""
@@ -231,8 +229,8 @@ class BlockPool:
         def seconds_left(other: int) -> float:
             return len(self._unstarted[other]) * (self._ranks[other].seconds_per_batch or typical)
 
-        others = {*self._begun, *self._not_running()} - {rank}
-        behind = sorted((other for other in others if self._unstarted[other]), key=seconds_left, reverse=True)
+        others = (other for other in self._ranks if other != rank and self._unstarted[other])
+        behind = sorted(others, key=seconds_left, reverse=True)
         return [(self._free, False), *((self._unstarted[other], True) for other in behind)]
 
     def _is_tail(self) -> bool:
@@ -253,18 +251,10 @@ class BlockPool:
         (source.extend if from_end else source.extendleft)(reversed(put_back))
         return sorted(found)
 
-    def _suspect(self, source: deque[int], suspects: Collection[int]) -> list[int]:
-        """Take the first suspect that is checked from *source*."""
-        block = next(
-            (one for one in suspects if one in source and self._is_checked[one] and not self._is_done[one]), None
-        )
-        if block is None:
-            return []
-        source.remove(block)
-        return [block]
-
     def _give(self, rank: int, blocks: list[int], *, is_suspect: bool = False) -> Grant:
         self._given[rank].update(blocks)
+        for checking in self._checking.values():
+            checking.difference_update(blocks)
         for block in blocks:
             if self.rank_of(block) != rank:
                 self._moved[block] = rank
@@ -274,7 +264,7 @@ class BlockPool:
         """Return what the ended process of *rank* was given and has not finished; its files are to be checked."""
         given, self._given[rank] = self._given[rank], set()
         self._checking[rank] = set()
-        self._begun.discard(rank)
+        self._running.discard(rank)
         for block in given:
             self._is_checked[block] = False
         return given

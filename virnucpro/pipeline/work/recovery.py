@@ -12,9 +12,10 @@ narrows it down, one step for each death:
 A poisoned sequence thus costs at most four more starts of a process, whatever the size of its block. What is learned
 holds for this start of the run: the next one tries everything again.
 
-Blocks are handed out (``block_pool``): those of a rank that is lost for good go to the others at once, and a process
-ends only when every block of the run is done, so that there is always one to take them. A device that does nothing but
-fail proves nothing: its evidence against sequences is dropped, and they go to the others as well.
+A death proves nothing against a sequence until its device has computed something afterwards, or another one died on it
+too. So the next try of a suspect belongs to a healthy rank that has not died on it. What the deaths of a rank that is
+lost counted for is dropped. A rank that computed nothing after deaths that no other shares is lost, also where nothing
+is left to do.
 
 Everything here is numbers of ranks, blocks and positions: no index, plan or model, and no framework.
 """
@@ -24,8 +25,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -61,53 +61,34 @@ class Quarantine:
 
 
 @dataclass
-class Evidence:
-    """Deaths of processes that count against blocks and sequences."""
+class Death:
+    """A process that ended while it computed."""
 
-    blocks: Counter[int] = field(default_factory=Counter)
-    """Block -> deaths while it was in flight."""
-    lone: Counter[int] = field(default_factory=Counter)
-    """Index position -> deaths while it was computed alone."""
-    quarantined: dict[int, Quarantine] = field(default_factory=dict)
-    """By index position."""
+    rank: int
+    failure: FailureClass
+    whole: frozenset[int]
+    """Blocks that were in flight."""
+    alone: dict[int, int]
+    """Index position -> block, of sequences that were in flight by themselves."""
+    is_proved: bool = False
+    """Whether its rank has computed something since."""
 
-    def add(self, other: Evidence) -> None:
-        self.blocks += other.blocks
-        self.lone += other.lone
-        self.quarantined |= other.quarantined
-
-    def remove(self, other: Evidence) -> None:
-        self.blocks -= other.blocks
-        self.lone -= other.lone
-        for position in other.quarantined:
-            self.quarantined.pop(position, None)
+    @property
+    def blocks(self) -> set[int]:
+        return {*self.whole, *self.alone.values()}
 
 
 @dataclass
 class Standing:
-    """What the run makes of a rank, by the evidence that it brings."""
+    """What the run makes of a rank."""
 
     record: Rank
-    unproved: Evidence = field(default_factory=Evidence)
-    """Of its processes since the last one that computed something."""
+    has_started: bool = False
     fruitless: int = 0
-    """Failed processes since the last one that computed something, that one included."""
-    has_proved: bool = False
-    """Whether an ended process of it computed something."""
-    was_doubted: bool = False
-    """Whether its evidence was dropped for having proved nothing."""
-
-    @property
-    def is_proven(self) -> bool:
-        return self.has_proved or self.record.attempt.has_rows
-
-    @property
-    def is_doubtful(self) -> bool:
-        return bool(self.unproved.quarantined) and not self.is_proven
-
-    @property
-    def is_trusted(self) -> bool:
-        return self.is_proven or not (self.was_doubted or self.is_doubtful)
+    """Failed processes since the last row, except those that narrowed a fault down where no other rank could."""
+    is_running: bool = False
+    is_waiting: bool = False
+    """Whether it waits for its turn, which may come only once another has ended."""
 
 
 class RankObserver(Protocol):
@@ -157,9 +138,11 @@ class Recovery:
         self._run_id = run_id
         self._pool = BlockPool(num_blocks, ranks) if pool is None else pool
         self._standings = {rank.rank: Standing(rank) for rank in ranks}
-        self._evidence = Evidence()
-        self._block_of: dict[int, int] = {}
-        """Of every position that was ever computed alone when its process ended."""
+        self._deaths: list[Death] = []
+        self._excluded: dict[int, Quarantine] = {}
+        """What was quarantined when that was last looked at."""
+        self._known: dict[int, Quarantine] = {}
+        """By index position, of sequences that were quarantined elsewhere."""
         self._changed = threading.Condition()
         self._running = 0
         self._most_running = len(ranks)
@@ -167,14 +150,17 @@ class Recovery:
     def worker_args(self, rank: int, args: tuple[Any, ...], *, task: str = "") -> tuple[Any, ...]:
         """Return the arguments of the process that *rank* has its turn for: *args* and its assignment."""
         with self._changed:
-            standing, blocks = self._standings[rank], self._pool.begin(rank)
+            standing = self._standings[rank]
+            standing.has_started = standing.is_running = True
+            self._reopen_released()
+            blocks = self._pool.begin(rank)
             self._observer.assigned(rank, blocks)
             assignment = Assignment(
                 blocks=blocks,
                 is_handed_out=True,
                 is_on_cluster=self._pool.is_on_cluster,
                 suspects=self._suspects(),
-                lone_suspects=frozenset(self._evidence.lone),
+                lone_suspects=frozenset(position for death in self._deaths for position in death.alone),
                 quarantined=frozenset(self._quarantined()),
                 run_id=self._run_id,
                 attempt=standing.record.attempts + 1,
@@ -186,16 +172,18 @@ class Recovery:
     @contextmanager
     def turn(self, rank: int, stop: threading.Event) -> Iterator[None]:
         """Wait until *rank* may start a process (fewer run at a time once memory ran out), and note that it does."""
+        standing = self._standings[rank]
         with self._changed:
             while self._running >= self._most_running and not stop.is_set():
-                self._pool.waiting.add(rank)
+                standing.is_waiting = True
                 self._changed.wait(0.2)
-            self._pool.waiting.discard(rank)
+            standing.is_waiting = False
             self._running += 1
         try:
             yield
         except BaseException:
             with self._changed:
+                standing.is_running = False
                 self._pool.lose(rank)
             raise
         finally:
@@ -206,6 +194,7 @@ class Recovery:
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
         """Update the blocks from a message that was applied to its rank before, and hand it on."""
         with self._changed:
+            self._note_rows(rank)
             if message.get("kind") == "done":
                 self._pool.done(rank, whole_blocks(message).tolist())
                 self._changed.notify_all()
@@ -254,28 +243,26 @@ class Recovery:
     # --- handing out; the lock is held ---
 
     def _grant(self, rank: int, *, idle: bool) -> Grant | None:
-        standings = self._standings
-        suspects = self._suspects()
-        by_deaths = sorted(suspects, key=suspects.__getitem__)
-        is_trusted = standings[rank].is_trusted
-        others_trusted = any(standings[other].is_trusted for other in self._pool.live - {rank})
-        next_grant = partial(self._pool.next_for, rank, by_deaths, idle=idle, may_take=is_trusted or not others_trusted)
-        grant = next_grant()
-        if idle and is_trusted and (grant is None or grant.is_end) and self._drop_doubtful_evidence(rank):
-            grant = next_grant()
-        return grant
+        suspects, healthy = self._suspects(), self._healthy()
+        for_it = [block for block in sorted(suspects, key=suspects.__getitem__) if rank in self._next_to_try(block)]
+        may_take = rank in healthy or not healthy
+        return self._pool.next_for(rank, suspects, for_it, idle=idle, may_take=may_take)
 
-    def _drop_doubtful_evidence(self, rank: int) -> bool:
-        """Free what ranks other than *rank* have quarantined without ever computing anything; whether there was any."""
-        blocks: set[int] = set()
-        for other, standing in self._standings.items():
-            if other != rank and standing.is_doubtful and self._pool.is_idle(other):
-                blocks.update(item.block for item in standing.unproved.quarantined.values())
-                self._evidence.remove(standing.unproved)
-                standing.unproved = Evidence()
-                standing.was_doubted = True
-        self._pool.reopen(blocks)
-        return bool(blocks)
+    def _healthy(self) -> set[int]:
+        """Return the ranks whose process runs and has computed something since the last failure, if there was one."""
+        return {rank for rank, standing in self._standings.items() if standing.is_running and not standing.fruitless}
+
+    def _at_hand(self) -> set[int]:
+        """Return the ranks that have a process, or will have one without another's end."""
+        found = {rank: self._standings[rank] for rank in self._pool.live}
+        return {rank for rank, standing in found.items() if standing.has_started and not standing.is_waiting}
+
+    def _next_to_try(self, block: int) -> set[int]:
+        """Return the ranks that may try a suspect: healthy ones that have not died on it, others, or else any."""
+        on_it = [death for death in self._deaths if block in death.blocks]
+        on_it = [death for death in on_it if block in death.alone.values()] or on_it
+        untried = self._at_hand() - {death.rank for death in on_it}
+        return untried & self._healthy() or untried or set(self._standings)
 
     def _answer(self, rank: int, grant: Grant) -> list[dict[str, Any]]:
         if grant.is_end:
@@ -294,41 +281,65 @@ class Recovery:
         }
         if grant.is_suspect:
             answer["suspects"] = [[block, self._suspects()[block]] for block in grant.blocks]
-            lone = [position for position in self._evidence.lone if self._block_of[position] in blocks]
-            answer["lone_suspects"] = lone[:_POSITIONS_IN_A_MESSAGE]
+            lone = {position for death in self._deaths for position, block in death.alone.items() if block in blocks}
+            answer["lone_suspects"] = sorted(lone)[:_POSITIONS_IN_A_MESSAGE]
         return [*answers, answer]
 
     # --- what deaths tell; the lock is held ---
 
     def _suspects(self) -> dict[int, int]:
         """Return block -> deaths; 1 where only a sequence of it was in flight, alone."""
-        return {self._block_of[position]: 1 for position in self._evidence.lone} | dict(self._evidence.blocks)
+        alone = {block: 1 for death in self._deaths for block in death.alone.values()}
+        return alone | Counter(block for death in self._deaths for block in death.whole)
 
     def _quarantined(self) -> dict[int, Quarantine]:
         """Return index position -> why, of every sequence that is not computed."""
-        failed = {
+        found = {
             position: Quarantine(block, FailureClass(failure), attempts=1)
             for rank in self.ranks
             for position, (block, failure) in (rank.failed_sequences | rank.attempt.unproved_failures).items()
         }
-        return failed | self._evidence.quarantined
+        for position in {position for death in self._deaths for position in death.alone}:
+            deaths = self._lone_deaths(position)
+            others = self._at_hand() - {death.rank for death in deaths}
+            if len(deaths) >= _LONE_DEATHS and (not others or any(death.is_proved for death in deaths)):
+                block = deaths[-1].alone[position]
+                attempts = len(deaths) + sum(block in death.whole for death in self._deaths)
+                found[position] = Quarantine(block, deaths[-1].failure, attempts)
+        return found | self._known
+
+    def _reopen_released(self) -> None:
+        """Have the blocks of sequences computed after all that are quarantined no more."""
+        before, self._excluded = self._excluded, self._quarantined()
+        self._pool.reopen(before[position].block for position in before.keys() - self._excluded.keys())
+
+    def _lone_deaths(self, position: int) -> list[Death]:
+        return [death for death in self._deaths if position in death.alone]
+
+    def _note_rows(self, rank: int) -> None:
+        """Count the deaths of a rank that computes again: its device works."""
+        standing = self._standings[rank]
+        if standing.fruitless and standing.record.attempt.has_rows:
+            standing.fruitless = 0
+            for death in self._deaths:
+                death.is_proved |= death.rank == rank
 
     def _learn(self, rank: Rank) -> bool:
         standing = self._standings[rank.rank]
-        if rank.attempt.has_rows:  # the device computes, so its evidence counts
-            standing.has_proved, standing.unproved = True, Evidence()
+        self._note_rows(rank.rank)
+        standing.is_running = False
         if rank.state == "complete":
             self._pool.close(rank.rank)
+            own = [death for death in self._deaths if death.rank == rank.rank and not death.is_proved]
+            if unexplained := [death for death in own if self._is_unexplained(death)]:
+                rank.state, rank.failure = "failed", unexplained[-1].failure.value
+                rank.reason = "it computed nothing after its last failure; what it failed on was computed by others"
+            return False
         if rank.state != "failed":
             return False
         failure = FailureClass(rank.failure or FailureClass.DIED)
-        found = self._evidence_of_death(rank, failure) if failure.may_be_the_batch else Evidence()
-        narrowed_down = bool(found.quarantined) or any(self._evidence.blocks[block] >= SINGLY for block in found.blocks)
-        if rank.attempt.has_rows:
-            standing.fruitless = 1
-        else:
-            standing.unproved.add(found)
-            standing.fruitless += not narrowed_down
+        narrowed_down = self._count_death(rank, failure)
+        standing.fruitless += not (narrowed_down and standing.fruitless) or bool(self._healthy())
         if failure is FailureClass.OOM_KILL:
             self._most_running = max(1, min(self._most_running, self._running + 1) - 1)
         starts_again = (
@@ -337,34 +348,41 @@ class Recovery:
         if starts_again:
             self._pool.take_back(rank.rank)
         else:
-            self._lose(standing, failure)
+            self._lose(rank.rank, failure)
         self._pool.reopen(block for block, _ in rank.attempt.revoked_failures.values())
+        self._reopen_released()
         return starts_again
 
-    def _lose(self, standing: Standing, failure: FailureClass) -> None:
+    def _count_death(self, rank: Rank, failure: FailureClass) -> bool:
+        """Count a death against everything that was in flight; whether that narrowed a fault down."""
+        if self._pool.is_done:
+            return False  # it did not compute
+        in_flight = rank.attempt.in_flight if failure.may_be_the_batch else {}
+        whole = frozenset(block for block, position in in_flight.items() if position is None)
+        alone = {position: block for block, position in in_flight.items() if position is not None}
+        before, apart = self._quarantined().keys(), {block for death in self._deaths for block in death.alone.values()}
+        self._deaths.append(Death(rank.rank, failure, whole, alone))
+        suspects = self._suspects()
+        is_narrower = any(suspects[block] >= SINGLY for block in whole) or not apart.issuperset(alone.values())
+        return is_narrower or self._quarantined().keys() != before
+
+    def _lose(self, rank: int, failure: FailureClass) -> None:
         """Drop what the lost rank could not prove, and free its blocks, unless the others would fail as it did."""
-        rank = standing.record.rank
-        self._evidence.remove(standing.unproved)
+        self._deaths = [death for death in self._deaths if death.rank != rank or death.is_proved]
         if failure.concerns_all_ranks:
             self._pool.close(rank)
             return
         self._pool.lose(rank)
-        self._pool.reopen(item.block for item in standing.unproved.quarantined.values())
-        standing.unproved = Evidence()
+        self._reopen_released()
         if by := sorted(self._pool.live):
             log.warning("ranks.lost", lost=[rank], by=by)
 
-    def _evidence_of_death(self, rank: Rank, failure: FailureClass) -> Evidence:
-        """Count a death against everything that was in flight; return what was added."""
-        found = Evidence()
-        for block, position in rank.attempt.in_flight.items():
-            if position is None:
-                found.blocks[block] += 1
-            else:
-                self._block_of[position] = block
-                found.lone[position] += 1
-                deaths = self._evidence.lone[position] + 1
-                if deaths >= _LONE_DEATHS:
-                    found.quarantined[position] = Quarantine(block, failure, self._evidence.blocks[block] + deaths)
-        self._evidence.add(found)
-        return found
+    def _is_unexplained(self, death: Death) -> bool:
+        """Whether nothing but its own rank's word stands against what *death* left."""
+        if any(other.is_proved and other.blocks & death.blocks for other in self._deaths):
+            return False
+        deaths = [self._lone_deaths(position) for position in self._quarantined()]
+        return not any(
+            len({other.rank for other in on_it}) > 1 and any(other.blocks & death.blocks for other in on_it)
+            for on_it in deaths
+        )
