@@ -270,7 +270,7 @@ def test_a_sequence_that_fails_within_the_process_costs_no_start():
     assert played.why(9) == ("application_error", 1)
 
 
-def play_at_random(chooser):
+def play_at_random(chooser, attempts=3):
     """Play a run with poison, devices that never work and devices that go; return it with what it was made of."""
     blocks = blocks_of([chooser.randint(1, 12) for _ in range(chooser.randint(2, 12))])
     everything = [position for block in blocks for position in block]
@@ -285,7 +285,7 @@ def play_at_random(chooser):
         poison=poison,
         broken=set(unsound) - set(goes),
         goes=goes,
-        attempts=3,
+        attempts=attempts,
         in_flight=chooser.choice([1, 2, 3]),
         steps={rank: chooser.choice([1, 3, 10]) for rank in range(world_size)},
         seed=chooser.randrange(2**32),
@@ -296,9 +296,10 @@ def play_at_random(chooser):
 def check_played(played, everything, poison, unsound):
     """Check a run; False where every rank was given up, as three of its processes in a row computed nothing."""
     sound = [outcome for outcome in played.outcomes if outcome.rank not in unsound]
-    if all(outcome.state == "failed" for outcome in sound) and poison:
+    is_whole = played.delivered == everything - set(poison)
+    if not is_whole and poison and all(outcome.state == "failed" for outcome in sound):
         return False
-    assert played.delivered == everything - set(poison)
+    assert is_whole
     for position in poison:
         assert played.why(position)[0] in {"died", "application_error"}
     assert max(played.starts.values()) <= MAX_STARTS * played.world_size
@@ -307,7 +308,10 @@ def check_played(played, everything, poison, unsound):
 
 @given(data=st.data())
 def test_nothing_healthy_is_lost_and_nothing_innocent_quarantined(data):
-    check_played(*play_at_random(random.Random(data.draw(st.integers(0, 2**32)))))
+    chooser = random.Random(data.draw(st.integers(0, 2**32)))
+    played, everything, poison, unsound = play_at_random(chooser, attempts=data.draw(st.sampled_from([3, 6])))
+    is_judged = check_played(played, everything, poison, unsound)
+    assert is_judged or played.recovery.limits.attempts == 3
 
 
 def test_three_thousand_played_runs_lose_no_row_and_name_the_devices_that_went():
@@ -323,7 +327,7 @@ def test_three_thousand_played_runs_lose_no_row_and_name_the_devices_that_went()
         gone, named = gone + len(died), named + len(failed & died)
         assert failed >= died, (seed, failed, died)
     print(f"{judged} runs lost no row, {3000 - judged} every rank; {named} of {gone} bad devices were named")
-    assert judged > 2900
+    assert judged >= 2990
 
 
 def process_of(recovery, rank):
@@ -414,7 +418,7 @@ def test_the_blocks_of_lost_ranks_go_to_those_that_are_left(lost):
 def test_a_broken_device_is_given_up_and_its_sequences_are_not_blamed(num_blocks):
     played = PlayedRun(blocks_of([5] * num_blocks), 1, broken=[0]).run()
     assert played.delivered == set()
-    assert played.starts[0] <= 6
+    assert played.starts[0] <= 5
     assert all(played.why(position)[0] == "died" for position in range(5 * num_blocks))
     assert not played.recovery.worker_args(0, ())[0].quarantined
 

@@ -153,7 +153,8 @@ def test_a_device_that_only_fails_gives_its_blocks_back_and_is_not_tried_again(w
     place = workplace(replace(config, weights_sha256=durable.sha256_of(tmp_path / "lost")))
     worker = place.worker(attempts=2)
     record = worker.compute(Unit(blocks=place.blocks))
-    assert (record.left, record.is_lost, record.quarantined) == (place.blocks, True, {})
+    assert (record.left, record.is_lost, record.is_proved) == (place.blocks, True, False)
+    assert record.quarantined == {}
     assert record.rows == 0
     assert (record.rank.state, record.rank.failure) == ("failed", "died")
     assert record.suspects == {}, "it proves nothing"

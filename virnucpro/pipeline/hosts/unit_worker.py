@@ -131,7 +131,8 @@ class _UnitRecovery(Recovery):
                 "quarantined": {
                     position: (why.block, (why.failure.value, why.attempts)) for position, why in found.items()
                 },
-                "is_proved": all(any(death.is_proved for death in on_it) for on_it in deaths if on_it),
+                "is_proved": self.ranks[0].sequences > 0
+                and all(any(death.is_proved for death in on_it) for on_it in deaths if on_it),
             }
 
     def end(self) -> None:

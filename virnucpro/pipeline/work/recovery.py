@@ -281,7 +281,9 @@ class Recovery:
         }
         if grant.is_suspect:
             answer["suspects"] = [[block, self._suspects()[block]] for block in grant.blocks]
-            lone = {position for death in self._deaths for position, block in death.alone.items() if block in blocks}
+            # those of a device that may be gone would come last, where what really ends processes is to be
+            credible = [death for death in self._deaths if death.is_proved or death.rank == rank]
+            lone = {position for death in credible for position, block in death.alone.items() if block in blocks}
             answer["lone_suspects"] = sorted(lone)[:_POSITIONS_IN_A_MESSAGE]
         return [*answers, answer]
 
@@ -333,7 +335,7 @@ class Recovery:
             own = [death for death in self._deaths if death.rank == rank.rank and not death.is_proved]
             if unexplained := [death for death in own if self._is_unexplained(death)]:
                 rank.state, rank.failure = "failed", unexplained[-1].failure.value
-                rank.reason = "it computed nothing after its last failure; what it failed on was computed by others"
+                rank.reason = "it computed nothing after its last failure"
             return False
         if rank.state != "failed":
             return False
@@ -363,22 +365,22 @@ class Recovery:
         before, apart = self._quarantined().keys(), {block for death in self._deaths for block in death.alone.values()}
         self._deaths.append(Death(rank.rank, failure, whole, alone))
         suspects = self._suspects()
-        is_narrower = any(suspects[block] >= SINGLY for block in whole) or not apart.issuperset(alone.values())
+        is_first_alone = rank.sequences > 0 and not apart.issuperset(alone.values())
+        is_narrower = is_first_alone or any(suspects[block] >= SINGLY for block in whole)
         return is_narrower or self._quarantined().keys() != before
 
     def _lose(self, rank: int, failure: FailureClass) -> None:
         """Drop what the lost rank could not prove, and free its blocks, unless the others would fail as it did."""
-        self._deaths = [death for death in self._deaths if death.rank != rank or death.is_proved]
         if failure.concerns_all_ranks:
             self._pool.close(rank)
             return
+        self._deaths = [death for death in self._deaths if death.rank != rank or death.is_proved]
         self._pool.lose(rank)
-        self._reopen_released()
         if by := sorted(self._pool.live):
             log.warning("ranks.lost", lost=[rank], by=by)
 
     def _is_unexplained(self, death: Death) -> bool:
-        """Whether nothing but its own rank's word stands against what *death* left."""
+        """Whether neither a proved death nor a sequence that two ranks died on explains *death*."""
         if any(other.is_proved and other.blocks & death.blocks for other in self._deaths):
             return False
         deaths = [self._lone_deaths(position) for position in self._quarantined()]

@@ -67,7 +67,7 @@ class UnitRecord:
     is_lost: bool = False
     """The worker has used up its attempts, or its host is refused: it computes nothing more."""
     is_proved: bool = True
-    """Whether the worker has computed something since the failures that quarantined them."""
+    """Whether the worker has computed anything, also since it failed on what is quarantined."""
     error: Exception | None = None
     """Why the host is refused."""
 
