@@ -107,9 +107,9 @@ def recomputed(control, killer):
     return {letters for _, letters in computed(control)[killer.num_computed :]} & killer.durable
 
 
-def test_a_tasks_retry_computes_nothing_again_that_is_durable(tmp_path, proteins, hash_flow, soak_table):
-    fasta, sequences = proteins
-    out = tmp_path / "out"
+def test_a_tasks_retry_computes_nothing_again_that_is_durable(tmp_path, hash_flow, soak_table):
+    fasta, out = tmp_path / "proteins.fasta", tmp_path / "out"
+    sequences = make_proteins(fasta, random.Random(4), 240)  # the other rank is not through before the retry
     killer = KillInTheMiddle(out, sequences, hash_flow)
     killer.start()
     state = flows.embed.embed([str(fasta)], str(out), hardware={"devices": "cpu", "workers": 2}, return_state=True)

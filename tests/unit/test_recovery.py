@@ -76,7 +76,9 @@ class PlayedRun:
         self.steps, self.goes = dict(steps), dict(goes)
         self.chooser = random.Random(seed)
         self.durable = {}
-        self.starts, self.died = Counter(), Counter()
+        self.starts = Counter()
+        self.died = Counter()
+        """Rank -> its processes that failed since it last finished a block."""
         self.computed = Counter()
         self.times = {rank: [] for rank in range(world_size)}
         """Step of the run at which each block of a rank was finished."""
@@ -217,6 +219,7 @@ class PlayedRun:
         pending[block] = set(fine)
         self.computed[block] += 1
         self.times[rank].append(self.now)
+        self.died[rank] = 0
         self.send(rank, batch_done(block, len(fine)))
 
     def flush(self, rank, pending):
@@ -323,7 +326,7 @@ def test_three_thousand_played_runs_lose_no_row_and_name_the_devices_that_went()
             continue
         failed = {outcome.rank for outcome in played.outcomes if outcome.state == "failed"}
         assert failed <= unsound, (seed, failed, unsound)
-        died = {rank for rank in unsound if played.died[rank]}
+        died = {rank for rank in unsound if played.died[rank] > 1}
         gone, named = gone + len(died), named + len(failed & died)
         assert failed >= died, (seed, failed, died)
     print(f"{judged} runs lost no row, {3000 - judged} every rank; {named} of {gone} bad devices were named")
@@ -348,11 +351,11 @@ def ask(recovery, rank):
     return recovery.next_blocks(rank)
 
 
-def die(recovery, rank, block):
+def die(recovery, rank, block, failure="device_error"):
     """Let the process of *rank* end on a lone sequence; whether another is to start."""
     outcome = recovery.ranks[rank]
     outcome.apply({"kind": "start", "block": block, "position": block})
-    outcome.state, outcome.failure = "failed", "device_error"
+    outcome.state, outcome.failure = "failed", failure
     outcome.end_attempt()
     return recovery.another_attempt(outcome)
 
@@ -387,6 +390,24 @@ def test_what_a_device_that_worked_before_fails_on_goes_to_the_healthy_rank():
         ("complete", None),
     ]
     assert recovery.quarantined() == {}
+
+
+@pytest.mark.parametrize(("failure", "state"), [("died", "complete"), ("device_error", "failed")])
+def test_one_failure_with_nothing_left_to_do_names_the_rank_only_where_its_device_reported_it(failure, state):
+    recovery = Recovery(ranks(2), num_blocks=2, limits=RunLimits(), oom_kills=ToldKills())
+    for rank in (0, 1):
+        process_of(recovery, rank)
+        ask(recovery, rank)
+    assert die(recovery, 0, 0, failure)
+    compute(recovery, 1, 1)
+    process_of(recovery, 0)
+    assert ask(recovery, 1)[-1]["suspects"] == [[0, 1]]
+    compute(recovery, 1, 0)
+    assert ask(recovery, 0) == [{"answer": "end"}]
+    recovery.ranks[0].state = "complete"
+    recovery.ranks[0].end_attempt()
+    assert not recovery.another_attempt(recovery.ranks[0])
+    assert recovery.ranks[0].state == state
 
 
 def test_between_two_processes_of_a_rank_its_blocks_go_to_the_others():

@@ -14,8 +14,8 @@ holds for this start of the run: the next one tries everything again.
 
 A death proves nothing against a sequence until its device has computed something afterwards, or another one died on it
 too. So the next try of a suspect belongs to a healthy rank that has not died on it. What the deaths of a rank that is
-lost counted for is dropped. A rank that computed nothing after deaths that no other shares is lost, also where nothing
-is left to do.
+lost counted for is dropped. A rank that computed nothing after two deaths that no other shares, or one that its device
+reported, is lost, also where nothing is left to do.
 
 Everything here is numbers of ranks, blocks and positions: no index, plan or model, and no framework.
 """
@@ -333,7 +333,9 @@ class Recovery:
         if rank.state == "complete":
             self._pool.close(rank.rank)
             own = [death for death in self._deaths if death.rank == rank.rank and not death.is_proved]
-            if unexplained := [death for death in own if self._is_unexplained(death)]:
+            unexplained = [death for death in own if self._is_unexplained(death)]
+            # one process that was ended from outside says nothing about the device
+            if len(unexplained) > 1 or any(death.failure is FailureClass.DEVICE_ERROR for death in unexplained):
                 rank.state, rank.failure = "failed", unexplained[-1].failure.value
                 rank.reason = "it computed nothing after its last failure"
             return False
