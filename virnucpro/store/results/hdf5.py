@@ -16,6 +16,7 @@ from virnucpro import durable
 from virnucpro.errors import OutputError, ResultError
 from virnucpro.run_layout import ShardedLayout
 from virnucpro.store import schema
+from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results import id_index
 from virnucpro.store.results.id_index import IdIndex, id_hashes
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
@@ -84,7 +85,7 @@ def write_file(path: Path, rows: NewRows) -> None:
 
 def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[str]]:
     """Check one HDF5 file of rows, whose ids are the next of *order*, and yield its ids; else ResultError."""
-    with schema.open_checked(path) as file:
+    with schema.open_checked(path, is_known=True) as file:
         rows = schema.embeddings_of(file, path)
         check_rows(rows.shape[0], expected_rows, path)
         for names in schema.iter_sequence_ids(file, path):
@@ -97,7 +98,8 @@ def check_file(path: Path, expected_rows: int, order: IdOrder) -> Iterator[list[
 
 class _FileRows(RowNumbers):
     def __init__(self, path: Path) -> None:
-        self._file, self._rows = schema.open_embeddings(path)
+        self._file, self._rows = schema.open_embeddings(path, is_known=is_recorded(path))
+        self._path = path
         try:
             super().__init__(tuple(n for names in schema.iter_sequence_ids(self._file, path) for n in names), path)
         except ResultError:
@@ -110,7 +112,8 @@ class _FileRows(RowNumbers):
 
     def read(self, rows: slice | IntArray) -> FloatArray:
         is_nothing = not isinstance(rows, slice) and not len(rows)
-        found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
+        with schema.damage_named(self._path):
+            found: FloatArray = self._rows[:0] if is_nothing else self._rows[rows]
         return found
 
     def close(self) -> None:

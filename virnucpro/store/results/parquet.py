@@ -22,6 +22,7 @@ import numpy as np
 from virnucpro import durable
 from virnucpro.errors import ConfigurationError, ResultError, printable
 from virnucpro.store import schema
+from virnucpro.store.manifest import is_recorded
 from virnucpro.store.results.hdf5 import most_rows_of_shard, shard_bounds
 from virnucpro.store.results.parquet_footer import read_footer
 from virnucpro.store.results.result import IdOrder, Result, RowNumbers, check_finite, check_rows
@@ -261,6 +262,7 @@ class _ParquetRows(RowNumbers):
     """The rows of a Parquet file, whose last row group stays in memory. May be used from several threads."""
 
     def __init__(self, path: Path) -> None:
+        is_recorded(path)
         self._file = _OpenFile(path)
         try:
             super().__init__(tuple(name for names in self._file.iter_ids() for name in names), path)
