@@ -6,6 +6,7 @@ The child is forked, imports nothing, and has limits of time and memory. What it
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import select
@@ -58,6 +59,7 @@ def read_in_child(path: Path, read: Callable[[Path], object]) -> None:
 def _child(path: Path, read: Callable[[Path], object], sends: int, size_bytes: int) -> None:
     """Read the file, send what came of it, and end."""
     try:
+        faulthandler.disable()  # what it would print is said by our caller
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_bytes().split()[0])
